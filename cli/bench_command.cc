@@ -1,0 +1,55 @@
+#include <fmt/format.h>
+#include <headroom/runtime.h>
+
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "bench/bench.h"
+#include "cli/commands.h"
+
+namespace headroom::cli {
+namespace {
+
+struct Options {
+  bench::Settings settings;
+  bool json = false;
+};
+
+int bench(const Options& options) {
+  if (!options.json) {
+    fmt::print("{} on {}; medians of {} turns\n\n", simd_target(), "one thread unless named",
+               options.settings.repetitions);
+    fmt::print("{:<28}{:>9}{:>9}{:>10}   {}\n", "", "GB/s", "floor", "of floor", "floor is");
+  }
+  bench::run(options.settings, [&](const bench::Figure& figure) {
+    if (options.json) {
+      const nlohmann::ordered_json object = {{"name", figure.name},
+                                             {"gbps", figure.gbps},
+                                             {"floor_gbps", figure.floor_gbps},
+                                             {"of_floor", figure.of_floor()}};
+      fmt::print("{}\n", object.dump());
+    } else {
+      fmt::print("{:<28}{:>9.1f}{:>9.1f}{:>9.0f}%   {}\n", figure.name, figure.gbps,
+                 figure.floor_gbps, 100.0 * figure.of_floor(), figure.floor);
+    }
+    std::fflush(stdout);
+  });
+  return 0;
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app, Action* action) {
+  auto* command = app.add_subcommand("bench", "Measure the kernels against memory's speed.");
+  const auto options = std::make_shared<Options>();
+  command->add_flag("--json", options->json, "one JSON object a line");
+  command->add_option("--filter", options->settings.filter, "only figures whose name has this");
+  command->add_option("--megabytes", options->settings.megabytes, "memory that a figure walks")
+      ->check(CLI::Range(64, 1 << 20));
+  command->add_option("--repetitions", options->settings.repetitions, "turns to take medians of")
+      ->check(CLI::Range(1, 10000));
+  command->callback([action, options] { *action = [options] { return bench(*options); }; });
+}
+
+}  // namespace headroom::cli

@@ -1,0 +1,191 @@
+#include <fmt/format.h>
+#include <headroom/headroom.h>
+
+#include <cmath>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/commands.h"
+#include "cli/trace.h"
+
+namespace headroom::cli {
+namespace {
+
+struct Options {
+  std::string trace;
+  std::string policy = "dynamic";
+  std::optional<double> init_scale;
+  std::optional<int32_t> growth_interval;
+  std::optional<double> growth_factor;
+  std::optional<double> backoff_factor;
+  std::optional<int32_t> hysteresis;
+  std::optional<double> tolerance;
+  std::optional<double> min_scale;
+  std::optional<double> max_scale;
+  bool json = false;
+  bool all = false;
+};
+
+struct Step {
+  int64_t number;
+  bool overflow;
+  float scale_used;
+  float scale;
+  Alarm alarm;
+};
+
+ScalePolicy make_policy(const Options& options) {
+  ScalePolicy policy = preset(options.policy);
+  const auto set = [](auto& member, const auto& given) {
+    if (given) member = static_cast<std::decay_t<decltype(member)>>(*given);
+  };
+  set(policy.init_scale, options.init_scale);
+  set(policy.growth_interval, options.growth_interval);
+  set(policy.growth_factor, options.growth_factor);
+  set(policy.backoff_factor, options.backoff_factor);
+  set(policy.hysteresis, options.hysteresis);
+  set(policy.tolerance, options.tolerance);
+  set(policy.min_scale, options.min_scale);
+  set(policy.max_scale, options.max_scale);
+  validate(policy);
+  return policy;
+}
+
+std::vector<Step> replay(const ScalePolicy& policy, const std::vector<bool>& trace) {
+  std::vector<Step> steps;
+  ScaleState state = initial_state(policy);
+  for (const bool overflow : trace) {
+    const Transition next = next_state(policy, state, overflow);
+    steps.push_back(
+        {next.state.steps, overflow, state.scale, next.state.scale, next.alarm});
+    state = next.state;
+  }
+  return steps;
+}
+
+std::string scale_text(float scale) {
+  int exponent = 0;
+  const bool power = std::frexp(scale, &exponent) == 0.5f;
+  return power ? fmt::format("2^{}", exponent - 1) : fmt::format("{:.6g}", scale);
+}
+
+void print_json(const std::vector<Step>& steps) {
+  for (const Step& step : steps) {
+    const nlohmann::ordered_json object = {{"step", step.number},
+                                           {"overflow", step.overflow},
+                                           {"scale_used", step.scale_used},
+                                           {"scale", step.scale},
+                                           {"applied", !step.overflow}};
+    fmt::print("{}\n", object.dump());
+  }
+}
+
+const char* event_of(const Step& step) {
+  if (step.alarm == Alarm::kAtFloor) return "skipped, and the scale is at its floor";
+  if (step.alarm == Alarm::kSkipsInRow) return "skipped, too many in a row";
+  if (step.overflow) return step.scale < step.scale_used ? "skipped, scale cut" : "skipped";
+  return step.scale > step.scale_used ? "scale grown" : step.scale < step.scale_used ? "scale cut"
+                                                                                    : "";
+}
+
+// One row for every step at which something happens; runs of quiet steps become one row.
+void print_table(const std::vector<Step>& steps, bool all) {
+  fmt::print("{:>13}  {:>10}  {:>10}  {:>8}  {}\n", "step", "scale used", "scale after", "applied",
+             "what happened");
+  for (size_t i = 0; i < steps.size();) {
+    size_t end = i + 1;
+    if (!all && *event_of(steps[i]) == '\0') {
+      while (end < steps.size() && *event_of(steps[end]) == '\0') ++end;
+    }
+    const Step& first = steps[i];
+    const Step& last = steps[end - 1];
+    const std::string range = end == i + 1 ? fmt::format("{}", first.number)
+                                           : fmt::format("{}-{}", first.number, last.number);
+    fmt::print("{:>13}  {:>10}  {:>11}  {:>8}  {}\n", range, scale_text(first.scale_used),
+               scale_text(last.scale), first.overflow ? "no" : "yes", event_of(first));
+    i = end;
+  }
+}
+
+void print_summary(const std::string& policy, const std::vector<Step>& steps) {
+  int64_t skipped = 0;
+  for (const Step& step : steps) skipped += step.overflow;
+  fmt::print("\n{}: {} steps, {} skipped ({:.2f} %), final scale {}\n", policy, steps.size(),
+             skipped, 100.0 * static_cast<double>(skipped) / static_cast<double>(steps.size()),
+             scale_text(steps.back().scale));
+}
+
+// Goes to standard error, so that it neither stays silent nor disturbs --json.
+void warn_of_alarms(const ScalePolicy& policy, const std::vector<Step>& steps) {
+  int64_t alarms = 0;
+  int64_t first = 0;
+  for (const Step& step : steps) {
+    if (step.alarm == Alarm::kNone) continue;
+    if (alarms++ == 0) first = step.number;
+  }
+  if (alarms == 0) return;
+  fmt::print(stderr,
+             "headroom: {} steps from step {} on raised an alarm: gradients overflowed with the "
+             "scale at its floor ({}), or too many times in a row.\n",
+             alarms, first, scale_text(policy.min_scale));
+}
+
+int run(const Options& options) {
+  const ScalePolicy policy = make_policy(options);
+  const std::vector<Step> steps = replay(policy, read_trace_file(options.trace));
+  if (steps.empty()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("Trace '{}' has no steps; write one 0 or 1 a line.", options.trace));
+  }
+  if (options.json) {
+    print_json(steps);
+  } else {
+    print_table(steps, options.all);
+    print_summary(options.policy, steps);
+  }
+  std::fflush(stdout);
+  warn_of_alarms(policy, steps);
+  return 0;
+}
+
+std::string preset_list() {
+  std::string list = "Presets:\n";
+  for (const PresetInfo& info : presets()) {
+    list += fmt::format("  {:<17}{}\n", info.name, info.summary);
+  }
+  return list;
+}
+
+}  // namespace
+
+void add_replay(CLI::App& app, Action* action) {
+  auto* command = app.add_subcommand(
+      "replay", "Show what a policy does on a recorded trace of overflows.");
+  const auto options = std::make_shared<Options>();
+  command->add_option("trace", options->trace,
+                      "file, or - for standard input: one step a line, 0, 1 (overflow), or a JSON "
+                      "object with \"overflow\"")
+      ->required();
+  command->add_option("--policy", options->policy, "a preset, see below")->capture_default_str();
+  command->add_option("--init-scale", options->init_scale, "scale of the first step");
+  command->add_option("--growth-interval", options->growth_interval,
+                      "clean steps in a row before the scale grows");
+  command->add_option("--growth-factor", options->growth_factor, "growth multiplies by this");
+  command->add_option("--backoff-factor", options->backoff_factor, "overflow multiplies by this");
+  command->add_option("--hysteresis", options->hysteresis,
+                      "shrink on this many overflows (paddle: in a row)");
+  command->add_option("--tolerance", options->tolerance,
+                      "share of overflowing steps that does not shrink the scale");
+  command->add_option("--min-scale", options->min_scale, "floor");
+  command->add_option("--max-scale", options->max_scale, "ceiling");
+  command->add_flag("--json", options->json, "one JSON object a step");
+  command->add_flag("--all", options->all, "a row for every step, quiet ones too");
+  command->footer(preset_list());
+  command->callback([action, options] { *action = [options] { return run(*options); }; });
+}
+
+}  // namespace headroom::cli

@@ -1,0 +1,18 @@
+// Headroom: loss scaling for mixed-precision training, in C++. This header includes everything but
+// the adapters.
+#ifndef HEADROOM_HEADROOM_H_
+#define HEADROOM_HEADROOM_H_
+
+#include <headroom/accumulate.h>
+#include <headroom/error.h>
+#include <headroom/faces.h>
+#include <headroom/float16.h>
+#include <headroom/measure.h>
+#include <headroom/optimizer.h>
+#include <headroom/policy.h>
+#include <headroom/runtime.h>
+#include <headroom/scaler.h>
+#include <headroom/tensor.h>
+#include <headroom/version.h>
+
+#endif  // HEADROOM_HEADROOM_H_

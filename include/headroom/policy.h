@@ -1,0 +1,252 @@
+// decide: how the scale moves. One rule with settings, a table of presets that reproduce the
+// scalers people know, and nothing that touches a tensor. All of it is plain arithmetic on plain
+// structs, so that the same source runs on the host and inside CUDA kernels.
+#ifndef HEADROOM_POLICY_H_
+#define HEADROOM_POLICY_H_
+
+#include <headroom/export.h>
+#include <headroom/measure.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace headroom {
+
+/// The widest range a scale may ever have: there both the scale and its reciprocal are normal
+/// floats, so that multiplying and dividing by a power of two is exact and nothing turns 0 or inf.
+inline constexpr float kSmallestScale = 0x1p-126f;
+inline constexpr float kLargestScale = 0x1p126f;
+
+enum class OnOverflow : uint8_t {
+  kSkip,   // skip the step and go on
+  kThrow,  // skip the step, then throw Error(kOverflow) from step()
+};
+
+/// How the scale moves. The members' defaults are Headroom's own dynamic scaling; preset() gives
+/// the settings of other systems. docs/policies.md states the rule in full.
+struct ScalePolicy {
+  bool dynamic = true;  // false: the scale never moves by itself
+  float init_scale = 65536.0f;
+  double growth_factor = 2.0;   // > 1
+  double backoff_factor = 0.5;  // between 0 and 1
+  int32_t growth_interval = 2000;  // clean steps in a row before the scale grows
+  float min_scale = 1.0f;
+  float max_scale = 16777216.0f;  // 2^24
+
+  /// Clean steps needed on top of growth_interval: before the first growth after the start or an
+  /// overflow, and before a growth that follows another growth.
+  int32_t first_growth_extra = 0;
+  int32_t next_growth_extra = 0;
+
+  /// Delay: the scale shrinks on the `hysteresis`-th overflow; those before it only skip. 1: at
+  /// once. What brings the whole delay back, after it is used up:
+  int32_t hysteresis = 1;
+  bool refill_on_growth = true;
+  bool refill_on_clean = false;
+  bool refill_on_shrink = false;
+
+  /// An overflow shrinks the scale only if at least this share of the steps since the scale last
+  /// moved have overflowed. 0: every overflow does.
+  double tolerance = 0.0;
+
+  /// A new scale comes into force one step late, as in MXNet.
+  bool late = false;
+
+  /// The scale must stay above min_scale instead of stopping at it, as in fairseq: a shrink that
+  /// would reach it leaves the scale where it is.
+  bool stay_above_min = false;
+
+  OnOverflow on_overflow = OnOverflow::kSkip;
+
+  /// Alarm when this many steps in a row have been skipped. 0: no such alarm. (The alarm at the
+  /// floor is always on.)
+  int64_t max_skips_in_row = 0;
+};
+
+/// Headroom's own dynamic scaling: 2^16, x2 after 2000 clean steps, x1/2 on overflow, 1 to 2^24.
+using DynamicScale = ScalePolicy;
+
+/// A constant scale. An overflow still skips the step (or throws, by choice).
+struct StaticScale {
+  float scale = 1024.0f;
+  OnOverflow on_overflow = OnOverflow::kSkip;
+  int64_t max_skips_in_row = 100;
+
+  HEADROOM_API operator ScalePolicy() const;  // NOLINT: meant to be implicit
+};
+
+/// No scaling: a constant 1, for BF16 and FP32. Overflow is found and skipped all the same.
+struct NoScale {
+  operator ScalePolicy() const { return StaticScale{1.0f}; }  // NOLINT: meant to be implicit
+};
+
+/// The settings of a system that people know, by name: "torch", "apex", "megatron", ... Throws
+/// Error(kInvalidArgument), listing all names, for an unknown one.
+HEADROOM_API ScalePolicy preset(const std::string& name);
+
+struct PresetInfo {
+  const char* name;
+  const char* summary;
+};
+
+/// All presets, in the order of the documentation.
+HEADROOM_API const std::vector<PresetInfo>& presets();
+
+/// Throws Error(kInvalidArgument) with a sentence unless every setting is possible.
+HEADROOM_API void validate(const ScalePolicy& policy);
+
+/// Everything about the scale that changes while training, and all that a checkpoint needs.
+struct ScaleState {
+  float scale = 0.0f;    // multiplies the next loss
+  float pending = 0.0f;  // the scale after that; differs from `scale` only for late policies
+  int32_t growth_tracker = 0;  // clean steps in a row, from -extra; grows at growth_interval
+  int32_t delay_left = 1;      // overflows until the scale shrinks
+  int64_t since_rescale = 0;   // steps since the scale last moved
+  int64_t overflows_since_rescale = 0;
+  int64_t skips_in_row = 0;
+  int64_t steps = 0;    // updates so far
+  int64_t skipped = 0;  // of which overflows
+};
+
+/// The state before the first step.
+HEADROOM_HOST_DEVICE inline ScaleState initial_state(const ScalePolicy& policy) {
+  ScaleState state;
+  state.scale = policy.init_scale;
+  state.pending = policy.init_scale;
+  state.growth_tracker = -policy.first_growth_extra;
+  state.delay_left = policy.hysteresis;
+  return state;
+}
+
+enum class Alarm : uint8_t {
+  kNone,
+  kAtFloor,      // an overflow asked for a smaller scale, and there is none
+  kSkipsInRow,   // max_skips_in_row reached
+};
+
+struct Transition {
+  ScaleState state;
+  Alarm alarm = Alarm::kNone;
+};
+
+namespace internal {
+
+// Products are formed in double and rounded once.
+HEADROOM_HOST_DEVICE inline float grown(const ScalePolicy& policy, float scale) {
+  const double product = static_cast<double>(scale) * policy.growth_factor;
+  return product < policy.max_scale ? static_cast<float>(product) : policy.max_scale;
+}
+
+// The smaller scale, or `scale` itself if there is none.
+HEADROOM_HOST_DEVICE inline float shrunk(const ScalePolicy& policy, float scale) {
+  const double product = static_cast<double>(scale) * policy.backoff_factor;
+  if (product > policy.min_scale) return static_cast<float>(product);
+  return policy.stay_above_min ? scale : (scale < policy.min_scale ? scale : policy.min_scale);
+}
+
+HEADROOM_HOST_DEVICE inline float after_overflow(const ScalePolicy& policy, float scale,
+                                                 Transition* next) {
+  ScaleState& state = next->state;
+  ++state.overflows_since_rescale;
+  ++state.skipped;
+  ++state.skips_in_row;
+  state.growth_tracker = -policy.first_growth_extra;
+  const double share = static_cast<double>(state.overflows_since_rescale) /
+                       static_cast<double>(state.since_rescale);
+  if (share < policy.tolerance) return scale;
+  if (state.delay_left > 1) {
+    --state.delay_left;
+    return scale;
+  }
+  if (policy.refill_on_shrink) state.delay_left = policy.hysteresis;
+  state.since_rescale = 0;
+  state.overflows_since_rescale = 0;
+  const float smaller = shrunk(policy, scale);
+  if (smaller == scale) next->alarm = Alarm::kAtFloor;
+  return smaller;
+}
+
+HEADROOM_HOST_DEVICE inline float after_clean_step(const ScalePolicy& policy, float scale,
+                                                   Transition* next) {
+  ScaleState& state = next->state;
+  state.skips_in_row = 0;
+  if (policy.refill_on_clean) state.delay_left = policy.hysteresis;
+  if (++state.growth_tracker < policy.growth_interval) return scale;
+  state.growth_tracker = -policy.next_growth_extra;
+  if (policy.refill_on_growth) state.delay_left = policy.hysteresis;
+  state.since_rescale = 0;  // overflows_since_rescale stays, as in fairseq
+  return grown(policy, scale);
+}
+
+}  // namespace internal
+
+/// The state after a step that overflowed or did not. This is the whole state machine.
+HEADROOM_HOST_DEVICE inline Transition next_state(const ScalePolicy& policy,
+                                                  const ScaleState& state, bool overflow) {
+  Transition next{state, Alarm::kNone};
+  ++next.state.steps;
+  ++next.state.since_rescale;
+  const float current = policy.late ? state.pending : state.scale;
+  if (!policy.dynamic) {
+    next.state.skipped += overflow;
+    next.state.skips_in_row = overflow ? next.state.skips_in_row + 1 : 0;
+  } else {
+    next.state.pending = overflow ? internal::after_overflow(policy, current, &next)
+                                  : internal::after_clean_step(policy, current, &next);
+    next.state.scale = policy.late ? current : next.state.pending;
+  }
+  const bool too_many =
+      policy.max_skips_in_row > 0 && next.state.skips_in_row >= policy.max_skips_in_row;
+  if (overflow && too_many && next.alarm == Alarm::kNone) next.alarm = Alarm::kSkipsInRow;
+  return next;
+}
+
+/// 1/scale, formed in double and rounded once.
+HEADROOM_HOST_DEVICE inline float inverse(float scale) {
+  return static_cast<float>(1.0 / static_cast<double>(scale));
+}
+
+enum class Skip : uint8_t {
+  kNo,               // the step is applied
+  kNotFinite,        // inf or nan in the gradients
+  kUnscaleOverflow,  // finite, but the unscaled gradient would leave FP32's range
+};
+
+/// What is to be done with the gradients of one optimizer.
+struct Verdict {
+  Skip skip = Skip::kNo;
+  float multiplier = 0.0f;    // gradient in memory x multiplier = what the optimizer uses
+  double grad_norm = 0.0;     // L2 norm of the unscaled gradients, before clipping
+  double clip_factor = 1.0;   // <= 1; already part of the multiplier
+
+  HEADROOM_HOST_DEVICE bool apply() const { return skip == Skip::kNo; }
+};
+
+/// Decides on gradients that were scaled by `scale`: norm is GradStats::norm() and amax
+/// GradStats::amax, both as in memory. `max_norm` <= 0 means no clipping.
+HEADROOM_HOST_DEVICE inline Verdict decide(bool finite, double norm, double amax, float scale,
+                                           double max_norm) {
+  Verdict verdict;
+  const double factor = static_cast<double>(inverse(scale));
+  verdict.grad_norm = norm * factor;
+  if (!finite) {
+    verdict.skip = Skip::kNotFinite;
+    return verdict;
+  }
+  constexpr double kFloatMax = 3.4028234663852886e38;
+  if (amax * factor > kFloatMax) {
+    verdict.skip = Skip::kUnscaleOverflow;
+    return verdict;
+  }
+  if (max_norm > 0.0) {
+    const double clip = max_norm / (verdict.grad_norm + 1e-6);
+    if (clip < 1.0) verdict.clip_factor = clip;
+  }
+  verdict.multiplier = static_cast<float>(factor * verdict.clip_factor);
+  return verdict;
+}
+
+}  // namespace headroom
+
+#endif  // HEADROOM_POLICY_H_

@@ -1,0 +1,90 @@
+// What Headroom knows of a tensor: where it is, what type, how many elements. It owns nothing and
+// has no shape, because no step of loss scaling needs one.
+#ifndef HEADROOM_TENSOR_H_
+#define HEADROOM_TENSOR_H_
+
+#include <headroom/export.h>
+#include <headroom/float16.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+struct DLManagedTensor;  // DLPack's exchange struct, from <dlpack/dlpack.h>
+
+namespace headroom {
+
+enum class DType : uint8_t { kF16, kBF16, kF32, kF64 };
+
+HEADROOM_API const char* to_string(DType dtype);
+
+/// Bytes of one element; 0 for a value that is no DType.
+inline size_t size_of(DType dtype) {
+  constexpr size_t kBytes[] = {2, 2, 4, 8};
+  return dtype <= DType::kF64 ? kBytes[static_cast<size_t>(dtype)] : 0;
+}
+
+enum class DeviceType : uint8_t { kCPU, kCUDA };
+
+struct Device {
+  DeviceType type = DeviceType::kCPU;
+  int index = 0;
+};
+
+/// `count` contiguous elements at `data`. The memory belongs to the caller and must outlive every
+/// use. Any alignment is accepted. A view of const data is read-only: functions that would write
+/// through it throw.
+struct TensorView {
+  void* data = nullptr;
+  DType dtype = DType::kF32;
+  int64_t count = 0;
+  Device device = {};
+  bool read_only = false;
+
+  size_t bytes() const { return static_cast<size_t>(count) * size_of(dtype); }
+};
+
+inline TensorView view(void* data, DType dtype, int64_t count, Device device = {}) {
+  return {data, dtype, count, device, false};
+}
+inline TensorView view(const void* data, DType dtype, int64_t count, Device device = {}) {
+  return {const_cast<void*>(data), dtype, count, device, true};
+}
+inline TensorView view(f16* data, int64_t count) { return view(data, DType::kF16, count); }
+inline TensorView view(bf16* data, int64_t count) { return view(data, DType::kBF16, count); }
+inline TensorView view(float* data, int64_t count) { return view(data, DType::kF32, count); }
+inline TensorView view(double* data, int64_t count) { return view(data, DType::kF64, count); }
+inline TensorView view(const f16* data, int64_t count) { return view(data, DType::kF16, count); }
+inline TensorView view(const bf16* data, int64_t count) { return view(data, DType::kBF16, count); }
+inline TensorView view(const float* data, int64_t count) { return view(data, DType::kF32, count); }
+inline TensorView view(const double* data, int64_t count) { return view(data, DType::kF64, count); }
+
+template <typename T>
+TensorView view(std::vector<T>& values) {
+  return view(values.data(), static_cast<int64_t>(values.size()));
+}
+template <typename T>
+TensorView view(const std::vector<T>& values) {
+  return view(values.data(), static_cast<int64_t>(values.size()));
+}
+
+/// One trainable tensor. A default-made `grad` (null, count 0) means that this parameter has no
+/// gradient: it is neither measured nor updated.
+struct Parameter {
+  std::string name;
+  TensorView weight;
+  TensorView grad;
+};
+
+/// A view of a contiguous DLPack tensor (float16, bfloat16, float32 or float64; CPU or CUDA). The
+/// DLPack tensor keeps its owner and must outlive the view.
+HEADROOM_API TensorView from_dlpack(const DLManagedTensor* tensor);
+
+/// A one-dimensional DLPack tensor over the memory of `view`, without a copy. The receiver calls
+/// its deleter, which frees the descriptor and never the data.
+HEADROOM_API DLManagedTensor* to_dlpack(const TensorView& view);
+
+}  // namespace headroom
+
+#endif  // HEADROOM_TENSOR_H_

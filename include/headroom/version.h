@@ -1,0 +1,10 @@
+// The version of Headroom, in the one place that everything else reads it from.
+#ifndef HEADROOM_VERSION_H_
+#define HEADROOM_VERSION_H_
+
+#define HEADROOM_VERSION_MAJOR 0
+#define HEADROOM_VERSION_MINOR 1
+#define HEADROOM_VERSION_PATCH 0
+#define HEADROOM_VERSION "0.1.0"
+
+#endif  // HEADROOM_VERSION_H_

@@ -1,0 +1,285 @@
+#include "apply/fused.h"
+
+#include <headroom/measure.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "core/check.h"
+#include "core/parallel.h"
+
+namespace headroom {
+namespace internal {
+namespace {
+
+// Each array starts on a cache line of its own and at another place within a page than the one
+// before it, so that walking them side by side does not make them fight over the same cache sets.
+constexpr size_t kStagger = 272;
+
+size_t padded(int64_t count) { return (static_cast<size_t>(count) + 15) / 16 * 16 + kStagger; }
+
+std::string name_of(const Parameter& parameter, size_t index) {
+  return parameter.name.empty() ? std::to_string(index) : parameter.name;
+}
+
+WeightKind kind_of(const Parameter& parameter, size_t index, const Precision& precision) {
+  switch (parameter.weight.dtype) {
+    case DType::kF32:
+      return WeightKind::kF32;
+    case DType::kF16:
+      return precision.master_weights ? WeightKind::kF16Master : WeightKind::kF16;
+    case DType::kBF16:
+      return precision.master_weights ? WeightKind::kBF16Master : WeightKind::kBF16;
+    case DType::kF64:
+      break;
+  }
+  throw Error(ErrorCode::kUnsupported, "The weight of parameter " + name_of(parameter, index) +
+                                           " is f64; the optimizers compute in FP32 and take f16, "
+                                           "bf16 and f32 weights.");
+}
+
+void check_grad_type(const TensorView& grad, const std::string& name) {
+  require(grad.dtype != DType::kF64 || grad.count == 0, ErrorCode::kUnsupported, [&] {
+    return "The gradient of parameter " + name +
+           " is f64; the optimizers compute in FP32 and take f16, bf16 and f32 gradients.";
+  });
+}
+
+bool has_master(WeightKind kind) {
+  return kind == WeightKind::kF16Master || kind == WeightKind::kBF16Master;
+}
+
+float weight_at(const TensorView& weight, size_t i) {
+  return weight.dtype == DType::kF16 ? static_cast<float>(static_cast<const f16*>(weight.data)[i])
+                                     : static_cast<float>(static_cast<const bf16*>(weight.data)[i]);
+}
+
+
+void copy_to_master(const TensorView& weight, float* master) {
+  constexpr size_t kPiece = size_t{1} << 16;
+  const auto count = static_cast<size_t>(weight.count);
+  parallel_for((count + kPiece - 1) / kPiece, 6 * count, [&](size_t piece) {
+    const size_t end = std::min(count, (piece + 1) * kPiece);
+    for (size_t i = piece * kPiece; i < end; ++i) master[i] = weight_at(weight, i);
+  });
+}
+
+// The key of the random rounding of a parameter's elements, from the number of steps applied before.
+// Mixes well, so that neighbouring steps and parameters are unrelated.
+uint32_t random_key(const Precision& precision, size_t parameter, int64_t steps, uint64_t index) {
+  uint64_t x = precision.seed;
+  for (const uint64_t part :
+       {static_cast<uint64_t>(parameter), static_cast<uint64_t>(steps), index >> 32}) {
+    x = (x ^ part) + 0x9E3779B97F4A7C15u;
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+    x ^= x >> 31;
+  }
+  return static_cast<uint32_t>(x);
+}
+
+// Writes a 16-bit weight from its master, rounded just as the last step did.
+void copy_from_master(const TensorView& weight, size_t parameter, const Slot& slot,
+                      const Precision& precision) {
+  const bool random = precision.stochastic_rounding && slot.steps > 0;
+  for (size_t i = 0; i < static_cast<size_t>(weight.count); ++i) {
+    if (weight.dtype == DType::kF16) {
+      static_cast<f16*>(weight.data)[i] = f16(slot.master[i]);
+    } else if (random) {
+      const uint32_t key = random_key(precision, parameter, slot.steps - 1, i);
+      static_cast<bf16*>(weight.data)[i] =
+          round_stochastic(slot.master[i], static_cast<uint32_t>(i), key);
+    } else {
+      static_cast<bf16*>(weight.data)[i] = bf16(slot.master[i]);
+    }
+  }
+}
+
+void prepare_numbers(const std::vector<Parameter>& parameters, float multiplier,
+                     FusedState* state) {
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const Slot& slot = state->slots[i];
+    const bool same = i > 0 && slot.group == state->slots[i - 1].group &&
+                      slot.steps == state->slots[i - 1].steps;
+    state->numbers[i] = same ? state->numbers[i - 1]
+                             : rule_numbers(state->groups[slot.group], slot.steps, multiplier);
+  }
+  if (!state->precision.stochastic_rounding) return;
+  for (size_t i = 0; i < state->spans.size(); ++i) {
+    const size_t owner = state->owners[i];
+    const auto* base = static_cast<const uint16_t*>(parameters[owner].weight.data);
+    ApplySpan& span = state->spans[i];
+    if (span.weight == nullptr) continue;
+    const auto first = static_cast<uint64_t>(static_cast<const uint16_t*>(span.weight) - base);
+    span.random_key = random_key(state->precision, owner, state->slots[owner].steps, first);
+  }
+}
+
+// The tensors of a saved state, in the order of parameters.
+std::vector<NamedTensor> state_tensors(const std::vector<Parameter>& parameters,
+                                       const FusedState& state) {
+  std::vector<NamedTensor> tensors;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const Slot& slot = state.slots[i];
+    const std::string name = name_of(parameters[i], i) + "/";
+    const int64_t count = parameters[i].weight.count;
+    if (has_master(slot.kind)) tensors.push_back({name + "master", view(slot.master, count)});
+    const Rule rule = state.groups[slot.group].rule;
+    for (size_t b = 0; b < state_buffers(rule); ++b) {
+      tensors.push_back({name + state_name(rule, b), view(slot.state[b], count)});
+    }
+  }
+  return tensors;
+}
+
+void check_state_tensor(const NamedTensor& mine, const NamedTensor& other) {
+  require(mine.name == other.name, ErrorCode::kBadState, [&] {
+    return "The saved state has '" + other.name + "' where this optimizer has '" + mine.name +
+           "'; it belongs to another model or optimizer.";
+  });
+  check_view(other.tensor, Access::kRead, [&] { return "Saved tensor '" + other.name + "'"; });
+  require(other.tensor.dtype == DType::kF32 && other.tensor.count == mine.tensor.count,
+          ErrorCode::kBadState, [&] {
+            return "Saved tensor '" + other.name + "' has " + std::to_string(other.tensor.count) +
+                   " elements of type " + to_string(other.tensor.dtype) +
+                   "; this optimizer needs " + std::to_string(mine.tensor.count) + " of f32.";
+          });
+  require(measure({other.tensor}).finite(), ErrorCode::kBadState, [&] {
+    return "Saved tensor '" + other.name + "' holds inf or nan; the state is damaged.";
+  });
+}
+
+}  // namespace
+}  // namespace internal
+
+using internal::require;
+
+FusedOptimizer::FusedOptimizer(const Precision& precision)
+    : Optimizer({}), state_(std::make_unique<internal::FusedState>()) {
+  state_->precision = precision;
+}
+
+FusedOptimizer::~FusedOptimizer() = default;
+FusedOptimizer::FusedOptimizer(FusedOptimizer&&) noexcept = default;
+FusedOptimizer& FusedOptimizer::operator=(FusedOptimizer&&) noexcept = default;
+
+size_t FusedOptimizer::append_group(std::vector<Parameter> added,
+                                    const internal::RuleSettings& settings) {
+  const size_t buffers = internal::state_buffers(settings.rule);
+  std::vector<internal::Slot> slots = state_->slots;
+  size_t floats = 0;
+  for (const Parameter& parameter : added) {
+    const size_t index = slots.size();
+    const internal::WeightKind kind = internal::kind_of(parameter, index, state_->precision);
+    internal::check_grad_type(parameter.grad, internal::name_of(parameter, index));
+    slots.push_back({state_->groups.size(), kind, nullptr, {nullptr, nullptr}, 0});
+    const size_t arrays = buffers + (internal::has_master(kind) ? 1 : 0);
+    if (parameter.weight.count > 0) floats += arrays * internal::padded(parameter.weight.count);
+  }
+  std::vector<internal::RuleSettings> groups = state_->groups;
+  groups.push_back(settings);
+  internal::FloatBuffer memory(floats);
+  append(std::move(added));  // makes the checks that all optimizers share, and may throw
+  float* next = memory.data();
+  const auto take = [&](int64_t count) {
+    float* const array = next;
+    if (count > 0) next += internal::padded(count);
+    return array;
+  };
+  for (size_t i = state_->slots.size(); i < slots.size(); ++i) {
+    const TensorView& weight = parameters()[i].weight;
+    internal::Slot& slot = slots[i];
+    if (slot.kind == internal::WeightKind::kF32) slot.master = static_cast<float*>(weight.data);
+    if (internal::has_master(slot.kind)) {
+      slot.master = take(weight.count);
+      internal::copy_to_master(weight, slot.master);
+    }
+    for (size_t b = 0; b < buffers; ++b) slot.state[b] = take(weight.count);
+  }
+  state_->memory.push_back(std::move(memory));
+  state_->slots = std::move(slots);
+  state_->groups = std::move(groups);
+  state_->planned = false;
+  return state_->groups.size() - 1;
+}
+
+void FusedOptimizer::change_group(size_t group, const internal::RuleSettings& settings) {
+  require(settings.rule == state_->groups[group].rule, ErrorCode::kInvalidArgument, [] {
+    return "momentum cannot be turned on or off in a group that exists; make a new optimizer, or "
+           "keep it above 0.";
+  });
+  state_->groups[group] = settings;
+}
+
+void FusedOptimizer::set_grad(size_t index, const TensorView& grad) {
+  internal::check_grad_type(grad, std::to_string(index));
+  Optimizer::set_grad(index, grad);
+  state_->planned = false;
+}
+
+void FusedOptimizer::apply(float multiplier, bool clear_grads) {
+  if (!state_->planned) internal::make_plan(parameters(), state_.get());
+  internal::prepare_numbers(parameters(), multiplier, state_.get());
+  const internal::ApplyKernels& kernels = internal::apply_kernels();
+  const internal::ApplyJob job{clear_grads, state_->precision.stochastic_rounding};
+  internal::parallel_for(state_->jobs.size(), state_->bytes, [&](size_t i) {
+    const internal::FusedState::Job& work = state_->jobs[i];
+    kernels.by_type[static_cast<size_t>(work.rule)][static_cast<size_t>(work.grad)]
+                   [static_cast<size_t>(work.kind)](state_->spans.data() + work.begin,
+                                                    work.end - work.begin, job);
+  });
+  for (size_t i = 0; i < state_->slots.size(); ++i) {
+    if (parameters()[i].grad.data != nullptr) ++state_->slots[i].steps;
+  }
+}
+
+int64_t FusedOptimizer::steps(size_t index) const { return state_->slots.at(index).steps; }
+
+const float* FusedOptimizer::master(size_t index) const { return state_->slots.at(index).master; }
+
+void FusedOptimizer::refresh_masters() {
+  for (size_t i = 0; i < state_->slots.size(); ++i) {
+    const internal::Slot& slot = state_->slots[i];
+    if (internal::has_master(slot.kind)) {
+      internal::copy_to_master(parameters()[i].weight, slot.master);
+    }
+  }
+}
+
+OptimizerState FusedOptimizer::state() const {
+  OptimizerState state;
+  for (const internal::Slot& slot : state_->slots) state.steps.push_back(slot.steps);
+  state.tensors = internal::state_tensors(parameters(), *state_);
+  return state;
+}
+
+void FusedOptimizer::load_state(const OptimizerState& saved) {
+  const std::vector<NamedTensor> mine = internal::state_tensors(parameters(), *state_);
+  require(saved.steps.size() == state_->slots.size() && saved.tensors.size() == mine.size(),
+          ErrorCode::kBadState, [&] {
+            return "The saved state has " + std::to_string(saved.steps.size()) +
+                   " parameters and " + std::to_string(saved.tensors.size()) +
+                   " tensors; this optimizer has " + std::to_string(state_->slots.size()) +
+                   " and " + std::to_string(mine.size()) + ".";
+          });
+  for (const int64_t steps : saved.steps) {
+    require(steps >= 0, ErrorCode::kBadState, [&] {
+      return "The saved state has a step count of " + std::to_string(steps) +
+             "; the state is damaged.";
+    });
+  }
+  for (size_t i = 0; i < mine.size(); ++i) internal::check_state_tensor(mine[i], saved.tensors[i]);
+  for (size_t i = 0; i < mine.size(); ++i) {
+    if (mine[i].tensor.count == 0) continue;
+    std::memmove(mine[i].tensor.data, saved.tensors[i].tensor.data, mine[i].tensor.bytes());
+  }
+  for (size_t i = 0; i < state_->slots.size(); ++i) {
+    internal::Slot& slot = state_->slots[i];
+    slot.steps = saved.steps[i];
+    if (!internal::has_master(slot.kind)) continue;
+    internal::copy_from_master(parameters()[i].weight, i, slot, state_->precision);
+  }
+}
+
+}  // namespace headroom

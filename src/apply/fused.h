@@ -1,0 +1,53 @@
+// What a fused optimizer keeps for its parameters: masters, state buffers, step counts, and the
+// plan by which its kernels walk them.
+#ifndef HEADROOM_SRC_APPLY_FUSED_H_
+#define HEADROOM_SRC_APPLY_FUSED_H_
+
+#include <headroom/optimizer.h>
+
+#include <memory>
+#include <vector>
+
+#include "apply/kernels.h"
+#include "apply/rules.h"
+#include "core/buffer.h"
+
+namespace headroom::internal {
+
+/// One parameter of a fused optimizer.
+struct Slot {
+  size_t group;
+  WeightKind kind;
+  float* master;  // FP32 weight or master; null for 16-bit weights without
+  float* state[2];
+  int64_t steps;
+};
+
+struct FusedState {
+  Precision precision;
+  std::vector<RuleSettings> groups;
+  std::vector<Slot> slots;  // as Optimizer::parameters()
+  std::vector<FloatBuffer> memory;
+
+  // Made anew when parameters or gradients change.
+  struct Job {
+    Rule rule;
+    DType grad;
+    WeightKind kind;
+    size_t begin;  // spans [begin, end)
+    size_t end;
+  };
+  bool planned = false;
+  size_t bytes = 0;
+  std::vector<Job> jobs;
+  std::vector<ApplySpan> spans;
+  std::vector<size_t> owners;           // the slot of each span
+  std::vector<RuleNumbers> numbers;  // of each slot, for the step at hand
+};
+
+/// Cuts the parameters into spans and jobs.
+void make_plan(const std::vector<Parameter>& parameters, FusedState* state);
+
+}  // namespace headroom::internal
+
+#endif  // HEADROOM_SRC_APPLY_FUSED_H_

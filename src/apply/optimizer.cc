@@ -1,0 +1,113 @@
+#include <headroom/optimizer.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <string>
+
+#include "core/check.h"
+#include "core/parallel.h"
+
+namespace headroom {
+namespace {
+
+using internal::Access;
+using internal::check_view;
+using internal::require;
+
+std::shared_ptr<const uint64_t> new_identity() {
+  static std::atomic<uint64_t> next{1};
+  return std::make_shared<const uint64_t>(next++);
+}
+
+std::string name_of(const Parameter& parameter, size_t index) {
+  return parameter.name.empty() ? "Parameter " + std::to_string(index)
+                                : "Parameter '" + parameter.name + "'";
+}
+
+bool has_grad(const Parameter& parameter) {
+  return parameter.grad.data != nullptr || parameter.grad.count != 0;
+}
+
+void check_parameter(const Parameter& parameter, size_t index) {
+  check_view(parameter.weight, Access::kWrite,
+             [&] { return "The weight of " + name_of(parameter, index); });
+  if (!has_grad(parameter)) return;
+  check_view(parameter.grad, Access::kWrite,
+             [&] { return "The gradient of " + name_of(parameter, index); });
+  require(parameter.grad.count == parameter.weight.count, ErrorCode::kMismatch, [&] {
+    return name_of(parameter, index) + " has a weight of " +
+           std::to_string(parameter.weight.count) + " elements and a gradient of " +
+           std::to_string(parameter.grad.count) + "; they have to be equal.";
+  });
+}
+
+// Throws if any two weights or gradients share memory. Sorting makes it n log n.
+void check_apart(const std::vector<Parameter>& parameters) {
+  struct Range {
+    const TensorView* view;
+    size_t index;
+    const char* what;
+  };
+  std::vector<Range> ranges;
+  ranges.reserve(2 * parameters.size());
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    if (parameters[i].weight.count > 0) ranges.push_back({&parameters[i].weight, i, "weight"});
+    if (parameters[i].grad.count > 0) ranges.push_back({&parameters[i].grad, i, "gradient"});
+  }
+  std::sort(ranges.begin(), ranges.end(),
+            [](const Range& a, const Range& b) { return a.view->data < b.view->data; });
+  for (size_t i = 1; i < ranges.size(); ++i) {
+    const Range& a = ranges[i - 1];
+    const Range& b = ranges[i];
+    require(!internal::overlap(*a.view, *b.view), ErrorCode::kInvalidArgument, [&] {
+      return "The " + std::string(a.what) + " of " + name_of(parameters[a.index], a.index) +
+             " and the " + b.what + " of " + name_of(parameters[b.index], b.index) +
+             " share memory; every tensor needs its own (list a tied weight once).";
+    });
+  }
+}
+
+}  // namespace
+
+Optimizer::Optimizer(std::vector<Parameter> parameters) : identity_(new_identity()) {
+  append(std::move(parameters));
+}
+
+Optimizer::~Optimizer() = default;
+
+void Optimizer::skipped(const std::string&) {}
+
+void Optimizer::append(std::vector<Parameter> parameters) {
+  std::vector<Parameter> all = parameters_;
+  all.insert(all.end(), std::make_move_iterator(parameters.begin()),
+             std::make_move_iterator(parameters.end()));
+  for (size_t i = parameters_.size(); i < all.size(); ++i) check_parameter(all[i], i);
+  check_apart(all);
+  parameters_ = std::move(all);
+  ++revision_;
+}
+
+void Optimizer::set_grad(size_t index, const TensorView& grad) {
+  require(index < parameters_.size(), ErrorCode::kInvalidArgument, [&] {
+    return "set_grad got index " + std::to_string(index) + ", but there are " +
+           std::to_string(parameters_.size()) + " parameters.";
+  });
+  std::vector<Parameter> changed = parameters_;
+  changed[index].grad = grad;
+  check_parameter(changed[index], index);
+  check_apart(changed);
+  parameters_ = std::move(changed);
+  ++revision_;
+}
+
+void Optimizer::zero_grad() {
+  size_t bytes = 0;
+  for (const Parameter& parameter : parameters_) bytes += parameter.grad.bytes();
+  internal::parallel_for(parameters_.size(), bytes, [&](size_t i) {
+    const TensorView& grad = parameters_[i].grad;
+    if (grad.count > 0) std::memset(grad.data, 0, grad.bytes());
+  });
+}
+
+}  // namespace headroom

@@ -1,0 +1,76 @@
+// apply/ updates weights, in one pass over memory; it knows nothing of policies. This header says
+// what an update rule is: settings from the user, and the numbers a kernel needs for one step.
+#ifndef HEADROOM_SRC_APPLY_RULES_H_
+#define HEADROOM_SRC_APPLY_RULES_H_
+
+#include <headroom/float16.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace headroom::internal {
+
+enum class Rule : uint8_t { kSgd, kSgdMomentum, kAdam };
+constexpr size_t kRules = 3;
+
+/// FP32 buffers of a parameter's state under a rule, and their names in a saved state.
+constexpr size_t state_buffers(Rule rule) { return static_cast<size_t>(rule); }
+constexpr const char* state_name(Rule rule, size_t buffer) {
+  if (rule == Rule::kSgdMomentum) return "momentum";
+  return buffer == 0 ? "exp_avg" : "exp_avg_sq";
+}
+
+/// The options of one group, as the rule sees them.
+struct RuleSettings {
+  Rule rule = Rule::kSgd;
+  bool nesterov = false;   // SGD
+  bool decoupled = false;  // AdamW's weight decay
+  double lr = 0.0;
+  double weight_decay = 0.0;
+  double momentum = 0.0;   // SGD
+  double dampening = 0.0;  // SGD
+  double beta1 = 0.0;      // Adam
+  double beta2 = 0.0;      // Adam
+  double eps = 0.0;        // Adam
+};
+
+/// What a kernel multiplies by in one step. Computed in double, rounded once.
+struct RuleNumbers {
+  float multiplier;  // unscale and clip
+  float l2;          // weight decay that goes through the gradient
+  // Adam
+  float keep;         // 1 - lr x decoupled weight decay
+  float beta1_rest;   // 1 - beta1
+  float beta2;
+  float beta2_rest;   // 1 - beta2
+  float correction2;  // 1 / sqrt(1 - beta2^t)
+  float step_size;    // lr / (1 - beta1^t)
+  float eps;
+  // SGD
+  float lr;
+  float momentum;
+  float damped;        // 1 - dampening; 1 in the first step
+  float from_grad;     // the update is from_grad x gradient + from_buffer x momentum buffer
+  float from_buffer;
+};
+
+/// The numbers of a parameter's next step, after `steps` applied ones.
+RuleNumbers rule_numbers(const RuleSettings& settings, int64_t steps, float multiplier);
+
+/// A float rounded to bf16 up or down at random, by the element's index and a key: the reference of
+/// what the kernels do.
+inline bf16 round_stochastic(float value, uint32_t index, uint32_t key) {
+  const uint32_t bits = float_bits(value);
+  if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return bf16(value);  // NaN
+  uint32_t x = index ^ key;
+  x = (x ^ (x >> 16)) * 0x7FEB352Du;
+  x = (x ^ (x >> 15)) * 0x846CA68Bu;
+  return bf16::from_bits(static_cast<uint16_t>((bits + (x >> 16)) >> 16));
+}
+
+/// Throws unless every option is possible.
+void validate(const RuleSettings& settings);
+
+}  // namespace headroom::internal
+
+#endif  // HEADROOM_SRC_APPLY_RULES_H_

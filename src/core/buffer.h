@@ -1,0 +1,36 @@
+// Memory of our own, zeroed and aligned to cache lines.
+#ifndef HEADROOM_SRC_CORE_BUFFER_H_
+#define HEADROOM_SRC_CORE_BUFFER_H_
+
+#include <cstddef>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+
+namespace headroom::internal {
+
+class FloatBuffer {
+ public:
+  FloatBuffer() = default;
+  explicit FloatBuffer(size_t count) {
+    if (count == 0) return;
+    const size_t bytes = (count * sizeof(float) + kAlignment - 1) / kAlignment * kAlignment;
+    data_.reset(static_cast<float*>(std::aligned_alloc(kAlignment, bytes)));
+    if (data_ == nullptr) throw std::bad_alloc();
+    std::memset(data_.get(), 0, bytes);
+  }
+
+  float* data() const { return data_.get(); }
+
+ private:
+  static constexpr size_t kAlignment = 64;
+  struct Free {
+    void operator()(float* data) const { std::free(data); }
+  };
+  std::unique_ptr<float, Free> data_;
+};
+
+}  // namespace headroom::internal
+
+#endif  // HEADROOM_SRC_CORE_BUFFER_H_

@@ -1,0 +1,25 @@
+#include <headroom/error.h>
+
+namespace headroom {
+
+const char* to_string(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::kInvalidArgument:
+      return "invalid argument";
+    case ErrorCode::kMismatch:
+      return "mismatch";
+    case ErrorCode::kWrongOrder:
+      return "wrong order";
+    case ErrorCode::kUnsupported:
+      return "unsupported";
+    case ErrorCode::kBadState:
+      return "bad state";
+    case ErrorCode::kOverflow:
+      return "overflow";
+    case ErrorCode::kScaleCollapsed:
+      return "scale collapsed";
+  }
+  return "unknown";
+}
+
+}  // namespace headroom

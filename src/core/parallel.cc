@@ -1,0 +1,98 @@
+#include "core/parallel.h"
+
+#include <headroom/runtime.h>
+#include <omp.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cfenv>
+
+#include "core/check.h"
+
+#if defined(__SANITIZE_THREAD__)
+#include <sanitizer/tsan_interface.h>
+#define HEADROOM_TSAN_RELEASE(address) __tsan_release(address)
+#define HEADROOM_TSAN_ACQUIRE(address) __tsan_acquire(address)
+#else
+#define HEADROOM_TSAN_RELEASE(address) (void)(address)
+#define HEADROOM_TSAN_ACQUIRE(address) (void)(address)
+#endif
+
+namespace headroom {
+namespace {
+
+std::atomic<int> g_threads{0};
+
+}  // namespace
+
+void set_num_threads(int threads) {
+  internal::require(threads >= 0, ErrorCode::kInvalidArgument, [&] {
+    return "set_num_threads got " + std::to_string(threads) +
+           "; pass a number from 1 up, or 0 for the default.";
+  });
+  g_threads = threads;
+}
+
+int num_threads() {
+  const int set = g_threads;
+  return set > 0 ? set : omp_get_max_threads();
+}
+
+namespace internal {
+namespace {
+
+// Below this much memory per thread, waking a thread costs more than it saves.
+constexpr size_t kBytesPerThread = size_t{1} << 18;
+
+class DefaultFloatEnvironment {
+ public:
+  DefaultFloatEnvironment() {
+    std::fegetenv(&saved_);
+    std::fesetenv(FE_DFL_ENV);
+  }
+  ~DefaultFloatEnvironment() { std::fesetenv(&saved_); }
+  DefaultFloatEnvironment(const DefaultFloatEnvironment&) = delete;
+  DefaultFloatEnvironment& operator=(const DefaultFloatEnvironment&) = delete;
+
+ private:
+  std::fenv_t saved_;
+};
+
+struct Region {
+  size_t count;
+  const std::function<void(size_t)>* work;
+  std::atomic<size_t> next{0};
+};
+
+// What one thread of a region does: takes the next index until none is left.
+[[gnu::noinline]] void run_share(Region* region) {
+  HEADROOM_TSAN_ACQUIRE(region);
+  {
+    DefaultFloatEnvironment environment;
+    for (size_t i; (i = region->next.fetch_add(1)) < region->count;) (*region->work)(i);
+  }
+  HEADROOM_TSAN_RELEASE(region);
+}
+
+// libgomp is not built with TSan, which therefore cannot see that a region's threads start after
+// and end before the code around it. run_share tells it; this function, where the compiler shares
+// variables behind our back, is left out.
+[[gnu::no_sanitize("thread")]] void run_region(Region* region, int threads) {
+#pragma omp parallel num_threads(threads)
+  run_share(region);
+}
+
+}  // namespace
+
+void parallel_for(size_t count, size_t bytes, const std::function<void(size_t)>& work) {
+  const size_t useful = std::min(count, bytes / kBytesPerThread);
+  const int threads = static_cast<int>(std::min<size_t>(useful, num_threads()));
+  Region region{count, &work};
+  if (threads <= 1) return run_share(&region);
+  HEADROOM_TSAN_RELEASE(&region);
+  run_region(&region, threads);
+  HEADROOM_TSAN_ACQUIRE(&region);
+}
+
+}  // namespace internal
+}  // namespace headroom

@@ -1,0 +1,217 @@
+// decide/ knows neither tensors nor devices: settings and their checks are here, the state machine
+// itself is inline in <headroom/policy.h>.
+#include <headroom/policy.h>
+
+#include "core/check.h"
+
+namespace headroom {
+namespace {
+
+// Where a peer has no floor or ceiling its scale runs to 0 or inf. Ours stops at the last value
+// that is safe.
+ScalePolicy unbounded() {
+  ScalePolicy policy;
+  policy.min_scale = kSmallestScale;
+  policy.max_scale = kLargestScale;
+  return policy;
+}
+
+ScalePolicy floor_of_one() {
+  ScalePolicy policy = unbounded();
+  policy.min_scale = 1.0f;
+  return policy;
+}
+
+ScalePolicy torch() { return unbounded(); }
+
+ScalePolicy apex() {
+  ScalePolicy policy = unbounded();
+  policy.max_scale = 0x1p24f;
+  return policy;
+}
+
+ScalePolicy apex_hysteresis() {
+  ScalePolicy policy = unbounded();
+  policy.hysteresis = 2;
+  policy.refill_on_clean = true;
+  return policy;
+}
+
+ScalePolicy keras() {
+  ScalePolicy policy = unbounded();
+  policy.init_scale = 0x1p15f;
+  return policy;
+}
+
+ScalePolicy tf_keras() {
+  ScalePolicy policy = floor_of_one();
+  policy.init_scale = 0x1p15f;
+  return policy;
+}
+
+ScalePolicy mxnet() {
+  ScalePolicy policy = unbounded();
+  policy.max_scale = 0x1p24f;
+  policy.late = true;
+  return policy;
+}
+
+ScalePolicy megatron() {
+  ScalePolicy policy = floor_of_one();
+  policy.init_scale = 0x1p32f;
+  policy.growth_interval = 1000;
+  policy.hysteresis = 2;
+  return policy;
+}
+
+ScalePolicy deepspeed() {
+  ScalePolicy policy = floor_of_one();
+  policy.growth_interval = 1000;
+  policy.first_growth_extra = 1;
+  policy.hysteresis = 2;
+  return policy;
+}
+
+ScalePolicy fairseq() {
+  ScalePolicy policy = unbounded();
+  policy.init_scale = 128.0f;
+  policy.growth_interval = 1 << 14;
+  policy.min_scale = 1e-4f;
+  policy.stay_above_min = true;
+  return policy;
+}
+
+ScalePolicy flax() {
+  ScalePolicy policy = unbounded();
+  policy.first_growth_extra = 1;
+  policy.next_growth_extra = 1;
+  return policy;
+}
+
+ScalePolicy paddle() {
+  ScalePolicy policy = unbounded();
+  policy.refill_on_clean = true;
+  policy.refill_on_shrink = true;
+  return policy;
+}
+
+ScalePolicy mindspore() {
+  ScalePolicy policy = floor_of_one();
+  policy.init_scale = 0x1p24f;
+  policy.max_skips_in_row = 1001;
+  return policy;
+}
+
+ScalePolicy onnxruntime() { return ScalePolicy{}; }
+
+ScalePolicy colossalai() {
+  ScalePolicy policy = unbounded();
+  policy.growth_interval = 1000;
+  policy.hysteresis = 2;
+  return policy;
+}
+
+struct Preset {
+  PresetInfo info;
+  ScalePolicy (*make)();
+};
+
+const std::vector<Preset>& table() {
+  static const std::vector<Preset> presets = {
+      {{"dynamic", "Headroom's default: 2^16, x2 after 2000 clean steps, x1/2, from 1 to 2^24"},
+       [] { return ScalePolicy{}; }},
+      {{"static", "a constant scale, 1024 unless set; overflow skips the step"},
+       [] { return ScalePolicy(StaticScale{}); }},
+      {{"none", "a constant 1, for bf16 and fp32; overflow skips the step"},
+       [] { return ScalePolicy(NoScale{}); }},
+      {{"torch", "torch.amp.GradScaler"}, torch},
+      {{"apex", "apex.amp"}, apex},
+      {{"apex-hysteresis", "Apex's update_scale_hysteresis kernel: any clean step renews the delay"},
+       apex_hysteresis},
+      {{"keras", "Keras 3 LossScaleOptimizer"}, keras},
+      {{"tf-keras", "tf.keras LossScaleOptimizer and TF DynamicLossScale"}, tf_keras},
+      {{"mxnet", "MXNet amp: a new scale comes into force one step late"}, mxnet},
+      {{"megatron", "Megatron-LM DynamicGradScaler: only growth renews the delay"}, megatron},
+      {{"deepspeed", "DeepSpeed ZeRO DynamicLossScaler: first growth one step late"}, deepspeed},
+      {{"fairseq", "fairseq --fp16 on one rank: tolerance, and a floor that is never used"}, fairseq},
+      {{"flax", "flax DynamicScale: every growth one step late"}, flax},
+      {{"jmp", "jmp DynamicLossScale"}, tf_keras},
+      {{"paddle", "paddle.amp.GradScaler: overflows in a row are counted"}, paddle},
+      {{"oneflow", "oneflow.amp.GradScaler"}, floor_of_one},
+      {{"mindspore", "MindSpore DynamicLossScaleManager: gives up after 1000 skips in a row"},
+       mindspore},
+      {{"onnxruntime", "ONNX Runtime training LossScaler"}, onnxruntime},
+      {{"colossalai", "Colossal-AI DynamicGradScaler: only growth renews the delay"}, colossalai},
+  };
+  return presets;
+}
+
+void check(bool ok, const char* what, double value, const char* rule) {
+  internal::require(ok, ErrorCode::kInvalidArgument, [&] {
+    return std::string(what) + " is " + internal::number(value) + "; it has to be " + rule + ".";
+  });
+}
+
+bool is_scale(float value) { return value >= kSmallestScale && value <= kLargestScale; }
+
+}  // namespace
+
+StaticScale::operator ScalePolicy() const {
+  ScalePolicy policy = unbounded();
+  policy.dynamic = false;
+  policy.init_scale = scale;
+  policy.on_overflow = on_overflow;
+  policy.max_skips_in_row = max_skips_in_row;
+  return policy;
+}
+
+ScalePolicy preset(const std::string& name) {
+  std::string known;
+  for (const Preset& preset : table()) {
+    if (name == preset.info.name) return preset.make();
+    known += (known.empty() ? "" : ", ") + std::string(preset.info.name);
+  }
+  throw Error(ErrorCode::kInvalidArgument,
+              "There is no preset '" + name + "'; take one of " + known + ".");
+}
+
+const std::vector<PresetInfo>& presets() {
+  static const std::vector<PresetInfo> infos = [] {
+    std::vector<PresetInfo> list;
+    for (const Preset& preset : table()) list.push_back(preset.info);
+    return list;
+  }();
+  return infos;
+}
+
+void validate(const ScalePolicy& policy) {
+  constexpr const char* kScaleRule = "a number from 2^-126 to 2^126, so that 1/scale is safe too";
+  check(is_scale(policy.init_scale), "init_scale", policy.init_scale, kScaleRule);
+  check(is_scale(policy.min_scale), "min_scale", policy.min_scale, kScaleRule);
+  check(is_scale(policy.max_scale), "max_scale", policy.max_scale, kScaleRule);
+  check(policy.max_scale >= policy.min_scale, "max_scale", policy.max_scale,
+        "min_scale or more");
+  check(policy.init_scale <= policy.max_scale, "init_scale", policy.init_scale,
+        "max_scale or less; raise max_scale or start lower");
+  const bool above = policy.stay_above_min ? policy.init_scale > policy.min_scale
+                                           : policy.init_scale >= policy.min_scale;
+  check(above, "init_scale", policy.init_scale,
+        policy.stay_above_min ? "above min_scale" : "min_scale or more; lower min_scale or start "
+                                                    "higher");
+  check(policy.growth_factor > 1.0 && policy.growth_factor <= kLargestScale, "growth_factor",
+        policy.growth_factor, "a finite number above 1");
+  check(policy.backoff_factor >= kSmallestScale && policy.backoff_factor < 1.0, "backoff_factor",
+        policy.backoff_factor, "between 0 and 1, neither included");
+  check(policy.growth_interval >= 1, "growth_interval", policy.growth_interval, "1 or more");
+  check(policy.hysteresis >= 1, "hysteresis", policy.hysteresis,
+        "1 (shrink at once) or more");
+  check(policy.tolerance >= 0.0 && policy.tolerance <= 1.0, "tolerance", policy.tolerance,
+        "a share of steps, from 0 to 1");
+  check(policy.first_growth_extra >= 0, "first_growth_extra", policy.first_growth_extra,
+        "0 or more");
+  check(policy.next_growth_extra >= 0, "next_growth_extra", policy.next_growth_extra, "0 or more");
+  check(policy.max_skips_in_row >= 0, "max_skips_in_row",
+        static_cast<double>(policy.max_skips_in_row), "0 (no alarm) or more");
+}
+
+}  // namespace headroom

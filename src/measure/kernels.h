@@ -1,0 +1,50 @@
+// measure/ reads gradients once and says what is in them; it knows nothing of optimizers or
+// policies. This header is the line between the list of tensors (measure.cc) and the kernels, one
+// table of which exists per SIMD target.
+#ifndef HEADROOM_SRC_MEASURE_KERNELS_H_
+#define HEADROOM_SRC_MEASURE_KERNELS_H_
+
+#include <headroom/measure.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace headroom::internal {
+
+/// A piece of one tensor.
+struct Span {
+  void* data;
+  size_t count;
+  int64_t tensor;  // index in the caller's list
+};
+
+/// What a kernel found in its spans. Starts all zero.
+struct Partial {
+  GradStats stats;
+  int64_t new_inf = 0;
+  int64_t new_zeros = 0;
+};
+
+struct MeasureJob {
+  bool detail = false;           // also fill stats.detail
+  bool unscale = false;          // after reading, multiply in place by
+  float inverse_scale = 1.0f;    // this
+};
+
+using MeasureFunction = void (*)(const Span* spans, size_t count, const MeasureJob& job,
+                                 Partial* out);
+
+/// The kernels of one SIMD target, one per DType.
+struct MeasureKernels {
+  MeasureFunction by_dtype[4];
+};
+
+/// The kernels of the SIMD target in use.
+const MeasureKernels& measure_kernels();
+
+/// Adds `part`, which comes later in the list than everything in `whole`.
+void merge(const GradStats& part, GradStats* whole);
+
+}  // namespace headroom::internal
+
+#endif  // HEADROOM_SRC_MEASURE_KERNELS_H_

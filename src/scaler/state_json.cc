@@ -1,0 +1,239 @@
+// A scaler's policy and state as JSON: every number exact, every key required.
+#include <headroom/scaler.h>
+
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "core/check.h"
+
+namespace headroom {
+namespace {
+
+using internal::require;
+using nlohmann::json;
+
+constexpr const char* kFormat = "headroom-scaler";
+constexpr int kVersion = 1;
+
+[[noreturn]] void bad(const std::string& sentence) { throw Error(ErrorCode::kBadState, sentence); }
+
+// Visits every member of a struct by name, so that writing and reading cannot list different ones.
+template <typename Policy, typename Visit>
+void visit_policy(Policy& policy, const Visit& visit) {
+  visit("dynamic", policy.dynamic);
+  visit("init_scale", policy.init_scale);
+  visit("growth_factor", policy.growth_factor);
+  visit("backoff_factor", policy.backoff_factor);
+  visit("growth_interval", policy.growth_interval);
+  visit("min_scale", policy.min_scale);
+  visit("max_scale", policy.max_scale);
+  visit("first_growth_extra", policy.first_growth_extra);
+  visit("next_growth_extra", policy.next_growth_extra);
+  visit("hysteresis", policy.hysteresis);
+  visit("refill_on_growth", policy.refill_on_growth);
+  visit("refill_on_clean", policy.refill_on_clean);
+  visit("refill_on_shrink", policy.refill_on_shrink);
+  visit("tolerance", policy.tolerance);
+  visit("late", policy.late);
+  visit("stay_above_min", policy.stay_above_min);
+  visit("on_overflow", policy.on_overflow);
+  visit("max_skips_in_row", policy.max_skips_in_row);
+}
+
+template <typename State, typename Visit>
+void visit_state(State& state, const Visit& visit) {
+  visit("scale", state.scale);
+  visit("pending", state.pending);
+  visit("growth_tracker", state.growth_tracker);
+  visit("delay_left", state.delay_left);
+  visit("since_rescale", state.since_rescale);
+  visit("overflows_since_rescale", state.overflows_since_rescale);
+  visit("skips_in_row", state.skips_in_row);
+  visit("steps", state.steps);
+  visit("skipped", state.skipped);
+}
+
+class Writer {
+ public:
+  explicit Writer(json* object) : object_(*object) {}
+  template <typename T>
+  void operator()(const char* key, const T& value) const {
+    object_[key] = value;
+  }
+  void operator()(const char* key, OnOverflow value) const {
+    object_[key] = value == OnOverflow::kThrow ? "throw" : "skip";
+  }
+
+ private:
+  json& object_;
+};
+
+class Reader {
+ public:
+  Reader(const json& object, const char* where, std::set<std::string>* read)
+      : object_(object), where_(where), read_(*read) {}
+
+  void operator()(const char* key, bool& value) const {
+    const json& found = at(key);
+    if (!found.is_boolean()) wrong(key, "true or false");
+    value = found.get<bool>();
+  }
+  void operator()(const char* key, double& value) const { value = finite(key); }
+  void operator()(const char* key, float& value) const {
+    const double number = finite(key);
+    if (std::fabs(number) > std::numeric_limits<float>::max()) wrong(key, "a number that FP32 has");
+    value = static_cast<float>(number);
+  }
+  void operator()(const char* key, int32_t& value) const {
+    const int64_t number = integer(key);
+    if (number != static_cast<int32_t>(number)) wrong(key, "a 32-bit integer");
+    value = static_cast<int32_t>(number);
+  }
+  void operator()(const char* key, int64_t& value) const { value = integer(key); }
+  void operator()(const char* key, OnOverflow& value) const {
+    const json& found = at(key);
+    if (found != "skip" && found != "throw") wrong(key, "\"skip\" or \"throw\"");
+    value = found == "throw" ? OnOverflow::kThrow : OnOverflow::kSkip;
+  }
+
+ private:
+  const json& at(const char* key) const {
+    const auto found = object_.find(key);
+    if (found == object_.end()) {
+      bad(std::string("The saved scaler has no '") + key + "' in its " + where_ +
+          "; it is incomplete.");
+    }
+    read_.insert(key);
+    return *found;
+  }
+  double finite(const char* key) const {
+    const json& found = at(key);
+    if (!found.is_number() || !std::isfinite(found.get<double>())) wrong(key, "a finite number");
+    return found.get<double>();
+  }
+  int64_t integer(const char* key) const {
+    const json& found = at(key);
+    const bool fits = found.is_number_integer() &&
+                      !(found.is_number_unsigned() &&
+                        found.get<uint64_t>() > static_cast<uint64_t>(
+                                                    std::numeric_limits<int64_t>::max()));
+    if (!fits) wrong(key, "an integer");
+    return found.get<int64_t>();
+  }
+  [[noreturn]] void wrong(const char* key, const char* rule) const {
+    bad(std::string("'") + key + "' in the saved scaler's " + where_ + " has to be " + rule + ".");
+  }
+
+  const json& object_;
+  const char* where_;
+  std::set<std::string>& read_;
+};
+
+const json& object_at(const json& root, const char* key) {
+  const auto found = root.find(key);
+  if (found == root.end() || !found->is_object()) {
+    bad(std::string("The saved scaler has no '") + key + "' object; it is incomplete.");
+  }
+  return *found;
+}
+
+void check_no_others(const json& object, const std::set<std::string>& known, const char* where) {
+  for (const auto& item : object.items()) {
+    if (!known.contains(item.key())) {
+      bad("The saved scaler has an unknown '" + item.key() + "' in its " + where +
+          "; it comes from another version or program.");
+    }
+  }
+}
+
+json parse(std::string_view text) {
+  json root = json::parse(text, nullptr, false);
+  if (root.is_discarded() || !root.is_object()) {
+    bad("The saved scaler is not a JSON object; it is damaged or something else.");
+  }
+  if (root.value("format", json()) != kFormat) {
+    bad(std::string("The saved scaler does not say \"format\": \"") + kFormat +
+        "\"; it is something else.");
+  }
+  if (root.value("version", json()) != kVersion) {
+    bad("The saved scaler has another version than " + std::to_string(kVersion) +
+        ", the one this library reads.");
+  }
+  check_no_others(root, {"format", "version", "policy", "state"}, "top level");
+  return root;
+}
+
+void check_state(const ScalePolicy& policy, const ScaleState& state) {
+  const auto check = [](bool ok, const char* what, double value, const char* rule) {
+    if (!ok) {
+      bad(std::string("The saved ") + what + " is " + internal::number(value) + "; it has to be " +
+          rule + ".");
+    }
+  };
+  const auto in_bounds = [&](float scale) {
+    return scale >= policy.min_scale && scale <= policy.max_scale;
+  };
+  const auto wide = [](int64_t value) { return static_cast<double>(value); };
+  check(in_bounds(state.scale), "scale", state.scale, "within min_scale and max_scale");
+  check(in_bounds(state.pending), "pending", state.pending, "within min_scale and max_scale");
+  check(policy.late || state.pending == state.scale, "pending", state.pending,
+        "equal to scale, because this policy is not a late one");
+  check(state.growth_tracker >= -std::max(policy.first_growth_extra, policy.next_growth_extra) &&
+            state.growth_tracker < policy.growth_interval,
+        "growth_tracker", state.growth_tracker, "below growth_interval and not negative");
+  check(state.delay_left >= 1 && state.delay_left <= policy.hysteresis, "delay_left",
+        state.delay_left, "from 1 to hysteresis");
+  check(state.steps >= 0, "steps", wide(state.steps), "0 or more");
+  check(state.skipped >= 0 && state.skipped <= state.steps, "skipped", wide(state.skipped),
+        "from 0 to steps");
+  check(state.skips_in_row >= 0 && state.skips_in_row <= state.skipped, "skips_in_row",
+        wide(state.skips_in_row), "from 0 to skipped");
+  check(state.since_rescale >= 0 && state.since_rescale <= state.steps, "since_rescale",
+        wide(state.since_rescale), "from 0 to steps");
+  check(state.overflows_since_rescale >= 0 && state.overflows_since_rescale <= state.skipped,
+        "overflows_since_rescale", wide(state.overflows_since_rescale), "from 0 to skipped");
+}
+
+}  // namespace
+
+void GradScaler::load_state(const ScaleState& state) {
+  check_state(policy_, state);
+  state_ = state;
+  open_round();
+}
+
+std::string GradScaler::save() const {
+  json root = {{"format", kFormat}, {"version", kVersion}};
+  root["policy"] = json::object();
+  root["state"] = json::object();
+  visit_policy(policy_, Writer(&root["policy"]));
+  visit_state(state_, Writer(&root["state"]));
+  return root.dump(2);
+}
+
+void GradScaler::load(std::string_view text) {
+  const json root = parse(text);
+  ScalePolicy policy;
+  std::set<std::string> read;
+  const json& saved_policy = object_at(root, "policy");
+  visit_policy(policy, Reader(saved_policy, "policy", &read));
+  check_no_others(saved_policy, read, "policy");
+  ScaleState state;
+  read.clear();
+  const json& saved_state = object_at(root, "state");
+  visit_state(state, Reader(saved_state, "state", &read));
+  check_no_others(saved_state, read, "state");
+  try {
+    validate(policy);
+  } catch (const Error& error) {
+    bad(std::string("The saved policy is impossible: ") + error.what());
+  }
+  check_state(policy, state);
+  policy_ = policy;
+  state_ = state;
+  open_round();
+}
+
+}  // namespace headroom
