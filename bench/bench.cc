@@ -120,8 +120,7 @@ struct Model {
       : gradients(dtype, count), weights(dtype, count) {
     for (size_t first = 0; first < count; first += tensor_size) {
       const size_t size = std::min(tensor_size, count - first);
-      parameters.push_back(
-          {"", weights.slice(first, size), gradients.slice(first, size)});
+      parameters.push_back({"", weights.slice(first, size), gradients.slice(first, size)});
     }
     optimizer = std::make_unique<AdamW>(parameters, AdamWOptions{.lr = 1e-6});
   }
@@ -202,15 +201,15 @@ void many_tensor_figures(const Runner& runner) {
     const std::vector<TensorView> many_grads = grads(many);
     const std::vector<TensorView> one_grad = grads(one);
     if (runner.wanted(measure_name)) {
-      runner.compare(
-          measure_name, kTimes * kCount * size_of(dtype), times([&] { measure(many_grads); }),
-          "one tensor", times([&] { measure(one_grad); }));
+      runner.compare(measure_name, kTimes * kCount * size_of(dtype),
+                     times([&] { measure(many_grads); }), "one tensor",
+                     times([&] { measure(one_grad); }));
     }
     if (runner.wanted(adamw_name)) {
       const size_t bytes = kCount * (24 + size_of(dtype) + (dtype == DType::kF32 ? 0 : 2));
-      runner.compare(
-          adamw_name, kTimes * bytes, times([&] { many.optimizer->apply(kMultiplier, false); }),
-          "one tensor", times([&] { one.optimizer->apply(kMultiplier, false); }));
+      runner.compare(adamw_name, kTimes * bytes,
+                     times([&] { many.optimizer->apply(kMultiplier, false); }), "one tensor",
+                     times([&] { one.optimizer->apply(kMultiplier, false); }));
     }
   }
 }

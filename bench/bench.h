@@ -18,9 +18,9 @@ struct Figure {
 };
 
 struct Settings {
-  std::string filter;         // only figures whose name contains this
-  size_t megabytes = 1024;    // memory that one figure walks, far more than any cache holds
-  int repetitions = 15;       // medians are taken over these
+  std::string filter;       // only figures whose name contains this
+  size_t megabytes = 1024;  // memory that one figure walks, far more than any cache holds
+  int repetitions = 15;     // medians are taken over these
 };
 
 /// Runs the benchmarks one by one and calls `done` with each figure.

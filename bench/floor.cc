@@ -53,9 +53,7 @@ void update_loop(const UpdateArrays& arrays) {
       hn::StoreU(hn::Xor(hn::LoadU(d, v + i), g), d, v + i);
     }
     if constexpr (kWeight16) {
-      const auto low = hn::ShiftRight<16>(weight);
-      hn::StoreU(hn::DemoteTo(d16, hn::BitCast(hn::RebindToSigned<D32>(), low)), d16,
-                 arrays.weight16 + i);
+      hn::StoreU(hn::TruncateTo(d16, weight), d16, arrays.weight16 + i);
     }
   }
 }

@@ -18,8 +18,8 @@ struct UpdateArrays {
   const void* grad;
   size_t grad_bytes;
   float* master;
-  float* m;   // may be null
-  float* v;   // may be null
+  float* m;  // may be null
+  float* v;  // may be null
   uint16_t* weight16;
   size_t count;  // a multiple of 64
 };

@@ -60,8 +60,7 @@ std::vector<Step> replay(const ScalePolicy& policy, const std::vector<bool>& tra
   ScaleState state = initial_state(policy);
   for (const bool overflow : trace) {
     const Transition next = next_state(policy, state, overflow);
-    steps.push_back(
-        {next.state.steps, overflow, state.scale, next.state.scale, next.alarm});
+    steps.push_back({next.state.steps, overflow, state.scale, next.state.scale, next.alarm});
     state = next.state;
   }
   return steps;
@@ -73,12 +72,19 @@ std::string scale_text(float scale) {
   return power ? fmt::format("2^{}", exponent - 1) : fmt::format("{:.6g}", scale);
 }
 
+// A whole number without a fraction, as people write scales.
+nlohmann::ordered_json scale_json(float scale) {
+  const bool whole = scale == std::floor(scale) && scale < 0x1p53f;
+  if (whole) return static_cast<int64_t>(scale);
+  return scale;
+}
+
 void print_json(const std::vector<Step>& steps) {
   for (const Step& step : steps) {
     const nlohmann::ordered_json object = {{"step", step.number},
                                            {"overflow", step.overflow},
-                                           {"scale_used", step.scale_used},
-                                           {"scale", step.scale},
+                                           {"scale_used", scale_json(step.scale_used)},
+                                           {"scale", scale_json(step.scale)},
                                            {"applied", !step.overflow}};
     fmt::print("{}\n", object.dump());
   }
@@ -88,8 +94,9 @@ const char* event_of(const Step& step) {
   if (step.alarm == Alarm::kAtFloor) return "skipped, and the scale is at its floor";
   if (step.alarm == Alarm::kSkipsInRow) return "skipped, too many in a row";
   if (step.overflow) return step.scale < step.scale_used ? "skipped, scale cut" : "skipped";
-  return step.scale > step.scale_used ? "scale grown" : step.scale < step.scale_used ? "scale cut"
-                                                                                    : "";
+  return step.scale > step.scale_used   ? "scale grown"
+         : step.scale < step.scale_used ? "scale cut"
+                                        : "";
 }
 
 // One row for every step at which something happens; runs of quiet steps become one row.
@@ -163,12 +170,13 @@ std::string preset_list() {
 }  // namespace
 
 void add_replay(CLI::App& app, Action* action) {
-  auto* command = app.add_subcommand(
-      "replay", "Show what a policy does on a recorded trace of overflows.");
+  auto* command =
+      app.add_subcommand("replay", "Show what a policy does on a recorded trace of overflows.");
   const auto options = std::make_shared<Options>();
-  command->add_option("trace", options->trace,
-                      "file, or - for standard input: one step a line, 0, 1 (overflow), or a JSON "
-                      "object with \"overflow\"")
+  command
+      ->add_option("trace", options->trace,
+                   "file, or - for standard input: one step a line, 0, 1 (overflow), or a JSON "
+                   "object with \"overflow\"")
       ->required();
   command->add_option("--policy", options->policy, "a preset, see below")->capture_default_str();
   command->add_option("--init-scale", options->init_scale, "scale of the first step");

@@ -51,8 +51,7 @@ std::vector<bool> read_trace(std::istream& in, const std::string& name) {
     }
     const auto object = nlohmann::json::parse(content, nullptr, false);
     if (!object.is_object()) {
-      bad_line(name, line,
-               fmt::format("{} is neither 0, 1 nor a JSON object.", quoted(content)));
+      bad_line(name, line, fmt::format("{} is neither 0, 1 nor a JSON object.", quoted(content)));
     }
     const auto overflow = object.find("overflow");
     if (overflow == object.end()) bad_line(name, line, "the object has no \"overflow\".");

@@ -1,0 +1,20 @@
+# install, find_package(headroom), pkg-config.
+include(CMakePackageConfigHelpers)
+
+set(_config_dir ${CMAKE_INSTALL_LIBDIR}/cmake/headroom)
+install(TARGETS headroom EXPORT headroom-targets)
+install(DIRECTORY include/headroom TYPE INCLUDE)
+install(EXPORT headroom-targets NAMESPACE headroom:: DESTINATION ${_config_dir})
+configure_package_config_file(cmake/headroom-config.cmake.in headroom-config.cmake
+  INSTALL_DESTINATION ${_config_dir})
+write_basic_package_version_file(headroom-config-version.cmake COMPATIBILITY SameMinorVersion)
+install(FILES
+  ${PROJECT_BINARY_DIR}/headroom-config.cmake
+  ${PROJECT_BINARY_DIR}/headroom-config-version.cmake
+  DESTINATION ${_config_dir})
+
+configure_file(cmake/headroom.pc.in headroom.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/headroom.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+if(HEADROOM_BUILD_CLI)
+  install(TARGETS headroom_program)
+endif()

@@ -70,9 +70,9 @@ HEADROOM_API GradStats measure(const std::vector<Parameter>& parameters,
 
 /// What unscale_ found and did.
 struct UnscaleResult {
-  GradStats before;          // the gradients as they arrived
-  int64_t new_inf = 0;       // finite elements that became inf: 1/scale was too large for the type
-  int64_t new_zeros = 0;     // nonzero elements that became zero (16-bit gradients underflow again)
+  GradStats before;       // the gradients as they arrived
+  int64_t new_inf = 0;    // finite elements that became inf: 1/scale was too large for the type
+  int64_t new_zeros = 0;  // nonzero elements that became zero (16-bit gradients underflow again)
   bool ok() const { return before.finite() && new_inf == 0; }
 };
 

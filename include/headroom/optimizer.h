@@ -131,8 +131,8 @@ class HEADROOM_API FusedOptimizer : public Optimizer {
 template <typename Options>
 class HEADROOM_API GroupedOptimizer : public FusedOptimizer {
  public:
-  /// Adds a group and returns its index; the constructor's is 0. Throws, having added nothing, if an
-  /// option or a parameter is impossible.
+  /// Adds a group and returns its index; the constructor's is 0. Throws, having added nothing, if
+  /// an option or a parameter is impossible.
   size_t add_group(std::vector<Parameter> parameters, const Options& options);
 
   const Options& options(size_t group = 0) const;

@@ -28,8 +28,8 @@ enum class OnOverflow : uint8_t {
 struct ScalePolicy {
   bool dynamic = true;  // false: the scale never moves by itself
   float init_scale = 65536.0f;
-  double growth_factor = 2.0;   // > 1
-  double backoff_factor = 0.5;  // between 0 and 1
+  double growth_factor = 2.0;      // > 1
+  double backoff_factor = 0.5;     // between 0 and 1
   int32_t growth_interval = 2000;  // clean steps in a row before the scale grows
   float min_scale = 1.0f;
   float max_scale = 16777216.0f;  // 2^24
@@ -98,8 +98,8 @@ HEADROOM_API void validate(const ScalePolicy& policy);
 
 /// Everything about the scale that changes while training, and all that a checkpoint needs.
 struct ScaleState {
-  float scale = 0.0f;    // multiplies the next loss
-  float pending = 0.0f;  // the scale after that; differs from `scale` only for late policies
+  float scale = 0.0f;          // multiplies the next loss
+  float pending = 0.0f;        // the scale after that; differs from `scale` only for late policies
   int32_t growth_tracker = 0;  // clean steps in a row, from -extra; grows at growth_interval
   int32_t delay_left = 1;      // overflows until the scale shrinks
   int64_t since_rescale = 0;   // steps since the scale last moved
@@ -121,8 +121,8 @@ HEADROOM_HOST_DEVICE inline ScaleState initial_state(const ScalePolicy& policy) 
 
 enum class Alarm : uint8_t {
   kNone,
-  kAtFloor,      // an overflow asked for a smaller scale, and there is none
-  kSkipsInRow,   // max_skips_in_row reached
+  kAtFloor,     // an overflow asked for a smaller scale, and there is none
+  kSkipsInRow,  // max_skips_in_row reached
 };
 
 struct Transition {
@@ -152,8 +152,8 @@ HEADROOM_HOST_DEVICE inline float after_overflow(const ScalePolicy& policy, floa
   ++state.skipped;
   ++state.skips_in_row;
   state.growth_tracker = -policy.first_growth_extra;
-  const double share = static_cast<double>(state.overflows_since_rescale) /
-                       static_cast<double>(state.since_rescale);
+  const double share =
+      static_cast<double>(state.overflows_since_rescale) / static_cast<double>(state.since_rescale);
   if (share < policy.tolerance) return scale;
   if (state.delay_left > 1) {
     --state.delay_left;
@@ -216,9 +216,9 @@ enum class Skip : uint8_t {
 /// What is to be done with the gradients of one optimizer.
 struct Verdict {
   Skip skip = Skip::kNo;
-  float multiplier = 0.0f;    // gradient in memory x multiplier = what the optimizer uses
-  double grad_norm = 0.0;     // L2 norm of the unscaled gradients, before clipping
-  double clip_factor = 1.0;   // <= 1; already part of the multiplier
+  float multiplier = 0.0f;   // gradient in memory x multiplier = what the optimizer uses
+  double grad_norm = 0.0;    // L2 norm of the unscaled gradients, before clipping
+  double clip_factor = 1.0;  // <= 1; already part of the multiplier
 
   HEADROOM_HOST_DEVICE bool apply() const { return skip == Skip::kNo; }
 };

@@ -54,14 +54,14 @@ struct AlarmReport {
 };
 
 struct ScalerOptions {
-  /// false: scale() returns the loss as it is, unscale_() and update() do nothing, and step() may be
-  /// called at any time. A step with inf or nan in its gradients is skipped all the same.
+  /// false: scale() returns the loss as it is, unscale_() and update() do nothing, and step() may
+  /// be called at any time. A step with inf or nan in its gradients is skipped all the same.
   bool enabled = true;
 
   /// Called at the end of update() when an overflow finds the scale at its floor, or when
   /// max_skips_in_row is reached. Without it update() throws Error(kScaleCollapsed) instead. Either
   /// way update() has done its work, and training may go on.
-  std::function<void(const AlarmReport&)> on_alarm;
+  std::function<void(const AlarmReport&)> on_alarm = nullptr;
 };
 
 /// Scales losses, unscales gradients, skips bad steps, adapts the scale: torch.amp.GradScaler's
@@ -91,7 +91,8 @@ class HEADROOM_API GradScaler {
 
   /// Divides the gradients of `optimizer` by the scale, in place, for those who clip or look at
   /// them by hand before step(). FP16 gradients that underflow again are counted in the result;
-  /// StepOptions::max_norm clips without that loss. At most once between updates for each optimizer.
+  /// StepOptions::max_norm clips without that loss. At most once between updates for each
+  /// optimizer.
   UnscaleResult unscale_(Optimizer& optimizer);
 
   /// Measures, decides, and applies or skips. A skipped step changes no weight, no state and no
@@ -103,8 +104,9 @@ class HEADROOM_API GradScaler {
   /// Moves the scale by what the steps since the last update found, and opens the next round.
   void update();
 
-  /// Sets the scale by hand and opens the next round. Growth starts counting again. Throws, changing
-  /// nothing, if the policy's bounds forbid it, or if losses were scaled that no step has used yet.
+  /// Sets the scale by hand and opens the next round. Growth starts counting again. Throws,
+  /// changing nothing, if the policy's bounds forbid it, or if losses were scaled that no step has
+  /// used yet.
   void update(float new_scale);
 
   /// All that changes: exact, as plain numbers.

@@ -77,6 +77,10 @@ struct Parameter {
   TensorView grad;
 };
 
+/// Copies with conversion between f16, bf16 and f32: to nearest even, subnormals and NaN kept, the
+/// same bits on every SIMD target. Throws if counts differ or memory is shared.
+HEADROOM_API void convert(const TensorView& from, const TensorView& to);
+
 /// A view of a contiguous DLPack tensor (float16, bfloat16, float32 or float64; CPU or CUDA). The
 /// DLPack tensor keeps its owner and must outlive the view.
 HEADROOM_API TensorView from_dlpack(const DLManagedTensor* tensor);

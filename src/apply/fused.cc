@@ -13,11 +13,14 @@ namespace headroom {
 namespace internal {
 namespace {
 
-// Each array starts on a cache line of its own and at another place within a page than the one
-// before it, so that walking them side by side does not make them fight over the same cache sets.
-constexpr size_t kStagger = 272;
-
-size_t padded(int64_t count) { return (static_cast<size_t>(count) + 15) / 16 * 16 + kStagger; }
+// Each array starts on a cache line of its own. A large one also starts at another place within a
+// page than the one before it, so that walking them side by side does not make them fight over the
+// same cache sets.
+size_t padded(int64_t count) {
+  constexpr size_t kStagger = 272;
+  const size_t lines = (static_cast<size_t>(count) + 15) / 16 * 16;
+  return lines < 8192 ? lines : lines + kStagger;
+}
 
 std::string name_of(const Parameter& parameter, size_t index) {
   return parameter.name.empty() ? std::to_string(index) : parameter.name;
@@ -50,23 +53,8 @@ bool has_master(WeightKind kind) {
   return kind == WeightKind::kF16Master || kind == WeightKind::kBF16Master;
 }
 
-float weight_at(const TensorView& weight, size_t i) {
-  return weight.dtype == DType::kF16 ? static_cast<float>(static_cast<const f16*>(weight.data)[i])
-                                     : static_cast<float>(static_cast<const bf16*>(weight.data)[i]);
-}
-
-
-void copy_to_master(const TensorView& weight, float* master) {
-  constexpr size_t kPiece = size_t{1} << 16;
-  const auto count = static_cast<size_t>(weight.count);
-  parallel_for((count + kPiece - 1) / kPiece, 6 * count, [&](size_t piece) {
-    const size_t end = std::min(count, (piece + 1) * kPiece);
-    for (size_t i = piece * kPiece; i < end; ++i) master[i] = weight_at(weight, i);
-  });
-}
-
-// The key of the random rounding of a parameter's elements, from the number of steps applied before.
-// Mixes well, so that neighbouring steps and parameters are unrelated.
+// The key of the random rounding of a parameter's elements, from the number of steps applied
+// before. Mixes well, so that neighbouring steps and parameters are unrelated.
 uint32_t random_key(const Precision& precision, size_t parameter, int64_t steps, uint64_t index) {
   uint64_t x = precision.seed;
   for (const uint64_t part :
@@ -82,17 +70,14 @@ uint32_t random_key(const Precision& precision, size_t parameter, int64_t steps,
 // Writes a 16-bit weight from its master, rounded just as the last step did.
 void copy_from_master(const TensorView& weight, size_t parameter, const Slot& slot,
                       const Precision& precision) {
-  const bool random = precision.stochastic_rounding && slot.steps > 0;
+  if (weight.dtype != DType::kBF16 || !precision.stochastic_rounding || slot.steps == 0) {
+    convert(view(slot.master, weight.count), weight);
+    return;
+  }
   for (size_t i = 0; i < static_cast<size_t>(weight.count); ++i) {
-    if (weight.dtype == DType::kF16) {
-      static_cast<f16*>(weight.data)[i] = f16(slot.master[i]);
-    } else if (random) {
-      const uint32_t key = random_key(precision, parameter, slot.steps - 1, i);
-      static_cast<bf16*>(weight.data)[i] =
-          round_stochastic(slot.master[i], static_cast<uint32_t>(i), key);
-    } else {
-      static_cast<bf16*>(weight.data)[i] = bf16(slot.master[i]);
-    }
+    const uint32_t key = random_key(precision, parameter, slot.steps - 1, i);
+    static_cast<bf16*>(weight.data)[i] =
+        round_stochastic(slot.master[i], static_cast<uint32_t>(i), key);
   }
 }
 
@@ -100,8 +85,8 @@ void prepare_numbers(const std::vector<Parameter>& parameters, float multiplier,
                      FusedState* state) {
   for (size_t i = 0; i < parameters.size(); ++i) {
     const Slot& slot = state->slots[i];
-    const bool same = i > 0 && slot.group == state->slots[i - 1].group &&
-                      slot.steps == state->slots[i - 1].steps;
+    const bool same =
+        i > 0 && slot.group == state->slots[i - 1].group && slot.steps == state->slots[i - 1].steps;
     state->numbers[i] = same ? state->numbers[i - 1]
                              : rule_numbers(state->groups[slot.group], slot.steps, multiplier);
   }
@@ -193,7 +178,7 @@ size_t FusedOptimizer::append_group(std::vector<Parameter> added,
     if (slot.kind == internal::WeightKind::kF32) slot.master = static_cast<float*>(weight.data);
     if (internal::has_master(slot.kind)) {
       slot.master = take(weight.count);
-      internal::copy_to_master(weight, slot.master);
+      convert(weight, view(slot.master, weight.count));
     }
     for (size_t b = 0; b < buffers; ++b) slot.state[b] = take(weight.count);
   }
@@ -242,7 +227,8 @@ void FusedOptimizer::refresh_masters() {
   for (size_t i = 0; i < state_->slots.size(); ++i) {
     const internal::Slot& slot = state_->slots[i];
     if (internal::has_master(slot.kind)) {
-      internal::copy_to_master(parameters()[i].weight, slot.master);
+      const TensorView& weight = parameters()[i].weight;
+      convert(weight, view(slot.master, weight.count));
     }
   }
 }

@@ -41,7 +41,7 @@ struct FusedState {
   size_t bytes = 0;
   std::vector<Job> jobs;
   std::vector<ApplySpan> spans;
-  std::vector<size_t> owners;           // the slot of each span
+  std::vector<size_t> owners;        // the slot of each span
   std::vector<RuleNumbers> numbers;  // of each slot, for the step at hand
 };
 

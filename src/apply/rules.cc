@@ -16,7 +16,9 @@ void check(bool ok, const char* what, double value, const char* rule) {
 }
 
 // As a float, which is what the kernels compute with.
-bool not_negative(double value) { return value >= 0.0 && value <= std::numeric_limits<float>::max(); }
+bool not_negative(double value) {
+  return value >= 0.0 && value <= std::numeric_limits<float>::max();
+}
 
 }  // namespace
 
@@ -60,7 +62,8 @@ void validate(const RuleSettings& settings) {
   }
   check(not_negative(settings.momentum), "momentum", settings.momentum,
         "a finite number, 0 or more");
-  check(not_negative(std::fabs(settings.dampening)), "dampening", settings.dampening, "a finite number");
+  check(not_negative(std::fabs(settings.dampening)), "dampening", settings.dampening,
+        "a finite number");
   require(!settings.nesterov || (settings.momentum > 0.0 && settings.dampening == 0.0),
           ErrorCode::kInvalidArgument, [] {
             return "Nesterov needs momentum above 0 and dampening 0; set them, or nesterov = "

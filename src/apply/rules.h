@@ -39,8 +39,8 @@ struct RuleNumbers {
   float multiplier;  // unscale and clip
   float l2;          // weight decay that goes through the gradient
   // Adam
-  float keep;         // 1 - lr x decoupled weight decay
-  float beta1_rest;   // 1 - beta1
+  float keep;        // 1 - lr x decoupled weight decay
+  float beta1_rest;  // 1 - beta1
   float beta2;
   float beta2_rest;   // 1 - beta2
   float correction2;  // 1 / sqrt(1 - beta2^t)
@@ -49,8 +49,8 @@ struct RuleNumbers {
   // SGD
   float lr;
   float momentum;
-  float damped;        // 1 - dampening; 1 in the first step
-  float from_grad;     // the update is from_grad x gradient + from_buffer x momentum buffer
+  float damped;     // 1 - dampening; 1 in the first step
+  float from_grad;  // the update is from_grad x gradient + from_buffer x momentum buffer
   float from_buffer;
 };
 

@@ -22,13 +22,15 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// At most 16 float lanes, so that 32 elements are always a whole number of vectors.
+// At most 16 float lanes, so that 32 elements are always a whole number of vectors. Everything
+// below takes the tag of the floats, so that the ends of tensors can be done in narrower vectors.
 using DF = hn::CappedTag<float, 16>;
-using DU32 = hn::Rebind<uint32_t, DF>;
-using DI32 = hn::Rebind<int32_t, DF>;
-using DU16 = hn::Rebind<uint16_t, DF>;
-using VF = hn::Vec<DF>;
 constexpr size_t kFloatLanes = hn::MaxLanes(DF());
+
+template <class D>
+using BitsOf = hn::Vec<hn::Rebind<uint32_t, D>>;
+template <class D>
+using HalvesOf = hn::Vec<hn::Rebind<uint16_t, D>>;
 
 #undef HEADROOM_NATIVE_F16
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2
@@ -37,89 +39,115 @@ constexpr size_t kFloatLanes = hn::MaxLanes(DF());
 #define HEADROOM_NATIVE_F16 0
 #endif
 
-HWY_INLINE hn::Vec<DI32> magnitude_bits(VF v) {
-  const DI32 di;
+template <class D>
+HWY_INLINE hn::Vec<hn::Rebind<int32_t, D>> magnitude_bits(D, hn::Vec<D> v) {
+  const hn::Rebind<int32_t, D> di;
   return hn::And(hn::BitCast(di, v), hn::Set(di, 0x7FFFFFFF));
 }
 
-HWY_INLINE void store_low_half(hn::Vec<DU32> bits, uint16_t* to) {
-  const DU16 d16;
-  hn::StoreU(hn::DemoteTo(d16, hn::BitCast(DI32(), bits)), d16, to);
+template <class D>
+HWY_INLINE void store_low_halves(D, BitsOf<D> bits, void* to) {
+  const hn::Rebind<uint16_t, D> d16;
+  // Saturating and truncating are the same here; each is faster at another width.
+  if constexpr (hn::MaxLanes(D()) == 16) {
+    hn::StoreU(hn::TruncateTo(d16, bits), d16, static_cast<uint16_t*>(to));
+  } else {
+    hn::StoreU(hn::DemoteTo(d16, hn::BitCast(hn::Rebind<int32_t, D>(), bits)), d16,
+               static_cast<uint16_t*>(to));
+  }
 }
 
-HWY_INLINE VF load_float(const float* from) { return hn::LoadU(DF(), from); }
-
-HWY_INLINE VF load_float(const bf16* from) {
-  const DU32 du;
-  const auto bits =
-      hn::PromoteTo(du, hn::LoadU(DU16(), reinterpret_cast<const uint16_t*>(from)));
-  return hn::BitCast(DF(), hn::ShiftLeft<16>(bits));
+template <class D>
+HWY_INLINE HalvesOf<D> load_halves(D, const void* from) {
+  return hn::LoadU(hn::Rebind<uint16_t, D>(), static_cast<const uint16_t*>(from));
 }
 
-HWY_INLINE VF load_float(const f16* from) {
+template <class D>
+HWY_INLINE hn::Vec<D> half_to_float(D df, HalvesOf<D> bits16) {
 #if HEADROOM_NATIVE_F16
-  const hn::Rebind<hwy::float16_t, DF> dh;
-  return hn::PromoteTo(DF(), hn::LoadU(dh, reinterpret_cast<const hwy::float16_t*>(from)));
+  return hn::PromoteTo(df, hn::BitCast(hn::Rebind<hwy::float16_t, D>(), bits16));
 #else
-  const DF df;
-  const DU32 du;
-  const DI32 di;
-  const auto half = hn::PromoteTo(du, hn::LoadU(DU16(), reinterpret_cast<const uint16_t*>(from)));
+  const hn::Rebind<uint32_t, D> du;
+  const hn::Rebind<int32_t, D> di;
+  const auto half = hn::PromoteTo(du, bits16);
   const auto sign = hn::ShiftLeft<16>(hn::And(half, hn::Set(du, 0x8000u)));
   const auto magnitude = hn::And(half, hn::Set(du, 0x7FFFu));
   const auto shifted = hn::ShiftLeft<13>(magnitude);
   // Read with float's exponent bias the value is too small by 2^112; this also scales subnormals.
-  const auto finite = hn::BitCast(
-      du, hn::Mul(hn::BitCast(df, shifted), hn::BitCast(df, hn::Set(du, 0x77800000u))));
+  const auto finite =
+      hn::BitCast(du, hn::Mul(hn::BitCast(df, shifted), hn::BitCast(df, hn::Set(du, 0x77800000u))));
   const auto special = hn::Or(shifted, hn::Set(du, 0x7F800000u));
   const auto quiet = hn::Or(special, hn::Set(du, 0x00400000u));
-  const auto smagnitude = hn::BitCast(di, magnitude);
-  auto bits = hn::IfThenElse(hn::RebindMask(du, hn::Gt(smagnitude, hn::Set(di, 0x7BFF))), special,
-                             finite);
-  bits = hn::IfThenElse(hn::RebindMask(du, hn::Gt(smagnitude, hn::Set(di, 0x7C00))), quiet, bits);
+  const auto above = [&](int32_t limit) HWY_ATTR {
+    return hn::RebindMask(du, hn::Gt(hn::BitCast(di, magnitude), hn::Set(di, limit)));
+  };
+  auto bits = hn::IfThenElse(above(0x7BFF), special, finite);
+  bits = hn::IfThenElse(above(0x7C00), quiet, bits);
   return hn::BitCast(df, hn::Or(sign, bits));
 #endif
 }
 
-HWY_INLINE void store_float(VF v, float* to) { hn::StoreU(v, DF(), to); }
-
-HWY_INLINE void store_float(VF v, bf16* to) {
-  const DU32 du;
-  const auto bits = hn::BitCast(du, v);
-  const auto high = hn::ShiftRight<16>(bits);
-  const auto bias = hn::Add(hn::Set(du, 0x7FFFu), hn::And(high, hn::Set(du, 1u)));
-  const auto rounded = hn::ShiftRight<16>(hn::Add(bits, bias));
-  const auto is_nan = hn::Gt(magnitude_bits(v), hn::Set(DI32(), 0x7F800000));
-  const auto quiet = hn::Or(high, hn::Set(du, 0x0040u));
-  store_low_half(hn::IfThenElse(hn::RebindMask(du, is_nan), quiet, rounded),
-                 reinterpret_cast<uint16_t*>(to));
+template <class D>
+HWY_INLINE hn::Vec<D> load_float(D df, const float* from) {
+  return hn::LoadU(df, from);
+}
+template <class D>
+HWY_INLINE hn::Vec<D> load_float(D df, const f16* from) {
+  return half_to_float(df, load_halves(df, from));
+}
+template <class D>
+HWY_INLINE hn::Vec<D> load_float(D df, const bf16* from) {
+  const auto bits = hn::PromoteTo(hn::Rebind<uint32_t, D>(), load_halves(df, from));
+  return hn::BitCast(df, hn::ShiftLeft<16>(bits));
 }
 
-HWY_INLINE void store_float(VF v, f16* to) {
+template <class D>
+HWY_INLINE void store_float(D df, hn::Vec<D> v, float* to) {
+  hn::StoreU(v, df, to);
+}
+
+// A float shortened to bf16 with `bias` added below the cut; NaN stays NaN.
+template <class D>
+HWY_INLINE void store_biased(D df, hn::Vec<D> v, BitsOf<D> bias, bf16* to) {
+  const hn::Rebind<uint32_t, D> du;
+  const auto bits = hn::BitCast(du, v);
+  const auto quiet = hn::Or(bits, hn::Set(du, 0x00400000u));
+  const auto is_nan = hn::RebindMask(du, hn::IsNaN(v));
+  const auto rounded = hn::IfThenElse(is_nan, quiet, hn::Add(bits, bias));
+  store_low_halves(df, hn::ShiftRight<16>(rounded), to);
+}
+
+template <class D>
+HWY_INLINE void store_float(D df, hn::Vec<D> v, bf16* to) {
+  const hn::Rebind<uint32_t, D> du;
+  const auto odd = hn::And(hn::ShiftRight<16>(hn::BitCast(du, v)), hn::Set(du, 1u));
+  store_biased(df, v, hn::Add(odd, hn::Set(du, 0x7FFFu)), to);
+}
+
+template <class D>
+HWY_INLINE void store_float(D df, hn::Vec<D> v, f16* to) {
 #if HEADROOM_NATIVE_F16
-  const hn::Rebind<hwy::float16_t, DF> dh;
+  const hn::Rebind<hwy::float16_t, D> dh;
   hn::StoreU(hn::DemoteTo(dh, v), dh, reinterpret_cast<hwy::float16_t*>(to));
 #else
-  const DF df;
-  const DU32 du;
-  const DI32 di;
-  const auto bits = hn::BitCast(du, v);
-  const auto sign = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 0x8000u));
-  const auto smagnitude = magnitude_bits(v);
+  const hn::Rebind<uint32_t, D> du;
+  const hn::Rebind<int32_t, D> di;
+  const auto sign = hn::And(hn::ShiftRight<16>(hn::BitCast(du, v)), hn::Set(du, 0x8000u));
+  const auto smagnitude = magnitude_bits(df, v);
   const auto magnitude = hn::BitCast(du, smagnitude);
   const auto below = [&](int32_t limit) HWY_ATTR {
     return hn::RebindMask(du, hn::Gt(hn::Set(di, limit), smagnitude));
   };
   const auto odd = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(du, 1u));
-  const auto normal = hn::ShiftRight<13>(
-      hn::Add(hn::Sub(magnitude, hn::Set(du, 0x38000000u - 0xFFFu)), odd));
+  const auto normal =
+      hn::ShiftRight<13>(hn::Add(hn::Sub(magnitude, hn::Set(du, 0x38000000u - 0xFFFu)), odd));
   const auto shifted = hn::Add(hn::BitCast(df, magnitude), hn::Set(df, 0.5f));
   const auto subnormal = hn::Sub(hn::BitCast(du, shifted), hn::Set(du, 0x3F000000u));
   const auto payload = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(du, 0x3FFu));
   auto half = hn::IfThenElse(below(0x38800000), subnormal, normal);
   half = hn::IfThenElse(below(0x477FF000), half, hn::Set(du, 0x7C00u));
   half = hn::IfThenElse(below(0x7F800001), half, hn::Or(payload, hn::Set(du, 0x7E00u)));
-  store_low_half(hn::Or(sign, half), reinterpret_cast<uint16_t*>(to));
+  store_low_halves(df, hn::Or(sign, half), to);
 #endif
 }
 

@@ -41,11 +41,10 @@ int64_t contiguous_count(const DLTensor& tensor) {
     require(in_order || count == 0, ErrorCode::kUnsupported, [] {
       return "The DLPack tensor is not contiguous; make it so (for example .contiguous()) first.";
     });
-    require(size == 0 || count <= internal::kMaxCount / size,
-            ErrorCode::kInvalidArgument, [] {
-              return "The DLPack tensor claims more elements than any memory holds; its shape is "
-                     "damaged.";
-            });
+    require(size == 0 || count <= internal::kMaxCount / size, ErrorCode::kInvalidArgument, [] {
+      return "The DLPack tensor claims more elements than any memory holds; its shape is "
+             "damaged.";
+    });
     count *= size;
   }
   return count;
@@ -77,10 +76,9 @@ TensorView from_dlpack(const DLManagedTensor* managed) {
       view.device = {DeviceType::kCUDA, tensor.device.device_id};
       break;
     default:
-      throw Error(ErrorCode::kUnsupported,
-                  "The DLPack tensor lives on device type " +
-                      std::to_string(tensor.device.device_type) +
-                      "; Headroom takes CPU (1) and CUDA (2) memory.");
+      throw Error(ErrorCode::kUnsupported, "The DLPack tensor lives on device type " +
+                                               std::to_string(tensor.device.device_type) +
+                                               "; Headroom takes CPU (1) and CUDA (2) memory.");
   }
   require(tensor.data != nullptr || view.count == 0, ErrorCode::kInvalidArgument,
           [] { return "The DLPack tensor has elements but null data; it is damaged."; });

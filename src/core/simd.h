@@ -24,7 +24,7 @@ inline size_t table_index(int64_t target) {
 
 /// The function that HWY_EXPORT(function) registered, compiled for the target in use.
 #define HEADROOM_DISPATCH(function) \
-  (*(HWY_DISPATCH_TABLE(function)[::headroom::internal::table_index( \
-      ::headroom::internal::active_target())]))
+  (*(HWY_DISPATCH_TABLE(            \
+      function)[::headroom::internal::table_index(::headroom::internal::active_target())]))
 
 #endif  // HEADROOM_SRC_CORE_SIMD_H_

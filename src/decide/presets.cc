@@ -126,14 +126,16 @@ const std::vector<Preset>& table() {
        [] { return ScalePolicy(NoScale{}); }},
       {{"torch", "torch.amp.GradScaler"}, torch},
       {{"apex", "apex.amp"}, apex},
-      {{"apex-hysteresis", "Apex's update_scale_hysteresis kernel: any clean step renews the delay"},
+      {{"apex-hysteresis",
+        "Apex's update_scale_hysteresis kernel: any clean step renews the delay"},
        apex_hysteresis},
       {{"keras", "Keras 3 LossScaleOptimizer"}, keras},
       {{"tf-keras", "tf.keras LossScaleOptimizer and TF DynamicLossScale"}, tf_keras},
       {{"mxnet", "MXNet amp: a new scale comes into force one step late"}, mxnet},
       {{"megatron", "Megatron-LM DynamicGradScaler: only growth renews the delay"}, megatron},
       {{"deepspeed", "DeepSpeed ZeRO DynamicLossScaler: first growth one step late"}, deepspeed},
-      {{"fairseq", "fairseq --fp16 on one rank: tolerance, and a floor that is never used"}, fairseq},
+      {{"fairseq", "fairseq --fp16 on one rank: tolerance, and a floor that is never used"},
+       fairseq},
       {{"flax", "flax DynamicScale: every growth one step late"}, flax},
       {{"jmp", "jmp DynamicLossScale"}, tf_keras},
       {{"paddle", "paddle.amp.GradScaler: overflows in a row are counted"}, paddle},
@@ -189,22 +191,21 @@ void validate(const ScalePolicy& policy) {
   check(is_scale(policy.init_scale), "init_scale", policy.init_scale, kScaleRule);
   check(is_scale(policy.min_scale), "min_scale", policy.min_scale, kScaleRule);
   check(is_scale(policy.max_scale), "max_scale", policy.max_scale, kScaleRule);
-  check(policy.max_scale >= policy.min_scale, "max_scale", policy.max_scale,
-        "min_scale or more");
+  check(policy.max_scale >= policy.min_scale, "max_scale", policy.max_scale, "min_scale or more");
   check(policy.init_scale <= policy.max_scale, "init_scale", policy.init_scale,
         "max_scale or less; raise max_scale or start lower");
   const bool above = policy.stay_above_min ? policy.init_scale > policy.min_scale
                                            : policy.init_scale >= policy.min_scale;
   check(above, "init_scale", policy.init_scale,
-        policy.stay_above_min ? "above min_scale" : "min_scale or more; lower min_scale or start "
-                                                    "higher");
+        policy.stay_above_min ? "above min_scale"
+                              : "min_scale or more; lower min_scale or start "
+                                "higher");
   check(policy.growth_factor > 1.0 && policy.growth_factor <= kLargestScale, "growth_factor",
         policy.growth_factor, "a finite number above 1");
   check(policy.backoff_factor >= kSmallestScale && policy.backoff_factor < 1.0, "backoff_factor",
         policy.backoff_factor, "between 0 and 1, neither included");
   check(policy.growth_interval >= 1, "growth_interval", policy.growth_interval, "1 or more");
-  check(policy.hysteresis >= 1, "hysteresis", policy.hysteresis,
-        "1 (shrink at once) or more");
+  check(policy.hysteresis >= 1, "hysteresis", policy.hysteresis, "1 (shrink at once) or more");
   check(policy.tolerance >= 0.0 && policy.tolerance <= 1.0, "tolerance", policy.tolerance,
         "a share of steps, from 0 to 1");
   check(policy.first_growth_extra >= 0, "first_growth_extra", policy.first_growth_extra,

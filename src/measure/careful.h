@@ -13,44 +13,48 @@
 
 namespace headroom::internal {
 
-constexpr size_t kGroup = 32;   // elements that are added side by side
+constexpr size_t kGroup = 32;    // elements that are added side by side
 constexpr size_t kBlock = 1024;  // elements between two looks at the maximum
 
-/// The magnitudes, as integers, between which a block of T can be squared and added without care:
-/// kTooSmall <= largest magnitude < kTooLarge.
+/// Bits: an integer of T's size. The magnitudes, as such integers, between which a block of T can
+/// be squared and added without care: kTooSmall <= largest magnitude < kTooLarge.
 template <typename T>
 struct Careful;
 
 template <>
 struct Careful<f16> {
-  static constexpr int16_t kTooSmall = 0;
-  static constexpr int16_t kTooLarge = 0x7C00;  // inf
-  static double from_bits(int16_t bits) {
+  using Bits = int16_t;
+  static constexpr Bits kTooSmall = 0;
+  static constexpr Bits kTooLarge = 0x7C00;  // inf
+  static double from_bits(Bits bits) {
     return static_cast<float>(f16::from_bits(static_cast<uint16_t>(bits)));
   }
 };
 
 template <>
 struct Careful<bf16> {
-  static constexpr int16_t kTooSmall = (127 - 50) << 7;  // 2^-50
-  static constexpr int16_t kTooLarge = (127 + 60) << 7;  // 2^60
-  static double from_bits(int16_t bits) {
+  using Bits = int16_t;
+  static constexpr Bits kTooSmall = (127 - 50) << 7;  // 2^-50
+  static constexpr Bits kTooLarge = (127 + 60) << 7;  // 2^60
+  static double from_bits(Bits bits) {
     return static_cast<float>(bf16::from_bits(static_cast<uint16_t>(bits)));
   }
 };
 
 template <>
 struct Careful<float> {
-  static constexpr int32_t kTooSmall = 0;
-  static constexpr int32_t kTooLarge = 0x7F800000;  // inf; squares of floats fit in doubles
-  static double from_bits(int32_t bits) { return std::bit_cast<float>(bits); }
+  using Bits = int32_t;
+  static constexpr Bits kTooSmall = 0;
+  static constexpr Bits kTooLarge = 0x7F800000;  // inf; squares of floats fit in doubles
+  static double from_bits(Bits bits) { return std::bit_cast<float>(bits); }
 };
 
 template <>
 struct Careful<double> {
-  static constexpr int64_t kTooSmall = int64_t{1023 - 500} << 52;  // 2^-500
-  static constexpr int64_t kTooLarge = int64_t{1023 + 500} << 52;  // 2^500
-  static double from_bits(int64_t bits) { return std::bit_cast<double>(bits); }
+  using Bits = int64_t;
+  static constexpr Bits kTooSmall = int64_t{1023 - 500} << 52;  // 2^-500
+  static constexpr Bits kTooLarge = int64_t{1023 + 500} << 52;  // 2^500
+  static double from_bits(Bits bits) { return std::bit_cast<double>(bits); }
 };
 
 /// Exponent bits, not isfinite(), so that no compiler flag can optimise the question away.

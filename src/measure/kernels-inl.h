@@ -1,9 +1,9 @@
 // The measuring kernels of one SIMD target.
 //
-// The order of additions is part of the promise: an element of a tensor is added in one of 32 lanes,
-// chosen by its index alone, whatever the width of the registers; lanes are folded into doubles every
-// 1024 elements. A product is exact, or it is multiplied and added in two roundings, never fused, so
-// that every target gives the same bits.
+// The order of additions is part of the promise: an element of a tensor is added in one of 32
+// lanes, chosen by its index alone, whatever the width of the registers; lanes are folded into
+// doubles every 1024 elements. A product is exact, or it is multiplied and added in two roundings,
+// never fused, so that every target gives the same bits.
 #if defined(HEADROOM_SRC_MEASURE_KERNELS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEADROOM_SRC_MEASURE_KERNELS_INL_H_
 #undef HEADROOM_SRC_MEASURE_KERNELS_INL_H_
@@ -29,40 +29,80 @@ using DD = hn::CappedTag<double, 8>;
 using DFHalf = hn::Rebind<float, DD>;  // as many floats as there are lanes in a DD
 constexpr size_t kDoubleLanes = hn::MaxLanes(DD());
 
-// How each element type is read: magnitudes as integers for the maximum, and its squares.
+// A group of elements as it lies in memory, in registers of integer lanes.
 template <typename T>
-struct Traits;
+struct Group {
+  using Bits = typename Careful<T>::Bits;
+  using D = hn::CappedTag<Bits, 64 / sizeof(Bits)>;
+  static constexpr size_t kLanes = hn::MaxLanes(D());
+  static constexpr size_t kVectors = kGroup / kLanes;
 
-template <>
-struct Traits<f16> {
-  using Bits = int16_t;
-  using Sum = float;
-  using DSum = DF;
-  template <size_t kSums>
-  static HWY_INLINE void add_squares(const f16* from, hn::Vec<DF> (&sums)[kSums]) {
-#pragma GCC unroll 32
-    for (size_t i = 0; i < kSums; ++i) {
-      const auto v = load_float(from + i * kFloatLanes);
-      sums[i] = hn::MulAdd(v, v, sums[i]);  // the product is exact, so fused or not is the same
+  hn::Vec<D> vectors[kVectors];
+};
+
+// How the squares of a type are added: the type of the sums, and how lanes become numbers.
+template <typename T>
+struct Squares;
+
+#if HWY_TARGET == HWY_SCALAR
+
+template <typename T>
+struct ScalarSquares {
+  using DSum = hn::CappedTag<std::conditional_t<sizeof(T) == 2, float, double>, 16>;
+  static constexpr size_t kSums = kGroup;
+  static HWY_INLINE void add(const Group<T>& group, hn::Vec<DSum> (&sums)[kSums]) {
+    using Sum = hn::TFromD<DSum>;
+    for (size_t i = 0; i < kGroup; ++i) {
+      const auto bits = hn::GetLane(group.vectors[i]);
+      T x;
+      std::memcpy(&x, &bits, sizeof(x));
+      const Sum v = static_cast<Sum>(widen(x));
+      const size_t lane = std::is_same_v<T, bf16> ? i % 2 * (kGroup / 2) + i / 2 : i;
+      sums[lane] = hn::Set(DSum(), v * v + hn::GetLane(sums[lane]));
     }
   }
 };
+template <>
+struct Squares<f16> : ScalarSquares<f16> {};
+template <>
+struct Squares<bf16> : ScalarSquares<bf16> {};
+template <>
+struct Squares<float> : ScalarSquares<float> {};
+template <>
+struct Squares<double> : ScalarSquares<double> {};
+
+#else
 
 template <>
-struct Traits<bf16> {
-  using Bits = int16_t;
-  using Sum = float;
+struct Squares<f16> {
   using DSum = DF;
-  // Elements with an even index are added in the first half of the lanes, the others in the second:
-  // a 32-bit word holds two of them, and each half of it is a float after one instruction.
-  template <size_t kSums>
-  static HWY_INLINE void add_squares(const bf16* from, hn::Vec<DF> (&sums)[kSums]) {
+  static constexpr size_t kSums = kGroup / kFloatLanes;
+  static HWY_INLINE void add(const Group<f16>& group, hn::Vec<DF> (&sums)[kSums]) {
     const DF df;
-    const DU32 du;
-    const auto* words = reinterpret_cast<const uint32_t*>(from);
+    const hn::Rebind<uint16_t, DF> d16;
+#pragma GCC unroll 32
+    for (size_t i = 0; i < kSums; i += 2) {
+      const auto both = hn::BitCast(hn::Twice<decltype(d16)>(), group.vectors[i / 2]);
+      add_one(half_to_float(df, hn::LowerHalf(d16, both)), &sums[i]);
+      add_one(half_to_float(df, hn::UpperHalf(d16, both)), &sums[i + 1]);
+    }
+  }
+  // The product is exact, so fused or not is the same.
+  static HWY_INLINE void add_one(hn::Vec<DF> v, hn::Vec<DF>* sum) { *sum = hn::MulAdd(v, v, *sum); }
+};
+
+// Elements with an even index are added in the first half of the lanes, the others in the second: a
+// 32-bit word holds two of them, and each half of it is a float after one instruction.
+template <>
+struct Squares<bf16> {
+  using DSum = DF;
+  static constexpr size_t kSums = kGroup / kFloatLanes;
+  static HWY_INLINE void add(const Group<bf16>& group, hn::Vec<DF> (&sums)[kSums]) {
+    const DF df;
+    const hn::Rebind<uint32_t, DF> du;
 #pragma GCC unroll 32
     for (size_t i = 0; i < kSums / 2; ++i) {
-      const auto word = hn::LoadU(du, words + i * kFloatLanes);
+      const auto word = hn::BitCast(du, group.vectors[i]);
       const auto even = hn::BitCast(df, hn::ShiftLeft<16>(word));
       const auto odd = hn::BitCast(df, hn::And(word, hn::Set(du, 0xFFFF0000u)));
       sums[i] = hn::Add(hn::Mul(even, even), sums[i]);
@@ -72,49 +112,46 @@ struct Traits<bf16> {
 };
 
 template <>
-struct Traits<float> {
-  using Bits = int32_t;
-  using Sum = double;
+struct Squares<float> {
   using DSum = DD;
-  template <size_t kSums>
-  static HWY_INLINE void add_squares(const float* from, hn::Vec<DD> (&sums)[kSums]) {
+  static constexpr size_t kSums = kGroup / kDoubleLanes;
+  static HWY_INLINE void add(const Group<float>& group, hn::Vec<DD> (&sums)[kSums]) {
 #pragma GCC unroll 32
-    for (size_t i = 0; i < kSums; ++i) {
-      const auto v = hn::PromoteTo(DD(), hn::LoadU(DFHalf(), from + i * kDoubleLanes));
-      sums[i] = hn::MulAdd(v, v, sums[i]);  // the product is exact, so fused or not is the same
+    for (size_t i = 0; i < kSums; i += 2) {
+      const auto both = hn::BitCast(DF(), group.vectors[i / 2]);
+      add_one(hn::PromoteTo(DD(), hn::LowerHalf(DFHalf(), both)), &sums[i]);
+      add_one(hn::PromoteTo(DD(), hn::UpperHalf(DFHalf(), both)), &sums[i + 1]);
     }
   }
+  // The product is exact, so fused or not is the same.
+  static HWY_INLINE void add_one(hn::Vec<DD> v, hn::Vec<DD>* sum) { *sum = hn::MulAdd(v, v, *sum); }
 };
 
 template <>
-struct Traits<double> {
-  using Bits = int64_t;
-  using Sum = double;
+struct Squares<double> {
   using DSum = DD;
-  template <size_t kSums>
-  static HWY_INLINE void add_squares(const double* from, hn::Vec<DD> (&sums)[kSums]) {
+  static constexpr size_t kSums = kGroup / kDoubleLanes;
+  static HWY_INLINE void add(const Group<double>& group, hn::Vec<DD> (&sums)[kSums]) {
 #pragma GCC unroll 32
     for (size_t i = 0; i < kSums; ++i) {
-      const auto v = hn::LoadU(DD(), from + i * kDoubleLanes);
+      const auto v = hn::BitCast(DD(), group.vectors[i]);
       sums[i] = hn::Add(hn::Mul(v, v), sums[i]);
     }
   }
 };
 
-// Running totals over the spans of one job: 32 lanes of sums, and the largest magnitudes.
+#endif
+
+// Running totals over one range: 32 lanes of sums, and the largest magnitudes.
 template <typename T>
 struct Totals {
-  using Bits = typename Traits<T>::Bits;
-  using DBits = hn::CappedTag<Bits, 64 / sizeof(Bits)>;
-  static constexpr size_t kBitLanes = hn::MaxLanes(DBits());
-  static constexpr size_t kMaxima = kGroup / kBitLanes < 2 ? 1 : 2;
   static constexpr size_t kSums = kGroup / kDoubleLanes;
 
   hn::Vec<DD> sums[kSums];
-  hn::Vec<DBits> maximum;
+  hn::Vec<typename Group<T>::D> maximum;
 
-  HWY_INLINE Totals() : maximum(hn::Zero(DBits())) {
-    for (size_t i = 0; i < kSums; ++i) sums[i] = hn::Zero(DD());
+  HWY_INLINE Totals() : maximum(hn::Zero(typename Group<T>::D())) {
+    for (auto& sum : sums) sum = hn::Zero(DD());
   }
 
   HWY_INLINE double sum() const {
@@ -126,53 +163,115 @@ struct Totals {
     return lanes[0];
   }
 
-  HWY_INLINE Bits largest() const {
-    alignas(64) Bits lanes[kBitLanes];
-    hn::Store(maximum, DBits(), lanes);
-    return *std::max_element(lanes, lanes + kBitLanes);
+  HWY_INLINE double amax() const {
+    alignas(64) typename Group<T>::Bits lanes[Group<T>::kLanes];
+    hn::Store(maximum, typename Group<T>::D(), lanes);
+    return Careful<T>::from_bits(*std::max_element(lanes, lanes + Group<T>::kLanes));
   }
 };
 
-// Adds one group of 32 elements.
-template <typename T, size_t kSums, size_t kMaxima>
-HWY_INLINE void add_group(const T* HWY_RESTRICT p,
-                          hn::Vec<typename Traits<T>::DSum> (&sums)[kSums],
-                          hn::Vec<typename Totals<T>::DBits> (&maxima)[kMaxima]) {
-  using Bits = typename Traits<T>::Bits;
-  const typename Totals<T>::DBits db;
-  constexpr size_t kBitLanes = Totals<T>::kBitLanes;
-  const auto mask = hn::Set(db, std::numeric_limits<Bits>::max());
-#pragma GCC unroll 32
-  for (size_t i = 0; i < kGroup / kBitLanes; ++i) {
-    const auto bits = hn::LoadU(db, reinterpret_cast<const Bits*>(p) + i * kBitLanes);
-    maxima[i % kMaxima] = hn::Max(maxima[i % kMaxima], hn::And(bits, mask));
-  }
-  Traits<T>::add_squares(p, sums);
-}
-
-// The sums of one block, which become part of the totals only if the block is in order. For types
-// that are summed in double they start from the totals, so that nothing has to be added later.
+// Up to 32 groups, from one tensor or several, whose sums become part of the totals only if all of
+// it is in order. For types that are summed in double they start from the totals, so that nothing
+// has to be added later.
 template <typename T>
-struct BlockSums {
-  using DSum = typename Traits<T>::DSum;
-  static constexpr size_t kSums = kGroup / hn::MaxLanes(DSum());
-  hn::Vec<DSum> sums[kSums];
+struct Block {
+  using Bits = typename Group<T>::Bits;
+  using DBits = typename Group<T>::D;
+  using DSum = typename Squares<T>::DSum;
+  static constexpr bool kWide = sizeof(hn::TFromD<DSum>) == sizeof(double);
+  static constexpr size_t kMaxima = Group<T>::kVectors < 2 ? 1 : 2;
 
-  HWY_INLINE explicit BlockSums(const Totals<T>& totals) {
+  hn::Vec<DSum> sums[Squares<T>::kSums];
+  hn::Vec<DBits> maxima[kMaxima];
+  size_t groups = 0;
+
+  HWY_INLINE explicit Block(const Totals<T>& totals) { reset(totals); }
+
+  HWY_INLINE void reset(const Totals<T>& totals) {
 #pragma GCC unroll 32
-    for (size_t i = 0; i < kSums; ++i) {
-      if constexpr (sizeof(typename Traits<T>::Sum) == sizeof(double)) {
+    for (size_t i = 0; i < Squares<T>::kSums; ++i) {
+      if constexpr (kWide) {
         sums[i] = totals.sums[i];
       } else {
         sums[i] = hn::Zero(DSum());
       }
     }
+    for (auto& maximum : maxima) maximum = hn::Zero(DBits());
+    groups = 0;
+  }
+
+  HWY_INLINE void add_group(const Group<T>& group) {
+    const auto mask = hn::Set(DBits(), std::numeric_limits<Bits>::max());
+#pragma GCC unroll 32
+    for (size_t i = 0; i < Group<T>::kVectors; ++i) {
+      auto& maximum = maxima[i % kMaxima];
+      maximum = hn::Max(maximum, hn::And(group.vectors[i], mask));
+    }
+    Squares<T>::add(group, sums);
+    ++groups;
+  }
+
+  static HWY_INLINE Group<T> load(const T* p) {
+    Group<T> group;
+#pragma GCC unroll 32
+    for (size_t i = 0; i < Group<T>::kVectors; ++i) {
+      group.vectors[i] =
+          hn::LoadU(DBits(), reinterpret_cast<const Bits*>(p) + i * Group<T>::kLanes);
+#if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR
+      // Loaded once: without this the compiler reads memory again for every use, and a vector that
+      // crosses a cache line, as in most small tensors, costs double each time.
+      asm("" : "+x"(group.vectors[i].raw));
+#endif
+    }
+    return group;
+  }
+
+  // The last `rest` elements before `end` in the last lanes of a group, the other lanes zero. Reads
+  // the 32 elements before `end`.
+  static HWY_INLINE Group<T> load_tail(const T* end, size_t rest) {
+    static constexpr auto kMask = [] {
+      std::array<Bits, 2 * kGroup> mask{};
+      for (size_t i = kGroup; i < 2 * kGroup; ++i) mask[i] = -1;
+      return mask;
+    }();
+    Group<T> group = load(end - kGroup);
+#pragma GCC unroll 32
+    for (size_t i = 0; i < Group<T>::kVectors; ++i) {
+      const auto mask = hn::LoadU(DBits(), kMask.data() + rest + i * Group<T>::kLanes);
+      group.vectors[i] = hn::And(group.vectors[i], mask);
+    }
+    return group;
+  }
+
+  // Adds elements, the last group of which may be short. There must be room for them.
+  HWY_INLINE void add(const T* p, size_t count) {
+    const T* const end = p + count;
+    const size_t rest = count % kGroup;
+    for (size_t i = count / kGroup; i > 0; --i, p += kGroup) add_group(load(p));
+    if (rest == 0) return;
+    if (count > kGroup) return add_group(load_tail(end, rest));
+    T padded[kGroup] = {};  // too few to read 32 before the end
+    std::memcpy(static_cast<void*>(padded + kGroup - rest), p, rest * sizeof(T));
+    add_group(load(padded));
+  }
+
+  // Whether all elements are finite and no square has left the range of Sum.
+  HWY_INLINE bool in_order() const {
+    const DBits db;
+    const auto maximum = hn::Max(maxima[0], maxima[kMaxima - 1]);
+    const auto at_least = [&](Bits limit) HWY_ATTR {
+      return !hn::AllTrue(db, hn::Lt(maximum, hn::Set(db, limit)));
+    };
+    if (HWY_UNLIKELY(at_least(Careful<T>::kTooLarge))) return false;
+    return Careful<T>::kTooSmall == 0 || HWY_LIKELY(at_least(Careful<T>::kTooSmall)) ||
+           !at_least(1);
   }
 
   HWY_INLINE void commit(Totals<T>* totals) const {
+    for (const auto& maximum : maxima) totals->maximum = hn::Max(totals->maximum, maximum);
 #pragma GCC unroll 32
     for (size_t i = 0; i < Totals<T>::kSums; ++i) {
-      if constexpr (sizeof(typename Traits<T>::Sum) == sizeof(double)) {
+      if constexpr (kWide) {
         totals->sums[i] = sums[i];
       } else {
         alignas(64) float lanes[kFloatLanes];
@@ -184,67 +283,6 @@ struct BlockSums {
     }
   }
 };
-
-// Adds `groups` groups at `p` and, if not null, one more at `tail`. Returns false, having added
-// nothing, if an element is not finite or the squares may leave the range of Sum.
-template <typename T>
-HWY_INLINE bool add_block(const T* HWY_RESTRICT p, size_t groups, const T* tail,
-                          Totals<T>* totals) {
-  const typename Totals<T>::DBits db;
-  BlockSums<T> block(*totals);
-  hn::Vec<typename Totals<T>::DBits> maxima[Totals<T>::kMaxima];
-  for (auto& maximum : maxima) maximum = hn::Zero(db);
-
-  for (size_t g = 0; g < groups; ++g) add_group<T>(p + g * kGroup, block.sums, maxima);
-  if (tail != nullptr) add_group<T>(tail, block.sums, maxima);
-
-  const auto maximum = hn::Max(maxima[0], maxima[Totals<T>::kMaxima - 1]);
-  const auto at_least = [&](typename Totals<T>::Bits limit) HWY_ATTR {
-    return !hn::AllTrue(db, hn::Lt(maximum, hn::Set(db, limit)));
-  };
-  if (HWY_UNLIKELY(at_least(Careful<T>::kTooLarge))) return false;
-  if (Careful<T>::kTooSmall > 0 && HWY_UNLIKELY(!at_least(Careful<T>::kTooSmall)) && at_least(1)) {
-    return false;
-  }
-  totals->maximum = hn::Max(totals->maximum, maximum);
-  block.commit(totals);
-  return true;
-}
-
-// Writes the last `rest` of the 32 elements before `end` to `tail`, and zeros in the places of the
-// others. Whole vectors, because a short copy that is then read by vectors stalls the processor.
-template <typename T>
-HWY_INLINE void copy_tail(const T* end, size_t rest, T* tail) {
-  using Bits = typename Traits<T>::Bits;
-  const typename Totals<T>::DBits db;
-  constexpr size_t kBitLanes = Totals<T>::kBitLanes;
-  static constexpr auto kMask = [] {
-    std::array<Bits, 2 * kGroup> mask{};
-    for (size_t i = kGroup; i < 2 * kGroup; ++i) mask[i] = -1;
-    return mask;
-  }();
-  const auto* from = reinterpret_cast<const Bits*>(end - kGroup);
-#pragma GCC unroll 32
-  for (size_t i = 0; i < kGroup; i += kBitLanes) {
-    const auto mask = hn::LoadU(db, kMask.data() + rest + i);
-    hn::Store(hn::And(hn::LoadU(db, from + i), mask), db, reinterpret_cast<Bits*>(tail) + i);
-  }
-}
-
-template <typename T>
-HWY_INLINE bool add_elements(const T* p, size_t count, Totals<T>* totals) {
-  const size_t groups = count / kGroup;
-  const size_t rest = count % kGroup;
-  if (rest == 0) return add_block<T>(p, groups, nullptr, totals);
-  alignas(64) T tail[kGroup];
-  if (groups > 0) {
-    copy_tail<T>(p + count, rest, tail);
-  } else {
-    std::memset(static_cast<void*>(tail), 0, sizeof(tail));
-    std::memcpy(static_cast<void*>(tail), p, rest * sizeof(T));
-  }
-  return add_block<T>(p, groups, tail, totals);
-}
 
 // Multiplies one vector of elements, and counts what rounding did to them.
 HWY_INLINE void unscale_vector(const double* from, double* to, float inverse_scale, size_t,
@@ -260,16 +298,16 @@ template <typename T>
 HWY_INLINE void unscale_vector(const T* from, T* to, float inverse_scale, size_t lanes,
                                Partial* out) {
   const DF df;
-  const DI32 di;
-  const auto before = load_float(from);
+  const hn::Rebind<int32_t, DF> di;
+  const auto before = load_float(df, from);
   alignas(64) T rounded[kFloatLanes];
-  store_float(hn::Mul(before, hn::Set(df, inverse_scale)), rounded);
-  const auto after = load_float(rounded);
+  store_float(df, hn::Mul(before, hn::Set(df, inverse_scale)), rounded);
+  const auto after = load_float(df, rounded);
   std::memcpy(static_cast<void*>(to), rounded, lanes * sizeof(T));
   const auto zero = hn::Zero(di);
   const auto largest = hn::Set(di, 0x7F7FFFFF);
-  const auto a = magnitude_bits(after);
-  const auto b = magnitude_bits(before);
+  const auto a = magnitude_bits(df, after);
+  const auto b = magnitude_bits(df, before);
   const auto died = hn::And(hn::Eq(a, zero), hn::Gt(b, zero));
   const auto burst = hn::AndNot(hn::Gt(b, largest), hn::Gt(a, largest));
   if (HWY_UNLIKELY(!hn::AllFalse(di, hn::Or(died, burst)))) {
@@ -290,31 +328,88 @@ void unscale_elements(T* p, size_t count, float inverse_scale, Partial* out) {
   }
 }
 
-template <typename T>
-void measure_spans(const Span* spans, size_t span_count, const MeasureJob& job, Partial* out) {
-  Totals<T> totals;
-  for (const Span* span = spans; span != spans + span_count; ++span) {
-    T* const data = static_cast<T*>(span->data);
-    for (size_t begin = 0; begin < span->count; begin += kBlock) {
-      const size_t count = std::min(kBlock, span->count - begin);
-      T* const p = data + begin;
-      if (HWY_UNLIKELY(!add_elements<T>(p, count, &totals))) {
-        T sane[kBlock];
-        careful_copy<T>(p, count, span->tensor, sane, &out->stats);
-        if (!add_elements<T>(sane, count, &totals)) careful_squares<T>(sane, count, &out->stats);
-      }
-      if (job.detail) add_detail<T>(p, count, &out->stats.detail);
-      if (job.unscale) unscale_elements<T>(p, count, job.inverse_scale, out);
-    }
-    out->stats.count += static_cast<int64_t>(span->count);
+// Calls visit(tensor, data, count) for the piece of each tensor in the range.
+template <typename T, typename Visit>
+HWY_INLINE void for_pieces(const TensorView* list, const Range& range, const Visit& visit) {
+  for (size_t tensor = range.first; tensor <= range.last; ++tensor) {
+    const int64_t begin = range.begin_in(tensor);
+    const int64_t count = range.end_in(tensor, list) - begin;
+    if (count > 0)
+      visit(tensor, static_cast<T*>(list[tensor].data) + begin, static_cast<size_t>(count));
   }
+}
+
+// A block that is not in order, once more and piece by piece.
+template <typename T>
+HWY_NOINLINE void add_carefully(const TensorView* list, const Range& range, Totals<T>* totals,
+                                GradStats* stats) {
+  for_pieces<T>(list, range, [&](size_t tensor, const T* p, size_t count) HWY_ATTR {
+    T sane[kBlock];
+    careful_copy<T>(p, count, static_cast<int64_t>(tensor), sane, stats);
+    Block<T> block(*totals);
+    block.add(sane, count);
+    if (block.in_order()) {
+      block.commit(totals);
+    } else {
+      careful_squares<T>(sane, count, stats);
+    }
+  });
+}
+
+template <typename T>
+HWY_NOINLINE void do_extras(const TensorView* list, const Range& range, const MeasureJob& job,
+                            Partial* out) {
+  for_pieces<T>(list, range, [&](size_t, T* p, size_t count) HWY_ATTR {
+    if (job.detail) add_detail<T>(p, count, &out->stats.detail);
+    if (job.unscale) unscale_elements<T>(p, count, job.inverse_scale, out);
+  });
+}
+
+template <typename T>
+void measure_range(const TensorView* list, const Range& range, const MeasureJob& job,
+                   Partial* out) {
+  constexpr size_t kBlockGroups = kBlock / kGroup;
+  const bool extras = job.detail || job.unscale;
+  Totals<T> totals;
+  Block<T> block(totals);
+  Range open = range;  // what is in the block: from here to the element at hand
+  const auto close = [&](size_t tensor, int64_t end) HWY_ATTR {
+    open.last = tensor;
+    open.last_end = end;
+    if (HWY_LIKELY(block.in_order())) {
+      block.commit(&totals);
+    } else {
+      Totals<T> changed = totals;  // a copy, so that the totals can stay in registers
+      add_carefully<T>(list, open, &changed, &out->stats);
+      totals = changed;
+    }
+    if (HWY_UNLIKELY(extras)) do_extras<T>(list, open, job, out);
+    block.reset(totals);
+    open.first = tensor;
+    open.first_begin = end;
+  };
+  for (size_t tensor = range.first; tensor <= range.last; ++tensor) {
+    const T* data = static_cast<const T*>(list[tensor].data);
+    int64_t begin = range.begin_in(tensor);
+    const int64_t end = range.end_in(tensor, list);
+    out->stats.count += end - begin;
+    while (begin < end) {
+      const auto left = static_cast<size_t>(end - begin);
+      const size_t room = (kBlockGroups - block.groups) * kGroup;
+      const size_t take = left < room ? left : room;
+      block.add(data + begin, take);
+      begin += static_cast<int64_t>(take);
+      if (block.groups == kBlockGroups) close(tensor, begin);
+    }
+  }
+  close(range.last, range.last_end);
   out->stats.squares.add({totals.sum(), 0});
-  out->stats.amax = std::max(out->stats.amax, Careful<T>::from_bits(totals.largest()));
+  out->stats.amax = std::max(out->stats.amax, totals.amax());
 }
 
 const MeasureKernels* measure_kernels_for_target() {
   static constexpr MeasureKernels kKernels = {
-      {&measure_spans<f16>, &measure_spans<bf16>, &measure_spans<float>, &measure_spans<double>}};
+      {&measure_range<f16>, &measure_range<bf16>, &measure_range<float>, &measure_range<double>}};
   return &kKernels;
 }
 

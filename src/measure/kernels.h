@@ -11,14 +11,21 @@
 
 namespace headroom::internal {
 
-/// A piece of one tensor.
-struct Span {
-  void* data;
-  size_t count;
-  int64_t tensor;  // index in the caller's list
+/// A run of elements through a list of tensors of one type: from element `first_begin` of tensor
+/// `first` up to, but not including, element `last_end` of tensor `last`.
+struct Range {
+  size_t first;
+  int64_t first_begin;
+  size_t last;
+  int64_t last_end;
+
+  int64_t begin_in(size_t tensor) const { return tensor == first ? first_begin : 0; }
+  int64_t end_in(size_t tensor, const TensorView* list) const {
+    return tensor == last ? last_end : list[tensor].count;
+  }
 };
 
-/// What a kernel found in its spans. Starts all zero.
+/// What a kernel found in its range. Starts all zero.
 struct Partial {
   GradStats stats;
   int64_t new_inf = 0;
@@ -26,12 +33,12 @@ struct Partial {
 };
 
 struct MeasureJob {
-  bool detail = false;           // also fill stats.detail
-  bool unscale = false;          // after reading, multiply in place by
-  float inverse_scale = 1.0f;    // this
+  bool detail = false;         // also fill stats.detail
+  bool unscale = false;        // after reading, multiply in place by
+  float inverse_scale = 1.0f;  // this
 };
 
-using MeasureFunction = void (*)(const Span* spans, size_t count, const MeasureJob& job,
+using MeasureFunction = void (*)(const TensorView* list, const Range& range, const MeasureJob& job,
                                  Partial* out);
 
 /// The kernels of one SIMD target, one per DType.

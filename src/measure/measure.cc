@@ -5,7 +5,6 @@
 
 #include "core/check.h"
 #include "core/parallel.h"
-#include "measure/careful.h"
 #include "measure/kernels.h"
 
 namespace headroom {
@@ -13,63 +12,54 @@ namespace internal {
 namespace {
 
 // Elements that one thread reads before it takes more work.
-constexpr size_t kJobElements = size_t{1} << 16;
+constexpr int64_t kRangeElements = int64_t{1} << 16;
 
-// Spans [begin, end) of one type. How a list is cut into jobs depends on the list alone, and
-// results are merged in the order of the list, so threads cannot change a bit.
-struct Job {
-  DType dtype;
-  size_t begin;
-  size_t end;
-};
-
+// How a list is cut into ranges depends on the list alone, and results are merged in the order of
+// the list, so threads cannot change a bit.
 struct Plan {
-  std::vector<Span> spans;
-  std::vector<Job> jobs;
+  std::vector<Range> ranges;
   size_t bytes = 0;
 };
 
-void append(const TensorView& view, int64_t tensor, size_t* room, Plan* plan) {
-  size_t left = static_cast<size_t>(view.count);
-  char* data = static_cast<char*>(view.data);
-  plan->bytes += view.bytes();
-  while (left > 0) {
-    if (*room == 0 || plan->jobs.empty() || plan->jobs.back().dtype != view.dtype) {
-      plan->jobs.push_back({view.dtype, plan->spans.size(), plan->spans.size()});
-      *room = kJobElements;
-    }
-    // A cut inside a tensor falls on a whole block.
-    const size_t take = left <= *room ? left : *room / kBlock * kBlock;
-    if (take == 0) {
-      *room = 0;
-      continue;
-    }
-    plan->spans.push_back({data, take, tensor});
-    plan->jobs.back().end = plan->spans.size();
-    data += take * size_of(view.dtype);
-    left -= take;
-    *room -= take;
-  }
-}
-
 Plan make_plan(const std::vector<TensorView>& grads, Access access) {
   Plan plan;
-  plan.spans.reserve(grads.size());
-  size_t room = 0;
+  Range range{};     // the one being filled
+  DType dtype{};     // its type
+  int64_t room = 0;  // elements that still fit
+  const auto close = [&] {
+    if (room == 0 && range.last_end == 0) return;  // none yet
+    plan.ranges.push_back(range);
+    plan.bytes += static_cast<size_t>(kRangeElements - room) * size_of(dtype);
+  };
   for (size_t i = 0; i < grads.size(); ++i) {
-    check_view(grads[i], access, [i] { return "Gradient " + std::to_string(i); });
-    append(grads[i], static_cast<int64_t>(i), &room, &plan);
+    const TensorView& grad = grads[i];
+    check_view(grad, access, [i] { return "Gradient " + std::to_string(i); });
+    if (grad.dtype == dtype && grad.count > 0 && grad.count <= room) {  // many small tensors
+      range.last = i;
+      range.last_end = grad.count;
+      room -= grad.count;
+      continue;
+    }
+    for (int64_t begin = 0; begin < grad.count; begin += kRangeElements) {
+      close();
+      const int64_t end = std::min(grad.count, begin + kRangeElements);
+      range = {i, begin, i, end};
+      room = kRangeElements - (end - begin);
+      dtype = grad.dtype;
+    }
   }
+  close();
   return plan;
 }
 
-Partial run(const Plan& plan, const MeasureJob& job) {
-  std::vector<Partial> partials(plan.jobs.size());
+Partial run(const std::vector<TensorView>& grads, Access access, const MeasureJob& job) {
+  const Plan plan = make_plan(grads, access);
+  std::vector<Partial> partials(plan.ranges.size());
   const MeasureKernels& kernels = measure_kernels();
-  parallel_for(plan.jobs.size(), plan.bytes, [&](size_t i) {
-    const Job& work = plan.jobs[i];
-    kernels.by_dtype[static_cast<size_t>(work.dtype)](
-        plan.spans.data() + work.begin, work.end - work.begin, job, &partials[i]);
+  parallel_for(plan.ranges.size(), plan.bytes, [&](size_t i) {
+    const Range& range = plan.ranges[i];
+    const auto dtype = static_cast<size_t>(grads[range.first].dtype);
+    kernels.by_dtype[dtype](grads.data(), range, job, &partials[i]);
   });
   Partial whole;
   for (const Partial& part : partials) {
@@ -129,8 +119,7 @@ double GradStats::norm() const {
 }
 
 GradStats measure(const std::vector<TensorView>& grads, const MeasureOptions& options) {
-  const internal::Plan plan = internal::make_plan(grads, internal::Access::kRead);
-  return internal::run(plan, {.detail = options.detail}).stats;
+  return internal::run(grads, internal::Access::kRead, {.detail = options.detail}).stats;
 }
 
 GradStats measure(const std::vector<Parameter>& parameters, const MeasureOptions& options) {
@@ -146,9 +135,9 @@ UnscaleResult unscale_(const std::vector<TensorView>& grads, float inverse_scale
                       return "unscale_ got an inverse scale of " + internal::number(inverse_scale) +
                              "; pass 1/scale, a finite number above 0.";
                     });
-  const internal::Plan plan = internal::make_plan(grads, internal::Access::kWrite);
-  const internal::Partial whole = internal::run(
-      plan, {.unscale = inverse_scale != 1.0f, .inverse_scale = inverse_scale});
+  const internal::Partial whole =
+      internal::run(grads, internal::Access::kWrite,
+                    {.unscale = inverse_scale != 1.0f, .inverse_scale = inverse_scale});
   return {whole.stats, whole.new_inf, whole.new_zeros};
 }
 

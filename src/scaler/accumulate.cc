@@ -17,7 +17,9 @@ internal::RuleSettings adding() {
   return settings;
 }
 
-size_t padded(int64_t count) { return (static_cast<size_t>(std::max<int64_t>(count, 0)) + 15) / 16 * 16; }
+size_t padded(int64_t count) {
+  return (static_cast<size_t>(std::max<int64_t>(count, 0)) + 15) / 16 * 16;
+}
 
 }  // namespace
 

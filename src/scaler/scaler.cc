@@ -84,8 +84,7 @@ float GradScaler::scale(float loss) {
 }
 
 // Checks that `call` may be made now for this optimizer.
-GradScaler::Round& GradScaler::enter(const Optimizer& optimizer, const char* call,
-                                     bool unscaling) {
+GradScaler::Round& GradScaler::enter(const Optimizer& optimizer, const char* call, bool unscaling) {
   require(used_scale_ > 0.0f, ErrorCode::kWrongOrder, [&] {
     return std::string(call) + " was called before any scale(); scale the loss, run backward on " +
            "the result, then step.";
@@ -224,12 +223,11 @@ void GradScaler::raise(Alarm alarm) const {
   report.skips_in_row = state_.skips_in_row;
   report.culprit = culprit_;
   const std::string skips = std::to_string(state_.skips_in_row) + " steps in a row were skipped";
-  report.sentence =
-      alarm == Alarm::kAtFloor
-          ? "The gradients overflowed at a scale of " + number(state_.scale) +
-                " and the policy allows none smaller (min_scale " + number(policy_.min_scale) +
-                "); " + skips
-          : skips + ", the limit, at a scale of " + number(state_.scale);
+  report.sentence = alarm == Alarm::kAtFloor
+                        ? "The gradients overflowed at a scale of " + number(state_.scale) +
+                              " and the policy allows none smaller (min_scale " +
+                              number(policy_.min_scale) + "); " + skips
+                        : skips + ", the limit, at a scale of " + number(state_.scale);
   report.sentence += ". The last culprit was " +
                      (culprit_.empty() ? std::string("not named") : culprit_) +
                      ". Scaling cannot help here: look for inf or nan in the data or the forward "

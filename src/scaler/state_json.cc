@@ -115,10 +115,10 @@ class Reader {
   }
   int64_t integer(const char* key) const {
     const json& found = at(key);
-    const bool fits = found.is_number_integer() &&
-                      !(found.is_number_unsigned() &&
-                        found.get<uint64_t>() > static_cast<uint64_t>(
-                                                    std::numeric_limits<int64_t>::max()));
+    const bool fits =
+        found.is_number_integer() &&
+        !(found.is_number_unsigned() &&
+          found.get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()));
     if (!fits) wrong(key, "an integer");
     return found.get<int64_t>();
   }

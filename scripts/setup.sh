@@ -1,0 +1,40 @@
+# Sourced by ./run and ./test: installs what is missing, configures once, builds.
+# Everything it prints goes to standard error, so that a command's own output stays clean.
+
+need() {
+  local missing=()
+  for package in "$@"; do
+    dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' ||
+      missing+=("$package")
+  done
+  [ ${#missing[@]} -eq 0 ] && return 0
+  if ! command -v apt-get >/dev/null || [ "$(id -u)" != 0 ]; then
+    echo "These packages are missing: ${missing[*]}. Install them, or run this as root on Debian." >&2
+    exit 1
+  fi
+  echo "Installing ${missing[*]} ..." >&2
+  { apt-get update -qq &&
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+      "${missing[@]}"; } >/tmp/headroom-install.$$ 2>&1 || {
+    cat /tmp/headroom-install.$$ >&2
+    exit 1
+  }
+  rm -f /tmp/headroom-install.$$
+}
+
+BUILD_PACKAGES=(g++ cmake ninja-build libhwy-dev nlohmann-json3-dev libdlpack-dev libcli11-dev
+                libfmt-dev)
+TEST_PACKAGES=(libgtest-dev librapidcheck-dev pkgconf python3)
+
+# build PRESET [TARGET...]: configures the first time, then builds; says little if all goes well.
+build() {
+  local preset=$1 log=build/$1.log
+  shift
+  mkdir -p build
+  [ -f "build/$preset/build.ninja" ] || cmake --preset "$preset" >"$log" 2>&1 ||
+    { cat "$log" >&2; exit 1; }
+  if ! ninja -C "build/$preset" -n "$@" 2>/dev/null | grep -q 'no work to do'; then
+    echo "Building ($preset) ..." >&2
+    ninja -C "build/$preset" "$@" >"$log" 2>&1 || { cat "$log" >&2; exit 1; }
+  fi
+}

@@ -1,0 +1,21 @@
+#!/usr/bin/env python3
+"""`headroom bench` prints every figure beside its floor. The speeds themselves are not tested."""
+import json
+import subprocess
+import sys
+
+result = subprocess.run([sys.argv[1], "bench", "--json", "--megabytes", "64", "--repetitions", "1"],
+                        capture_output=True, text=True)
+assert result.returncode == 0, result.stderr
+figures = {}
+for line in result.stdout.splitlines():
+    figure = json.loads(line)
+    assert list(figure) == ["name", "gbps", "floor_gbps", "of_floor"], figure
+    assert figure["gbps"] > 0 and figure["floor_gbps"] > 0, figure
+    assert abs(figure["of_floor"] - figure["gbps"] / figure["floor_gbps"]) < 1e-9, figure
+    figures[figure["name"]] = figure
+for name in ("measure/f32", "measure/f16", "measure/bf16", "measure/f64", "adamw/f32", "adamw/f16",
+             "adamw/bf16", "measure/f16/threads=2", "adamw/f16/threads=2",
+             "measure/f16/tensors=10000", "adamw/f16/tensors=10000"):
+    assert name in figures, name
+print("1 passed, 0 failed")

@@ -1,0 +1,79 @@
+#!/usr/bin/env python3
+"""`headroom replay` as a user runs it."""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+PROGRAM = sys.argv[1]
+
+
+def run(*arguments, text=""):
+    return subprocess.run([PROGRAM, *arguments], input=text, capture_output=True, text=True)
+
+
+def scales(pattern, key, *arguments):
+    result = run("replay", "--json", *arguments, "-", text="\n".join(pattern) + "\n")
+    assert result.returncode == 0, result.stderr
+    return [json.loads(line)[key] for line in result.stdout.splitlines()]
+
+
+SHORT = ("--init-scale", "1024", "--growth-interval", "3")
+
+# One object a step, with just these keys.
+result = run("replay", "--policy", "torch", *SHORT, "--json", "-", text="1\n0\n")
+assert result.stdout.splitlines() == [
+    '{"step":1,"overflow":true,"scale_used":1024,"scale":512,"applied":false}',
+    '{"step":2,"overflow":false,"scale_used":512,"scale":512,"applied":true}',
+], result.stdout
+
+# Every option reaches the policy.
+storm = "111000010100"
+assert scales(storm, "scale", "--policy", "megatron", *SHORT) == [
+    1024, 512, 256, 256, 256, 512, 512, 512, 512, 256, 256, 256]
+assert scales(storm, "scale_used", "--policy", "mxnet", *SHORT) == [
+    1024, 1024, 512, 256, 128, 128, 128, 256, 256, 128, 128, 64]
+assert scales(storm, "scale", "--policy", "paddle", "--hysteresis", "2", *SHORT)[2] == 512
+assert scales("000000010011", "scale", "--policy", "fairseq", "--init-scale", "1024",
+              "--growth-interval", "100", "--tolerance", "0.25")[-2:] == [1024, 512]
+assert scales("0000", "scale", "--growth-interval", "1", "--growth-factor", "4",
+              "--init-scale", "1", "--max-scale", "32") == [4, 16, 32, 32]
+assert scales("111", "scale", "--backoff-factor", "0.25", "--init-scale", "64",
+              "--min-scale", "2") == [16, 4, 2]
+
+# Traces: plain, JSON, comments, blank lines, carriage returns, a file.
+mixed = '# a comment\n0\r\n\n{"overflow": true, "loss": null}\n {"overflow":0} \n1'
+result = run("replay", "--json", "-", text=mixed)
+flags = [json.loads(line)["overflow"] for line in result.stdout.splitlines()]
+assert flags == [False, True, False, True], result
+with tempfile.NamedTemporaryFile("w", suffix=".trace", delete=False) as file:
+    file.write("0\n1\n")
+result = run("replay", file.name)
+assert result.returncode == 0 and "2 steps, 1 skipped" in result.stdout, result
+os.unlink(file.name)
+
+# What cannot be used: one sentence, the line's number, exit 2, nothing on standard output.
+for text, part in (("0\n2\n", ":2:"), ("0\nyes\n", ":2:"), ('{"over": 1}\n', "no \"overflow\""),
+                   ('{"overflow": 3}\n', "true, false"), ("[1]\n", ":1:"), ("0\n{\n", ":2:"),
+                   ("\x00\xff\n", ":1:"), ("", "no steps")):
+    result = run("replay", "--json", "-", text=text)
+    assert result.returncode == 2, (text, result)
+    assert part in result.stderr and result.stdout == "", (text, result)
+for arguments in (("--policy", "nonsense", "-"), ("--init-scale", "0", "-"),
+                  ("--init-scale", "nan", "-"), ("--growth-factor", "1", "-"),
+                  ("--backoff-factor", "inf", "-"), ("--hysteresis", "0", "-"),
+                  ("--tolerance", "2", "-"), ("--min-scale", "-1", "-"), ("/no/such/file",), (),
+                  ("--growth-interval", "3.5", "-"), ("--growth-interval", "99999999999", "-"),
+                  (os.path.dirname(os.path.abspath(__file__)),)):
+    result = run("replay", *arguments, text="0\n")
+    assert result.returncode == 2 and result.stderr and not result.stdout, (arguments, result)
+assert run().returncode == 2
+assert run("--help").returncode == 0
+assert "headroom 0." in run("--version").stdout
+
+# A collapse is told, and does not disturb the numbers.
+result = run("replay", "--policy", "tf-keras", "--init-scale", "2", "--json", "-", text="1\n" * 4)
+assert [json.loads(line)["scale"] for line in result.stdout.splitlines()] == [1, 1, 1, 1]
+assert "3 steps from step 2 on raised an alarm" in result.stderr, result.stderr
+print("1 passed, 0 failed")

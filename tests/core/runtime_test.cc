@@ -1,0 +1,56 @@
+#include <strings.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "tests/support.h"
+
+namespace headroom {
+namespace {
+
+TEST(Runtime, EveryListedTargetCanBeChosen) {
+  const std::string before = simd_target();
+  ASSERT_FALSE(simd_targets().empty());
+  for (const std::string& name : simd_targets()) {
+    set_simd_target(name);
+    EXPECT_EQ(simd_target(), name);
+  }
+  set_simd_target(before);
+}
+
+TEST(Runtime, AnUnknownTargetIsRefusedAndNothingChanges) {
+  const std::string before = simd_target();
+  expect_error(ErrorCode::kInvalidArgument, "SIMD target 'MMX'", [] { set_simd_target("MMX"); });
+  EXPECT_EQ(simd_target(), before);
+}
+
+TEST(Runtime, EnvironmentForcesTheTarget) {
+  const char* forced = std::getenv("HEADROOM_SIMD");
+  if (forced == nullptr) {
+    EXPECT_EQ(simd_target(), simd_targets().front());
+    return;
+  }
+  const auto targets = simd_targets();
+  const bool runnable = std::any_of(targets.begin(), targets.end(), [&](const std::string& name) {
+    return strcasecmp(name.c_str(), forced) == 0;
+  });
+  if (!runnable) GTEST_SKIP() << forced << " does not run on this machine";
+  EXPECT_EQ(strcasecmp(simd_target().c_str(), forced), 0) << simd_target();
+}
+
+TEST(Runtime, ThreadsAreSettable) {
+  set_num_threads(3);
+  EXPECT_EQ(num_threads(), 3);
+  set_num_threads(0);
+  EXPECT_GE(num_threads(), 1);
+  expect_error(ErrorCode::kInvalidArgument, "set_num_threads", [] { set_num_threads(-1); });
+}
+
+TEST(Errors, EveryCodeHasAName) {
+  for (int code = 0; code <= static_cast<int>(ErrorCode::kScaleCollapsed); ++code) {
+    EXPECT_STRNE(to_string(static_cast<ErrorCode>(code)), "unknown");
+  }
+}
+
+}  // namespace
+}  // namespace headroom

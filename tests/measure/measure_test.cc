@@ -1,0 +1,231 @@
+#include <sys/mman.h>
+#include <xmmintrin.h>
+
+#include "tests/support.h"
+
+namespace headroom {
+namespace {
+
+// A list with everything in it: types mixed, empty tensors, large and small ones, bad elements.
+struct MixedList {
+  std::vector<f16> a = random_values<f16>(70001, 1);
+  std::vector<float> b = random_values<float>(130, 2, 1e20);
+  std::vector<float> empty;
+  std::vector<bf16> c = random_values<bf16>(9, 3, 1e-20);
+  std::vector<bf16> d = random_values<bf16>(200000, 4);
+  std::vector<double> e = random_values<double>(3000, 5, 1e200);
+  std::vector<float> f = random_values<float>(66000, 6);
+  std::vector<float> g = random_values<float>(31, 7);
+
+  std::vector<TensorView> views() {
+    return {view(a), view(b), view(empty), view(c), view(d), view(e), view(f), view(g)};
+  }
+};
+
+TEST(Measure, SameBitsOnEveryTargetAndThreadCount) {
+  MixedList list;
+  list.d[150000] = bf16(kNan);
+  list.f[65999] = kInf;
+  const std::string before = simd_target();
+  std::string expected;
+  for (const std::string& target : simd_targets()) {
+    set_simd_target(target);
+    for (const int threads : {1, 2, 3, 7}) {
+      set_num_threads(threads);
+      const std::string found = fingerprint(measure(list.views()));
+      if (expected.empty()) expected = found;
+      EXPECT_EQ(found, expected) << target << " " << threads;
+    }
+  }
+  set_simd_target(before);
+  set_num_threads(0);
+}
+
+TEST(Measure, NormOfAMixedListIsRight) {
+  MixedList list;
+  list.e = random_values<double>(3000, 5);
+  long double squares = 0.0L;
+  const auto add = [&](const auto& values) {
+    for (const auto value : values) {
+      squares += static_cast<long double>(to_double(value)) * to_double(value);
+    }
+  };
+  add(list.a), add(list.b), add(list.c), add(list.d), add(list.e), add(list.f), add(list.g);
+  const double norm = static_cast<double>(std::sqrt(squares));
+  EXPECT_NEAR(measure(list.views()).norm() / norm, 1.0, 1e-6);
+}
+
+TEST(Measure, CulpritIsTheFirstBadTensorWithItsCounts) {
+  MixedList list;
+  list.d[3] = bf16(kInf);
+  list.d[150000] = bf16(-kInf);
+  list.d[199999] = bf16(kNan);
+  list.f[0] = kNan;
+  const GradStats stats = measure(list.views());
+  EXPECT_EQ(stats.culprit, 4);
+  EXPECT_EQ(stats.culprit_inf, 2);
+  EXPECT_EQ(stats.culprit_nan, 1);
+  EXPECT_EQ(stats.inf_count, 2);
+  EXPECT_EQ(stats.nan_count, 2);
+}
+
+TEST(Measure, CulpritAmongThousandsOfSmallTensors) {
+  std::vector<float> values = random_values<float>(10000 * 10, 8);
+  std::vector<TensorView> views;
+  for (size_t i = 0; i < 10000; ++i) views.push_back(view(values.data() + 10 * i, 10));
+  values[56789] = kNan;
+  values[56788] = kInf;
+  values[99999] = kNan;
+  const GradStats stats = measure(views);
+  EXPECT_EQ(stats.culprit, 5678);
+  EXPECT_EQ(stats.culprit_inf, 1);
+  EXPECT_EQ(stats.culprit_nan, 1);
+  EXPECT_EQ(stats.nan_count, 2);
+  EXPECT_EQ(stats.count, 100000);
+}
+
+TEST(Measure, DescribesTheCulpritByName) {
+  std::vector<float> good = {1.0f}, bad = {kInf, 2.0f, -kInf, kInf};
+  const std::vector<Parameter> parameters = {{"head", view(good), view(good)},
+                                             {"embed.weight", view(bad), view(bad)}};
+  EXPECT_EQ(describe_culprit(measure(parameters), parameters), "embed.weight: 3 inf, 0 nan");
+  bad.assign(4, 1.0f);
+  EXPECT_EQ(describe_culprit(measure(parameters), parameters), "");
+}
+
+TEST(Measure, EmptyListsAndTensors) {
+  EXPECT_EQ(measure(std::vector<TensorView>{}).norm(), 0.0);
+  const GradStats stats = measure({TensorView{}, TensorView{}});
+  EXPECT_EQ(stats.count, 0);
+  EXPECT_TRUE(stats.finite());
+  EXPECT_EQ(stats.amax, 0.0);
+}
+
+template <typename T>
+void expect_norm_of_constant(double magnitude) {
+  for (const size_t count : {1, 33, 1000, 5000}) {
+    const std::vector<T> values(count, from_float<T>(magnitude));
+    const double exact = to_double(values[0]);
+    const double expected = exact * std::sqrt(static_cast<double>(count));
+    const GradStats stats = measure({view(values)});
+    EXPECT_TRUE(stats.finite());
+    EXPECT_NEAR(stats.norm() / expected, 1.0, 1e-6) << magnitude << " " << count;
+    EXPECT_EQ(stats.amax, exact);
+  }
+}
+
+TEST(Measure, NormIsRightWhereSquaresLeaveTheRange) {
+  expect_norm_of_constant<float>(3e38);
+  expect_norm_of_constant<float>(1e-44);
+  expect_norm_of_constant<bf16>(1e38);
+  expect_norm_of_constant<bf16>(1e-40);
+  expect_norm_of_constant<f16>(65504.0);
+  expect_norm_of_constant<f16>(6e-8);
+  expect_norm_of_constant<double>(1e300);
+  expect_norm_of_constant<double>(1e-300);
+}
+
+TEST(Measure, VeryLargeAndVerySmallTogether) {
+  const std::vector<double> large(2000, 1e200), small(2000, 1e-200);
+  const std::vector<float> ordinary(2000, 1.0f);
+  const GradStats stats = measure({view(small), view(ordinary), view(large), view(small)});
+  EXPECT_NEAR(stats.norm() / (1e200 * std::sqrt(2000.0)), 1.0, 1e-12);
+  EXPECT_NEAR(measure({view(small), view(ordinary)}).norm(), std::sqrt(2000.0), 1e-9);
+}
+
+TEST(Measure, FiniteGradientsWithAnInfiniteFloatNormAreNotAnOverflow) {
+  const std::vector<float> values(100000, 1e30f);
+  const GradStats stats = measure({view(values)});
+  EXPECT_TRUE(stats.finite());
+  EXPECT_NEAR(stats.norm() / (static_cast<double>(1e30f) * std::sqrt(1e5)), 1.0, 1e-12);
+}
+
+TEST(Measure, TheCallersFloatingPointModeDoesNotMatter) {
+  const std::vector<bf16> subnormal(1000, bf16(1e-40f));
+  const std::vector<float> tiny(1000, 1e-42f);
+  const std::string expected = fingerprint(measure({view(subnormal), view(tiny)}));
+  const unsigned before = _mm_getcsr();
+  _mm_setcsr(before | 0x8040 | 0x6000);  // flush to zero, denormals are zero, round towards zero
+  const std::string found = fingerprint(measure({view(subnormal), view(tiny)}));
+  const unsigned during = _mm_getcsr();
+  _mm_setcsr(before);
+  EXPECT_EQ(found, expected);
+  EXPECT_EQ(during & 0xFFC0u, (before | 0x8040 | 0x6000) & 0xFFC0u) << "and it is given back";
+}
+
+TEST(Measure, MoreThanTwoToThe31Elements) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "the thread sanitizer would need 16 GiB to watch this much memory";
+#endif
+  constexpr int64_t kCount = (int64_t{1} << 31) + 77;
+  const size_t bytes = static_cast<size_t>(kCount) * sizeof(f16);
+  // Never written but for one page: the kernel backs it all with one page of zeros.
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  ASSERT_NE(memory, MAP_FAILED);
+  f16* const values = static_cast<f16*>(memory);
+  values[kCount - 1] = f16(3.0f);
+  EXPECT_EQ(measure({view(values, kCount)}).norm(), 3.0);
+  values[kCount - 2] = f16(kInf);
+  const GradStats stats = measure({view(values, kCount)});
+  EXPECT_EQ(stats.inf_count, 1);
+  EXPECT_EQ(stats.count, kCount);
+  munmap(memory, bytes);
+}
+
+template <typename T>
+void expect_detail(double smallest_normal) {
+  std::vector<T> values = random_values<T>(5000, 9);
+  for (size_t i = 0; i < 700; ++i) values[i] = from_float<T>(0.0);
+  for (size_t i = 700; i < 800; ++i) values[i] = from_float<T>(-smallest_normal / 4);
+  values[4000] = from_float<T>(kInf);
+  values[4001] = from_float<T>(kNan);
+  const GradStats stats = measure({view(values)}, {.detail = true});
+  EXPECT_EQ(stats.detail.zeros, 700);
+  EXPECT_EQ(stats.detail.subnormals, 100);
+  std::vector<int64_t> expected(GradDetail::kMaxExponent - GradDetail::kMinExponent + 1);
+  int64_t total = 0;
+  for (const T value : values) {
+    const double x = to_double(value);
+    if (x == 0.0 || !std::isfinite(x)) continue;
+    const int exponent =
+        std::clamp(std::ilogb(x), GradDetail::kMinExponent, GradDetail::kMaxExponent);
+    ++expected[static_cast<size_t>(exponent - GradDetail::kMinExponent)];
+    ++total;
+  }
+  EXPECT_EQ(stats.detail.histogram, expected);
+  EXPECT_EQ(total + 700 + 2, 5000);
+  GradStats plain = measure({view(values)});
+  EXPECT_TRUE(plain.detail.histogram.empty());
+  EXPECT_EQ(fingerprint(stats), fingerprint(plain));
+}
+
+TEST(Measure, DetailCountsZerosSubnormalsAndPowersOfTwo) {
+  expect_detail<f16>(0x1p-14);
+  expect_detail<bf16>(0x1p-126);
+  expect_detail<float>(0x1p-126);
+  expect_detail<double>(0x1p-1022);
+}
+
+TEST(Measure, RefusesImpossibleViews) {
+  std::vector<float> values = {1.0f};
+  TensorView bad = view(values);
+  bad.data = nullptr;
+  expect_error(ErrorCode::kInvalidArgument, "Gradient 1 has null data", [&] {
+    measure({view(values), bad});
+  });
+  bad = view(values);
+  bad.count = -1;
+  expect_error(ErrorCode::kInvalidArgument, "negative count", [&] { measure({bad}); });
+  bad.count = std::numeric_limits<int64_t>::max();
+  expect_error(ErrorCode::kInvalidArgument, "more than any memory", [&] { measure({bad}); });
+  bad = view(values);
+  bad.dtype = static_cast<DType>(9);
+  expect_error(ErrorCode::kInvalidArgument, "unknown element type", [&] { measure({bad}); });
+  bad = view(values);
+  bad.device.type = DeviceType::kCUDA;
+  expect_error(ErrorCode::kUnsupported, "CUDA", [&] { measure({bad}); });
+}
+
+}  // namespace
+}  // namespace headroom

@@ -1,0 +1,117 @@
+// Every 16-bit pattern, every length around the vector widths, every place in a vector.
+#include "tests/support.h"
+
+namespace headroom {
+namespace {
+
+class Patterns : public EveryTarget {};
+HEADROOM_ON_EVERY_TARGET(Patterns);
+
+template <typename T>
+bool is_nan_pattern(T value) {
+  return std::isnan(static_cast<float>(value));
+}
+template <typename T>
+bool is_inf_pattern(T value) {
+  return std::isinf(static_cast<float>(value));
+}
+
+template <typename T>
+void expect_each_pattern_is_told_right() {
+  std::vector<T> values(40, T(0.25f));
+  for (const T pattern : all_patterns<T>()) {
+    values[17] = pattern;
+    const GradStats stats = measure({view(values)});
+    ASSERT_EQ(stats.inf_count, is_inf_pattern(pattern)) << pattern.bits;
+    ASSERT_EQ(stats.nan_count, is_nan_pattern(pattern)) << pattern.bits;
+    const double magnitude = std::fabs(to_double(pattern));
+    if (stats.finite()) {
+      ASSERT_EQ(stats.amax, std::max(0.25, magnitude)) << pattern.bits;
+    }
+  }
+}
+
+TEST_P(Patterns, EachOneIsFiniteInfOrNanByItself) {
+  expect_each_pattern_is_told_right<f16>();
+  expect_each_pattern_is_told_right<bf16>();
+}
+
+template <typename T>
+void expect_all_patterns_at_once() {
+  const std::vector<T> values = all_patterns<T>();
+  int64_t inf = 0, nan = 0;
+  long double squares = 0.0L;
+  double amax = 0.0;
+  for (const T value : values) {
+    inf += is_inf_pattern(value);
+    nan += is_nan_pattern(value);
+    if (is_inf_pattern(value) || is_nan_pattern(value)) continue;
+    const double x = to_double(value);
+    squares += static_cast<long double>(x) * x;
+    amax = std::max(amax, std::fabs(x));
+  }
+  const GradStats stats = measure({view(values)});
+  EXPECT_EQ(stats.inf_count, inf);
+  EXPECT_EQ(stats.nan_count, nan);
+  EXPECT_EQ(stats.culprit, 0);
+  EXPECT_EQ(stats.culprit_inf, inf);
+  EXPECT_EQ(stats.amax, amax);
+  const double norm = static_cast<double>(std::sqrt(squares));
+  EXPECT_NEAR(stats.squares.root() / norm, 1.0, 1e-6);
+  EXPECT_TRUE(std::isnan(stats.norm()));
+}
+
+TEST_P(Patterns, AllOfThemAtOnce) {
+  expect_all_patterns_at_once<f16>();
+  expect_all_patterns_at_once<bf16>();
+}
+
+template <typename T>
+void expect_lengths_and_places() {
+  const std::vector<T> ordinary = random_values<T>(2200, 3);
+  std::vector<int64_t> counts;
+  for (int64_t count = 0; count <= 70; ++count) counts.push_back(count);
+  for (const int64_t near : {128, 512, 1024, 2048}) {
+    for (int64_t count = near - 2; count <= near + 2; ++count) counts.push_back(count);
+  }
+  for (const int64_t count : counts) {
+    std::vector<T> values(ordinary.begin(), ordinary.begin() + count);
+    const GradStats clean = measure({view(values)});
+    double squares = 0.0;
+    for (const T value : values) squares += to_double(value) * to_double(value);
+    ASSERT_TRUE(clean.finite()) << count;
+    ASSERT_EQ(clean.count, count);
+    ASSERT_NEAR(clean.norm(), std::sqrt(squares), 1e-6 * (1.0 + std::sqrt(squares))) << count;
+    const int64_t step = count <= 70 ? 1 : 61;
+    for (int64_t place = 0; place < count; place += step) {
+      const T before = values[static_cast<size_t>(place)];
+      values[static_cast<size_t>(place)] = from_float<T>(place % 2 == 0 ? kInf : kNan);
+      const GradStats bad = measure({view(values)});
+      ASSERT_EQ(bad.inf_count, place % 2 == 0) << count << " " << place;
+      ASSERT_EQ(bad.nan_count, place % 2 == 1) << count << " " << place;
+      values[static_cast<size_t>(place)] = before;
+    }
+  }
+}
+
+TEST_P(Patterns, EveryLengthAndEveryPlace) {
+  expect_lengths_and_places<f16>();
+  expect_lengths_and_places<bf16>();
+  expect_lengths_and_places<float>();
+  expect_lengths_and_places<double>();
+}
+
+TEST_P(Patterns, AnyAlignmentEvenOddBytes) {
+  const std::vector<float> values = random_values<float>(300, 4);
+  const std::string expected = fingerprint(measure({view(values)}));
+  std::vector<char> memory(301 * sizeof(float));
+  for (size_t offset = 0; offset < sizeof(float); ++offset) {
+    std::memcpy(memory.data() + offset, values.data(), 300 * sizeof(float));
+    const TensorView shifted =
+        view(static_cast<const void*>(memory.data() + offset), DType::kF32, 300);
+    EXPECT_EQ(fingerprint(measure({shifted})), expected) << offset;
+  }
+}
+
+}  // namespace
+}  // namespace headroom

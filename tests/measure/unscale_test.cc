@@ -1,0 +1,92 @@
+#include "tests/support.h"
+
+namespace headroom {
+namespace {
+
+class Unscale : public EveryTarget {};
+HEADROOM_ON_EVERY_TARGET(Unscale);
+
+constexpr float kInverses[] = {0x1p-16f, 0x1p-1f, 0x1p4f, 0x1p100f, 1.0f / 3.0f, 1.0f};
+
+template <typename T>
+void expect_every_pattern_unscaled_like_the_reference(float inverse) {
+  std::vector<T> values = all_patterns<T>();
+  const std::vector<T> before = values;
+  const UnscaleResult result = unscale_({view(values)}, inverse);
+  int64_t zeros = 0, infs = 0;
+  for (size_t i = 0; i < values.size(); ++i) {
+    const float wide = static_cast<float>(before[i]);
+    const T expected = inverse == 1.0f ? before[i] : T(wide * inverse);
+    if (std::isnan(wide)) {
+      ASSERT_TRUE(std::isnan(static_cast<float>(values[i])));
+      continue;
+    }
+    ASSERT_EQ(values[i].bits, expected.bits) << before[i].bits << " x " << inverse;
+    const float after = static_cast<float>(expected);
+    zeros += wide != 0.0f && after == 0.0f;
+    infs += !std::isinf(wide) && std::isinf(after);
+  }
+  EXPECT_EQ(result.new_zeros, zeros) << inverse;
+  EXPECT_EQ(result.new_inf, infs) << inverse;
+  EXPECT_GT(result.before.nan_count, 0);
+  EXPECT_FALSE(result.ok());
+}
+
+TEST_P(Unscale, EveryPatternLikeTheReference) {
+  for (const float inverse : kInverses) {
+    expect_every_pattern_unscaled_like_the_reference<f16>(inverse);
+    expect_every_pattern_unscaled_like_the_reference<bf16>(inverse);
+  }
+}
+
+template <typename T>
+void expect_any_length() {
+  for (size_t count = 0; count < 70; ++count) {
+    std::vector<T> values = random_values<T>(count + 2, 5);
+    const std::vector<T> before = values;
+    const UnscaleResult result =
+        unscale_({view(values.data() + 1, static_cast<int64_t>(count))}, 0.25f);
+    EXPECT_TRUE(result.ok());
+    for (size_t i = 0; i < values.size(); ++i) {
+      const bool inside = i >= 1 && i <= count;
+      ASSERT_EQ(to_double(values[i]), to_double(before[i]) * (inside ? 0.25 : 1.0)) << count;
+    }
+  }
+}
+
+TEST_P(Unscale, AnyLengthAndNothingBeyond) {
+  expect_any_length<f16>();
+  expect_any_length<bf16>();
+  expect_any_length<float>();
+  expect_any_length<double>();
+}
+
+TEST_P(Unscale, StatsAreOfTheGradientsAsTheyArrived) {
+  std::vector<float> values = random_values<float>(5000, 6, 100.0);
+  values[4321] = -kInf;
+  const GradStats measured = measure({view(values)});
+  const UnscaleResult result = unscale_({view(values)}, 0x1p-8f);
+  EXPECT_EQ(fingerprint(result.before), fingerprint(measured));
+}
+
+TEST(UnscaleChecks, AScaleBelowOneThatOverflowsIsSeen) {
+  std::vector<float> values = {1e38f, 2.0f};
+  const UnscaleResult result = unscale_({view(values)}, 16.0f);
+  EXPECT_EQ(result.new_inf, 1);
+  EXPECT_FALSE(result.ok());
+}
+
+TEST(UnscaleChecks, RefusesImpossibleScalesAndConstMemory) {
+  std::vector<float> values = {1.0f};
+  for (const float bad : {0.0f, -1.0f, kInf, kNan}) {
+    expect_error(ErrorCode::kInvalidArgument, "inverse scale",
+                 [&] { unscale_({view(values)}, bad); });
+  }
+  const std::vector<float> constant = {1.0f};
+  expect_error(ErrorCode::kInvalidArgument, "const data",
+               [&] { unscale_({view(constant)}, 0.5f); });
+  EXPECT_EQ(values[0], 1.0f);
+}
+
+}  // namespace
+}  // namespace headroom

@@ -1,0 +1,113 @@
+// Several losses with scales of their own, and micro-batches across a change of scale.
+#include "tests/support.h"
+
+namespace headroom {
+namespace {
+
+struct Loop {
+  std::vector<f16> weight = std::vector<f16>(2, f16(1.0f)), grad = std::vector<f16>(2);
+  GradAccumulator sums{{{"w", view(weight), view(grad)}}};
+  SGD optimizer{sums.summed(), {.lr = 1.0}};
+
+  StepReport add(GradScaler& scaler, float value) {
+    const float scaled = scaler.scale(1.0f);
+    for (f16& g : grad) g = f16(value * scaled);
+    const StepReport report = scaler.step(sums, {.clear_grads = ClearGrads::kAlways});
+    scaler.update();
+    return report;
+  }
+  float master() const { return optimizer.master(0)[0]; }
+};
+
+TEST(Accumulator, MicroBatchesAcrossAGrowthAddUpRight) {
+  Loop loop;
+  GradScaler scaler(DynamicScale{.init_scale = 256.0f, .growth_interval = 1});
+  for (const float value : {0.125f, 0.25f, 0.0625f}) EXPECT_TRUE(loop.add(scaler, value).applied);
+  EXPECT_EQ(scaler.get_scale(), 2048.0f) << "it grew in between";
+  EXPECT_TRUE(loop.sums.step(loop.optimizer).applied);
+  EXPECT_EQ(loop.master(), 1.0f - 0.4375f);
+  EXPECT_EQ(loop.grad[0].bits, 0);
+}
+
+TEST(Accumulator, EachLossHasItsScaleAndOnlyTheBadOneShrinks) {
+  Loop loop;
+  GradScaler small(StaticScale{16.0f}), large;
+  EXPECT_TRUE(loop.add(small, 0.25f).applied);
+  EXPECT_FALSE(loop.add(large, 4.0f).applied);
+  const StepReport report = loop.sums.step(loop.optimizer);
+  EXPECT_FALSE(report.applied);
+  EXPECT_EQ(report.culprit, "w: 2 inf, 0 nan");
+  EXPECT_EQ(loop.master(), 1.0f);
+  EXPECT_EQ(large.get_scale(), 32768.0f);
+  EXPECT_EQ(small.get_scale(), 16.0f);
+
+  EXPECT_TRUE(loop.add(small, 0.25f).applied);
+  EXPECT_TRUE(loop.add(large, 0.125f).applied);
+  EXPECT_TRUE(loop.sums.step(loop.optimizer).applied) << "the bad sum is gone";
+  EXPECT_EQ(loop.master(), 1.0f - 0.375f);
+}
+
+TEST(Accumulator, SumsSmallGradientsThatFP16WouldDrop) {
+  Loop loop;
+  GradScaler scaler;
+  loop.add(scaler, 0.5f);
+  for (int i = 0; i < 1000; ++i) loop.add(scaler, 1e-4f);
+  loop.sums.step(loop.optimizer);
+  EXPECT_NEAR(loop.master(), 1.0 - 0.6, 1e-4);
+}
+
+TEST(Accumulator, ClipsTheSum) {
+  Loop loop;
+  GradScaler scaler(StaticScale{16.0f});
+  loop.add(scaler, 3.0f);
+  loop.add(scaler, 1.0f);
+  const StepReport report = loop.sums.step(loop.optimizer, {.max_norm = 1.0f});
+  EXPECT_NEAR(report.grad_norm, 4.0 * std::sqrt(2.0), 1e-6);
+  EXPECT_NEAR(loop.master(), 1.0 - 1.0 / std::sqrt(2.0), 1e-6);
+}
+
+TEST(Accumulator, OneBadGradientSkipsEveryOptimizerOnTheSums) {
+  std::vector<float> wa = {1.0f}, wb = {1.0f}, ga(1), gb(1);
+  GradAccumulator sums({{"a", view(wa), view(ga)}, {"b", view(wb), view(gb)}});
+  SGD first({sums.summed()[0]}, {.lr = 1.0}), second({sums.summed()[1]}, {.lr = 1.0});
+  GradScaler scaler;
+  const auto add = [&](float a, float b) {
+    const float scaled = scaler.scale(1.0f);
+    ga[0] = a * scaled;
+    gb[0] = b * scaled;
+    scaler.step(sums);
+    scaler.update();
+  };
+  add(kNan, 0.5f);
+  add(0.25f, 0.25f);
+  EXPECT_FALSE(sums.step(first).applied);
+  EXPECT_FALSE(sums.step(second).applied);
+  add(0.25f, 0.25f);
+  EXPECT_TRUE(sums.step(first).applied);
+  EXPECT_TRUE(sums.step(second).applied);
+  EXPECT_EQ(wa[0], 0.75f);
+  EXPECT_EQ(wb[0], 0.75f);
+}
+
+TEST(Accumulator, RefusesAnOptimizerOnOtherGradients) {
+  Loop loop;
+  SGD other({{"w", view(loop.weight), view(loop.grad)}});
+  expect_error(ErrorCode::kInvalidArgument, "summed()", [&] { loop.sums.step(other); });
+}
+
+TEST(Accumulator, WorksWithTheApexFace) {
+  Loop loop;
+  GradScaler a(StaticScale{8.0f}), b(StaticScale{1024.0f});
+  const auto backward = [&](float value) {
+    return [&loop, value](float scaled) {
+      for (f16& g : loop.grad) g = f16(value * scaled);
+    };
+  };
+  scale_loss(1.0f, a, loop.sums, backward(0.5f));
+  scale_loss(1.0f, b, loop.sums, backward(0.25f));
+  EXPECT_TRUE(loop.sums.step(loop.optimizer).applied);
+  EXPECT_EQ(loop.master(), 0.25f);
+}
+
+}  // namespace
+}  // namespace headroom

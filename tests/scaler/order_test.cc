@@ -1,0 +1,212 @@
+// torch's stages: which call may follow which, for one optimizer and for several.
+#include "tests/support.h"
+
+namespace headroom {
+namespace {
+
+struct Loop {
+  std::vector<float> weight = {1.0f}, grad = {1.0f};
+  SGD optimizer{{{"w", view(weight), view(grad)}}};
+};
+
+void wrong_order(const std::string& part, const std::function<void()>& call) {
+  expect_error(ErrorCode::kWrongOrder, part, call);
+}
+
+TEST(Order, NothingBeforeTheFirstScale) {
+  Loop loop;
+  GradScaler scaler;
+  wrong_order("unscale_() was called before any scale()", [&] { scaler.unscale_(loop.optimizer); });
+  wrong_order("step() was called before any scale()", [&] { scaler.step(loop.optimizer); });
+  wrong_order("update() was called before any scale()", [&] { scaler.update(); });
+  EXPECT_EQ(loop.weight[0], 1.0f);
+}
+
+TEST(Order, UnscaleOnceAndNotAfterStep) {
+  Loop loop;
+  GradScaler scaler;
+  scaler.scale(1.0f);
+  scaler.unscale_(loop.optimizer);
+  wrong_order("already called", [&] { scaler.unscale_(loop.optimizer); });
+  scaler.step(loop.optimizer);
+  wrong_order("after step()", [&] { scaler.unscale_(loop.optimizer); });
+}
+
+TEST(Order, StepOnceBetweenUpdates) {
+  Loop loop;
+  GradScaler scaler;
+  scaler.scale(1.0f);
+  scaler.step(loop.optimizer);
+  wrong_order("after step()", [&] { scaler.step(loop.optimizer); });
+  scaler.update();
+  scaler.scale(1.0f);
+  scaler.step(loop.optimizer);
+}
+
+TEST(Order, UpdateNeedsACheck) {
+  Loop loop;
+  GradScaler scaler;
+  scaler.scale(1.0f);
+  wrong_order("no optimizer was stepped", [&] { scaler.update(); });
+  scaler.unscale_(loop.optimizer);
+  scaler.update();  // a user may look at the gradients and decide not to step
+  wrong_order("no optimizer was stepped", [&] { scaler.update(); });
+}
+
+TEST(Order, MicroBatchesAreNotSplitByAnUpdate) {
+  Loop loop;
+  GradScaler scaler;
+  scaler.scale(1.0f);
+  scaler.scale(2.0f);
+  scaler.step(loop.optimizer);
+  scaler.update();
+  scaler.scale(1.0f);
+  scaler.step(loop.optimizer);
+  scaler.scale(1.0f);  // the first micro-batch of the next step
+  wrong_order("gradients wait", [&] { scaler.update(); });
+}
+
+TEST(Order, GradientsAreUnscaledByTheScaleOfTheirBackward) {
+  Loop first, second;
+  GradScaler scaler(DynamicScale{.growth_interval = 1});
+  const float scaled = scaler.scale(1.0f);
+  first.grad[0] = second.grad[0] = 0.5f * scaled;
+  scaler.step(first.optimizer);
+  scaler.update();  // the scale doubles before the second optimizer has stepped
+  EXPECT_EQ(scaler.get_scale(), 131072.0f);
+  EXPECT_EQ(scaler.step(second.optimizer).grad_norm, 0.5);
+}
+
+TEST(SeveralOptimizers, EachDecidesForItselfAndTheScaleIsShared) {
+  Loop good, bad;
+  GradScaler scaler;
+  scaler.scale(1.0f);
+  bad.grad[0] = kInf;
+  EXPECT_FALSE(scaler.step(bad.optimizer).applied);
+  EXPECT_TRUE(scaler.step(good.optimizer).applied) << "a later clean one does not hide it";
+  scaler.update();
+  EXPECT_EQ(scaler.get_scale(), 32768.0f);
+  EXPECT_EQ(scaler.state().skipped, 1);
+}
+
+TEST(SeveralOptimizers, AParameterInTwoIsRefused) {
+  Loop loop;
+  std::vector<float> other_grad = {1.0f};
+  AdamW other({{"same", view(loop.weight), view(other_grad)}});
+  GradScaler scaler;
+  scaler.scale(1.0f);
+  scaler.step(loop.optimizer);
+  const float before = loop.weight[0];
+  expect_error(ErrorCode::kInvalidArgument, "another optimizer", [&] { scaler.step(other); });
+  EXPECT_EQ(loop.weight[0], before);
+}
+
+TEST(SeveralOptimizers, AParameterThatIsAddedLaterIsFoundToo) {
+  Loop first, second;
+  GradScaler scaler;
+  scaler.scale(1.0f);
+  scaler.step(first.optimizer);
+  scaler.step(second.optimizer);
+  scaler.update();
+  std::vector<float> grad = {1.0f};
+  second.optimizer.add_group({{"again", view(first.weight), view(grad)}}, {});
+  scaler.scale(1.0f);
+  expect_error(ErrorCode::kInvalidArgument, "another optimizer",
+               [&] { scaler.step(second.optimizer); });
+}
+
+TEST(SeveralOptimizers, ANewOptimizerMayTakeOverFromOneThatIsGone) {
+  std::vector<float> weight = {1.0f}, grad = {1.0f};
+  GradScaler scaler;
+  for (int i = 0; i < 3; ++i) {
+    SGD optimizer({{"w", view(weight), view(grad)}});
+    scaler.scale(1.0f);
+    EXPECT_TRUE(scaler.step(optimizer).applied);
+    scaler.update();
+  }
+}
+
+TEST(NewScale, IsSetWithinBoundsOnly) {
+  Loop loop;
+  GradScaler scaler;
+  scaler.update(1024.0f);
+  EXPECT_EQ(scaler.get_scale(), 1024.0f);
+  for (const float bad : {0.0f, -1.0f, kNan, kInf, 0.5f, 0x1p25f}) {
+    expect_error(ErrorCode::kInvalidArgument, "cannot be set", [&] { scaler.update(bad); });
+  }
+  EXPECT_EQ(scaler.get_scale(), 1024.0f);
+  scaler.scale(1.0f);
+  wrong_order("old one", [&] { scaler.update(512.0f); });
+  EXPECT_EQ(scaler.get_scale(), 1024.0f);
+}
+
+TEST(NewScale, StartsTheGrowthCountAgain) {
+  Loop loop;
+  GradScaler scaler(DynamicScale{.growth_interval = 3});
+  const auto clean_step = [&] {
+    scaler.scale(1.0f);
+    scaler.step(loop.optimizer);
+    scaler.update();
+  };
+  clean_step();
+  clean_step();
+  scaler.update(1024.0f);
+  clean_step();
+  EXPECT_EQ(scaler.get_scale(), 1024.0f);
+  EXPECT_EQ(scaler.state().steps, 3);
+}
+
+TEST(Options, AnImpossibleNormIsRefusedBeforeAnythingHappens) {
+  Loop loop;
+  GradScaler scaler;
+  scaler.scale(1.0f);
+  for (const float bad : {-1.0f, kNan, kInf}) {
+    expect_error(ErrorCode::kInvalidArgument, "max_norm",
+                 [&] { scaler.step(loop.optimizer, {.max_norm = bad}); });
+  }
+  EXPECT_TRUE(scaler.step(loop.optimizer).applied);
+  EXPECT_THROW(GradScaler(DynamicScale{.init_scale = 0.0f}), Error);
+}
+
+// An optimizer of the user's own under the scaler.
+class Mine : public Optimizer {
+ public:
+  explicit Mine(std::vector<Parameter> parameters) : Optimizer(std::move(parameters)) {}
+  void apply(float multiplier, bool) override {
+    if (fail) throw std::runtime_error("device lost");
+    multipliers.push_back(multiplier);
+  }
+  void skipped(const std::string& culprit) override { culprits.push_back(culprit); }
+  std::vector<float> multipliers;
+  std::vector<std::string> culprits;
+  bool fail = false;
+};
+
+TEST(OwnOptimizer, IsCalledOnlyForGoodSteps) {
+  std::vector<float> weight = {1.0f}, grad = {1.0f};
+  Mine mine({{"w", view(weight), view(grad)}});
+  GradScaler scaler(StaticScale{4.0f});
+  scaler.scale(1.0f);
+  scaler.step(mine);
+  scaler.update();
+  scaler.scale(1.0f);
+  grad[0] = kNan;
+  scaler.step(mine);
+  EXPECT_EQ(mine.multipliers, std::vector<float>{0.25f});
+  EXPECT_EQ(mine.culprits, std::vector<std::string>{"w: 0 inf, 1 nan"});
+}
+
+TEST(OwnOptimizer, MayThrowAndTheStepMayBeTriedAgain) {
+  std::vector<float> weight = {1.0f}, grad = {1.0f};
+  Mine mine({{"w", view(weight), view(grad)}});
+  GradScaler scaler;
+  scaler.scale(1.0f);
+  mine.fail = true;
+  EXPECT_THROW(scaler.step(mine), std::runtime_error);
+  mine.fail = false;
+  EXPECT_TRUE(scaler.step(mine).applied);
+  scaler.update();
+}
+
+}  // namespace
+}  // namespace headroom

@@ -1,0 +1,273 @@
+// What a step does: the whole way from a scaled gradient to a weight.
+#include "tests/support.h"
+
+namespace headroom {
+namespace {
+
+// One parameter under one optimizer, with gradients made as backward would make them.
+struct Loop {
+  std::vector<f16> weight = std::vector<f16>(3, f16(1.0f));
+  std::vector<f16> grad = std::vector<f16>(3);
+  SGD optimizer;
+
+  explicit Loop(const SGDOptions& options = {.lr = 1.0})
+      : optimizer({{"w", view(weight), view(grad)}}, options) {}
+
+  // "Backward": the gradient of each element is `value` times the scaled loss.
+  void backward(float scaled_loss, float value) {
+    for (f16& g : grad) g = f16(value * scaled_loss);
+  }
+};
+
+TEST(Step, AGradientThatWouldUnderflowArrives) {
+  Loop plain({.lr = 1e4}), scaled({.lr = 1e4});
+  GradScaler none(NoScale{}), scaler;
+  const float tiny = 1e-8f;  // below half of FP16's smallest number
+  plain.backward(none.scale(1.0f), tiny);
+  scaled.backward(scaler.scale(1.0f), tiny);
+  EXPECT_TRUE(none.step(plain.optimizer).applied);
+  EXPECT_TRUE(scaler.step(scaled.optimizer).applied);
+  EXPECT_EQ(plain.optimizer.master(0)[0], 1.0f) << "lost";
+  EXPECT_NEAR(scaled.optimizer.master(0)[0], 1.0 - 1e-4, 1e-7);
+}
+
+TEST(Step, OverflowSkipsCutsTheScaleAndClearsTheGradients) {
+  Loop loop({.lr = 1.0, .momentum = 0.9});
+  GradScaler scaler;
+  loop.backward(scaler.scale(1.0f), 2.0f);  // 131072 is beyond FP16
+  const StepReport report = scaler.step(loop.optimizer);
+  EXPECT_FALSE(report.applied);
+  EXPECT_EQ(report.skip, Skip::kNotFinite);
+  EXPECT_EQ(report.scale, 65536.0f);
+  EXPECT_EQ(report.culprit, "w: 3 inf, 0 nan");
+  EXPECT_EQ(report.to_string(), "skipped at scale 65536: w: 3 inf, 0 nan");
+  EXPECT_EQ(loop.optimizer.steps(0), 0);
+  EXPECT_EQ(static_cast<float>(loop.weight[0]), 1.0f);
+  EXPECT_EQ(bytes_of(loop.grad), std::vector<unsigned char>(6, 0));
+  scaler.update();
+  EXPECT_EQ(scaler.scale(1.0f), 32768.0f) << "the very next pass uses the new scale";
+}
+
+TEST(Step, AFirstStepOverflowLeavesNoMomentum) {
+  Loop loop({.lr = 1.0, .momentum = 0.9, .dampening = 0.5});
+  GradScaler scaler;
+  loop.backward(scaler.scale(1.0f), kNan);
+  EXPECT_FALSE(scaler.step(loop.optimizer).applied);
+  scaler.update();
+  loop.backward(scaler.scale(1.0f), 0.25f);
+  EXPECT_TRUE(scaler.step(loop.optimizer).applied);
+  EXPECT_EQ(loop.optimizer.master(0)[0], 0.75f) << "the first applied step is undampened";
+}
+
+TEST(Step, ClippingIsOnTheUnscaledNorm) {
+  Loop loop;
+  GradScaler scaler(StaticScale{1024.0f});
+  loop.backward(scaler.scale(1.0f), 4.0f);
+  const StepReport report = scaler.step(loop.optimizer, {.max_norm = 1.0f});
+  EXPECT_NEAR(report.grad_norm, 4.0 * std::sqrt(3.0), 1e-9);
+  EXPECT_NEAR(report.clip_factor, 1.0 / (4.0 * std::sqrt(3.0) + 1e-6), 1e-12);
+  EXPECT_NEAR(loop.optimizer.master(0)[0], 1.0 - 1.0 / std::sqrt(3.0), 1e-6);
+}
+
+TEST(Step, ClearsAsAsked) {
+  for (const ClearGrads clear : {ClearGrads::kOnSkip, ClearGrads::kAlways, ClearGrads::kNever}) {
+    for (const bool overflow : {false, true}) {
+      Loop loop;
+      GradScaler scaler(StaticScale{1.0f});
+      loop.backward(scaler.scale(1.0f), overflow ? kInf : 0.5f);
+      scaler.step(loop.optimizer, {.clear_grads = clear});
+      const bool cleared = (loop.grad[0].bits == 0);
+      EXPECT_EQ(cleared,
+                clear == ClearGrads::kAlways || (clear == ClearGrads::kOnSkip && overflow));
+    }
+  }
+}
+
+TEST(Step, UnscalingThatOverflowsIsSkipped) {
+  std::vector<float> weight = {1.0f}, grad = {1e38f};
+  SGD optimizer({{"w", view(weight), view(grad)}});
+  GradScaler scaler(StaticScale{0x1p-10f});
+  scaler.scale(1.0f);
+  const StepReport report = scaler.step(optimizer);
+  EXPECT_EQ(report.skip, Skip::kUnscaleOverflow);
+  EXPECT_EQ(weight[0], 1.0f);
+  EXPECT_NE(report.to_string().find("would overflow"), std::string::npos);
+}
+
+TEST(Step, FiniteGradientsWithAHugeNormAreAppliedAndClipped) {
+  std::vector<float> weight(1000, 1.0f), grad(1000, 1e30f);
+  SGD optimizer({{"w", view(weight), view(grad)}}, {.lr = 1.0});
+  GradScaler scaler(NoScale{});
+  scaler.scale(1.0f);
+  const StepReport report = scaler.step(optimizer, {.max_norm = 1.0f});
+  EXPECT_TRUE(report.applied);
+  EXPECT_NEAR(weight[0], 1.0 - 1.0 / std::sqrt(1000.0), 1e-6);
+}
+
+TEST(Step, StaticScaleSkipsOrThrowsByChoice) {
+  Loop loop;
+  GradScaler thrower(StaticScale{.scale = 128.0f, .on_overflow = OnOverflow::kThrow});
+  loop.backward(thrower.scale(1.0f), kInf);
+  expect_error(ErrorCode::kOverflow, "w: 3 inf", [&] { thrower.step(loop.optimizer); });
+  EXPECT_EQ(static_cast<float>(loop.weight[0]), 1.0f);
+  thrower.update();  // and training may go on
+  EXPECT_EQ(thrower.get_scale(), 128.0f);
+  loop.backward(thrower.scale(1.0f), 0.5f);
+  EXPECT_TRUE(thrower.step(loop.optimizer).applied);
+}
+
+TEST(Step, EmptyOptimizersAndMissingGradientsAreFine) {
+  AdamW none({});
+  GradScaler scaler;
+  scaler.scale(1.0f);
+  EXPECT_TRUE(scaler.step(none).applied);
+  scaler.update();
+}
+
+TEST(Unscale, LetsTheUserClipByHand) {
+  std::vector<float> weight(2, 1.0f), grad(2);
+  SGD optimizer({{"w", view(weight), view(grad)}}, {.lr = 1.0});
+  GradScaler scaler;
+  grad.assign(2, 3.0f * scaler.scale(1.0f));
+  EXPECT_TRUE(scaler.unscale_(optimizer).ok());
+  EXPECT_EQ(grad[0], 3.0f);
+  for (float& g : grad) g = std::min(g, 0.5f);
+  const StepReport report = scaler.step(optimizer);
+  EXPECT_TRUE(report.applied);
+  EXPECT_EQ(report.scale, 65536.0f);
+  EXPECT_EQ(weight[0], 0.5f);
+}
+
+TEST(Unscale, NanThatArrivesAfterwardsDoesNoHarm) {
+  std::vector<float> weight(2, 1.0f), grad(2);
+  SGD optimizer({{"w", view(weight), view(grad)}});
+  GradScaler scaler;
+  grad.assign(2, scaler.scale(1.0f));
+  scaler.unscale_(optimizer);
+  grad[1] = kNan;
+  EXPECT_FALSE(scaler.step(optimizer).applied);
+  EXPECT_EQ(weight[0], 1.0f);
+  scaler.update();
+  EXPECT_EQ(scaler.get_scale(), 32768.0f);
+}
+
+TEST(Unscale, OverflowFoundThereSkipsTheStepEvenIfItIsHiddenSince) {
+  std::vector<float> weight(2, 1.0f), grad(2);
+  SGD optimizer({{"w", view(weight), view(grad)}});
+  GradScaler scaler;
+  scaler.scale(1.0f);
+  grad = {kInf, 1.0f};
+  optimizer.set_grad(0, view(grad));
+  EXPECT_FALSE(scaler.unscale_(optimizer).ok());
+  grad[0] = 0.0f;
+  const StepReport report = scaler.step(optimizer);
+  EXPECT_FALSE(report.applied);
+  EXPECT_EQ(report.culprit, "w: 1 inf, 0 nan");
+}
+
+TEST(Unscale, CountsFP16GradientsThatUnderflowAgain) {
+  Loop loop;
+  GradScaler scaler;
+  loop.backward(scaler.scale(1.0f), 1e-8f);
+  EXPECT_EQ(scaler.unscale_(loop.optimizer).new_zeros, 3);
+}
+
+TEST(Scale, IsFormedInFP32WhateverTheLoss) {
+  GradScaler scaler;
+  EXPECT_EQ(scaler.scale(f16(2.0f)), 131072.0f) << "beyond FP16";
+  EXPECT_EQ(scaler.scale(bf16(2.0f)), 131072.0f);
+  EXPECT_TRUE(std::isnan(scaler.scale(kNan)));
+}
+
+TEST(Scale, GrowsAfterTheInterval) {
+  Loop loop;
+  GradScaler scaler(DynamicScale{.growth_interval = 3});
+  for (int i = 0; i < 3; ++i) {
+    loop.backward(scaler.scale(1.0f), 1e-4f);
+    scaler.step(loop.optimizer);
+    scaler.update();
+  }
+  EXPECT_EQ(scaler.get_scale(), 131072.0f);
+}
+
+TEST(Disabled, PassesThroughAndStillProtectsTheWeights) {
+  Loop loop;
+  GradScaler scaler(DynamicScale{}, {.enabled = false});
+  EXPECT_FALSE(scaler.enabled());
+  EXPECT_EQ(scaler.scale(3.0f), 3.0f);
+  EXPECT_EQ(scaler.get_scale(), 1.0f);
+  loop.backward(1.0f, 0.5f);
+  scaler.unscale_(loop.optimizer);
+  EXPECT_TRUE(scaler.step(loop.optimizer).applied);
+  EXPECT_TRUE(scaler.step(loop.optimizer).applied) << "no stages when disabled";
+  scaler.update();
+  EXPECT_EQ(static_cast<float>(loop.weight[0]), 0.0f);
+  loop.backward(1.0f, kNan);
+  EXPECT_FALSE(scaler.step(loop.optimizer).applied);
+}
+
+TEST(Alarm, IsThrownAtTheFloorAndTrainingMayGoOn) {
+  Loop loop;
+  GradScaler scaler(DynamicScale{.init_scale = 2.0f});
+  const auto overflow = [&] {
+    loop.backward(scaler.scale(1.0f), kInf);
+    scaler.step(loop.optimizer);
+    scaler.update();
+  };
+  overflow();
+  EXPECT_EQ(scaler.get_scale(), 1.0f);
+  expect_error(ErrorCode::kScaleCollapsed, "The last culprit was w: 3 inf, 0 nan", overflow);
+  EXPECT_EQ(scaler.state().skipped, 2);
+  loop.backward(scaler.scale(1.0f), 0.5f);
+  EXPECT_TRUE(scaler.step(loop.optimizer).applied);
+  scaler.update();
+}
+
+TEST(Alarm, GoesToTheCallbackIfThereIsOne) {
+  Loop loop;
+  std::vector<AlarmReport> alarms;
+  GradScaler scaler(DynamicScale{.max_skips_in_row = 2},
+                    {.on_alarm = [&](const AlarmReport& alarm) { alarms.push_back(alarm); }});
+  for (int i = 0; i < 3; ++i) {
+    loop.backward(scaler.scale(1.0f), kInf);
+    scaler.step(loop.optimizer);
+    scaler.update();
+  }
+  ASSERT_EQ(alarms.size(), 2u);
+  EXPECT_EQ(alarms[0].alarm, Alarm::kSkipsInRow);
+  EXPECT_EQ(alarms[0].skips_in_row, 2);
+  EXPECT_EQ(alarms[1].scale, 8192.0f);
+  EXPECT_NE(alarms[1].sentence.find("3 steps in a row"), std::string::npos);
+}
+
+TEST(Faces, KerasWrapsAnOptimizer) {
+  Loop loop;
+  LossScaleOptimizer optimizer(loop.optimizer);
+  EXPECT_EQ(optimizer.loss_scale(), 32768.0f);
+  loop.backward(optimizer.scale_loss(1.0f), 4.0f);
+  EXPECT_FALSE(optimizer.apply().applied);
+  EXPECT_EQ(optimizer.iterations(), 0);
+  loop.backward(optimizer.scale_loss(1.0f), 0.5f);
+  EXPECT_TRUE(optimizer.apply({.max_norm = 10.0f}).applied);
+  EXPECT_EQ(optimizer.iterations(), 1);
+  EXPECT_EQ(optimizer.loss_scale(), 16384.0f);
+}
+
+TEST(Faces, ApexScopesTheScaledLoss) {
+  Loop loop;
+  GradScaler scaler(preset("apex"));
+  const StepReport report =
+      scale_loss(1.0f, scaler, loop.optimizer, [&](float scaled) { loop.backward(scaled, 2.0f); });
+  EXPECT_FALSE(report.applied);
+  EXPECT_EQ(scaler.get_scale(), 32768.0f);
+  EXPECT_THROW(scale_loss(1.0f, scaler, loop.optimizer,
+                          [](float) { throw std::runtime_error("backward failed"); }),
+               std::runtime_error);
+  EXPECT_EQ(scaler.state().steps, 1) << "nothing was stepped or updated";
+  EXPECT_TRUE(scale_loss(1.0f, scaler, loop.optimizer, [&](float scaled) {
+                loop.backward(scaled, 0.5f);
+              }).applied);
+}
+
+}  // namespace
+}  // namespace headroom

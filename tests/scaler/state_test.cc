@@ -1,0 +1,105 @@
+// The scaler's saved state: exact, complete, and refused when it is not.
+#include <nlohmann/json.hpp>
+
+#include "tests/support.h"
+
+namespace headroom {
+namespace {
+
+using nlohmann::json;
+
+TEST(ScalerState, EveryNumberComesBackExactly) {
+  ScalePolicy policy = preset("mxnet");
+  policy.init_scale = 0x1.fffffep20f;
+  policy.backoff_factor = 0.1;
+  policy.growth_factor = 1.0 + 0x1p-40;
+  policy.on_overflow = OnOverflow::kThrow;
+  GradScaler scaler(policy);
+  ScaleState state = scaler.state();
+  state.steps = (int64_t{1} << 53) + 1;
+  state.skipped = 5;
+  state.pending = 0x1.000002p-20f;
+  scaler.load_state(state);
+  GradScaler other;
+  other.load(scaler.save());
+  EXPECT_EQ(other.save(), scaler.save());
+  EXPECT_EQ(other.policy().growth_factor, policy.growth_factor);
+  EXPECT_EQ(other.policy().on_overflow, OnOverflow::kThrow);
+  EXPECT_EQ(other.state().steps, state.steps);
+  EXPECT_EQ(other.state().pending, state.pending);
+}
+
+TEST(ScalerState, MissingExtraAndImpossibleValuesAreRefusedAndNothingChanges) {
+  GradScaler scaler;
+  scaler.update(512.0f);
+  const std::string before = scaler.save();
+  const json good = json::parse(before);
+  const auto refuse = [&](const std::string& part, const std::string& text) {
+    expect_error(ErrorCode::kBadState, part, [&] { scaler.load(text); });
+    EXPECT_EQ(scaler.save(), before);
+  };
+  for (const char* section : {"policy", "state"}) {
+    for (const auto& item : good[section].items()) {
+      json missing = good;
+      missing[section].erase(item.key());
+      refuse("'" + item.key() + "'", missing.dump());
+      json wrong = good;
+      wrong[section][item.key()] = "nonsense";
+      refuse("'" + item.key() + "'", wrong.dump());
+    }
+    json extra = good;
+    extra[section]["more"] = 1;
+    refuse("'more'", extra.dump());
+    json without = good;
+    without.erase(section);
+    refuse(section, without.dump());
+  }
+  const auto with = [&](const char* section, const char* key, const json& value) {
+    json changed = good;
+    changed[section][key] = value;
+    return changed.dump();
+  };
+  for (const json& bad : {json(0.0), json(-1.0), json(1e39), json(1e-50), json(nullptr)}) {
+    refuse("scale", with("state", "scale", bad));
+    refuse("pending", with("state", "pending", bad));
+    refuse("init_scale", with("policy", "init_scale", bad));
+  }
+  refuse("growth_factor", with("policy", "growth_factor", 0.5));
+  refuse("growth_interval", with("policy", "growth_interval", 3000000000));
+  refuse("growth_interval", with("policy", "growth_interval", 2.5));
+  refuse("growth_tracker", with("state", "growth_tracker", 2000));
+  refuse("growth_tracker", with("state", "growth_tracker", -1));
+  refuse("delay_left", with("state", "delay_left", 0));
+  refuse("delay_left", with("state", "delay_left", 2));
+  refuse("steps", with("state", "steps", -1));
+  refuse("steps", with("state", "steps", 18446744073709551615u));
+  refuse("skipped", with("state", "skipped", 1));
+  refuse("skips_in_row", with("state", "skips_in_row", 1));
+  refuse("pending", with("state", "pending", 1024.0));
+  refuse("not a JSON object", "");
+  refuse("not a JSON object", "[]");
+  refuse("not a JSON object", before.substr(0, before.size() / 2));
+  json other = good;
+  other["format"] = "torch";
+  refuse("format", other.dump());
+  other = good;
+  other["version"] = 2;
+  refuse("version", other.dump());
+  other = good;
+  other["comment"] = "";
+  refuse("'comment'", other.dump());
+}
+
+TEST(ScalerState, LoadingOpensANewRound) {
+  std::vector<float> weight = {1.0f}, grad = {1.0f};
+  SGD optimizer({{"w", view(weight), view(grad)}});
+  GradScaler scaler;
+  scaler.scale(1.0f);
+  scaler.step(optimizer);
+  scaler.load(scaler.save());
+  scaler.scale(1.0f);
+  EXPECT_TRUE(scaler.step(optimizer).applied);
+}
+
+}  // namespace
+}  // namespace headroom
