@@ -8,7 +8,7 @@ target_compile_options(headroom_flags INTERFACE
   -fno-fast-math -ffp-contract=off)
 if(HEADROOM_SANITIZE)
   target_compile_options(headroom_flags INTERFACE
-    -fsanitize=${HEADROOM_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -g)
+    -fsanitize=${HEADROOM_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
   target_link_options(headroom_flags INTERFACE -fsanitize=${HEADROOM_SANITIZE})
 endif()
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
