@@ -18,7 +18,7 @@ struct Options {
 
 int bench(const Options& options) {
   if (!options.json) {
-    fmt::print("{} on {}; medians of {} turns\n\n", simd_target(), "one thread unless named",
+    fmt::print("SIMD target {}; one thread unless named; medians of {} turns\n\n", simd_target(),
                options.settings.repetitions);
     fmt::print("{:<28}{:>9}{:>9}{:>10}   {}\n", "", "GB/s", "floor", "of floor", "floor is");
   }

@@ -1,6 +1,7 @@
 # Sourced by ./run and ./test: installs what is missing, configures once, builds.
 # Everything it prints goes to standard error, so that a command's own output stays clean.
 
+# need PACKAGE...: installs those that are missing.
 need() {
   local missing=()
   for package in "$@"; do
@@ -22,9 +23,8 @@ need() {
   rm -f /tmp/headroom-install.$$
 }
 
-BUILD_PACKAGES=(g++ cmake ninja-build libhwy-dev nlohmann-json3-dev libdlpack-dev libcli11-dev
-                libfmt-dev)
-TEST_PACKAGES=(libgtest-dev librapidcheck-dev pkgconf python3)
+PACKAGES=(g++ cmake ninja-build pkgconf python3 libhwy-dev nlohmann-json3-dev libdlpack-dev libcli11-dev
+          libfmt-dev libgtest-dev librapidcheck-dev)
 
 # build PRESET [TARGET...]: configures the first time, then builds; says little if all goes well.
 build() {

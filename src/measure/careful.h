@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 namespace headroom::internal {
 
@@ -74,6 +75,14 @@ inline bool is_inf(double x) {
   return (std::bit_cast<uint64_t>(x) & 0x7FFFFFFFFFFFFFFFu) == 0x7FF0000000000000u;
 }
 
+/// The element at `from`, which may have any alignment.
+template <typename T>
+T element(const T* from) {
+  T x;
+  std::memcpy(&x, from, sizeof(T));
+  return x;
+}
+
 inline double widen(f16 x) { return static_cast<float>(x); }
 inline double widen(bf16 x) { return static_cast<float>(x); }
 inline double widen(float x) { return x; }
@@ -85,7 +94,7 @@ void careful_copy(const T* from, size_t count, int64_t tensor, T* to, GradStats*
   int64_t inf = 0;
   int64_t nan = 0;
   for (size_t i = 0; i < count; ++i) {
-    const T x = from[i];
+    const T x = element(from + i);
     const bool finite = finite_bits(x);
     inf += is_inf(x);
     nan += !finite && !is_inf(x);

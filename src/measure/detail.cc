@@ -33,7 +33,7 @@ template <typename T>
 void add_detail(const T* p, size_t count, GradDetail* detail) {
   detail->histogram.resize(kMax - kMin + 1);
   for (size_t i = 0; i < count; ++i) {
-    const T x = p[i];
+    const T x = element(p + i);
     if (!finite_bits(x)) continue;
     const double wide = widen(x);
     if (wide == 0.0) {

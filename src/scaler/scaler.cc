@@ -127,7 +127,7 @@ void GradScaler::record(bool overflow, const std::string& culprit) {
 UnscaleResult GradScaler::unscale_(Optimizer& optimizer) {
   if (!enabled()) return {};
   Round& round = enter(optimizer, "unscale_()", true);
-  const UnscaleResult result = headroom::unscale_(grads_of(optimizer), inverse(used_scale_));
+  UnscaleResult result = headroom::unscale_(grads_of(optimizer), inverse(used_scale_));
   round.stage = Stage::kUnscaled;
   round.overflow = !result.ok();
   round.culprit = describe_culprit(result.before, optimizer.parameters());

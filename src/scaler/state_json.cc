@@ -11,7 +11,6 @@
 namespace headroom {
 namespace {
 
-using internal::require;
 using nlohmann::json;
 
 constexpr const char* kFormat = "headroom-scaler";

@@ -101,16 +101,31 @@ TEST_P(Patterns, EveryLengthAndEveryPlace) {
   expect_lengths_and_places<double>();
 }
 
-TEST_P(Patterns, AnyAlignmentEvenOddBytes) {
-  const std::vector<float> values = random_values<float>(300, 4);
-  const std::string expected = fingerprint(measure({view(values)}));
-  std::vector<char> memory(301 * sizeof(float));
-  for (size_t offset = 0; offset < sizeof(float); ++offset) {
-    std::memcpy(memory.data() + offset, values.data(), 300 * sizeof(float));
+template <typename T>
+void expect_any_alignment() {
+  std::vector<T> values = random_values<T>(3000, 4);
+  values[1234] = from_float<T>(kNan);
+  const GradStats expected = measure({view(values)}, {.detail = true});
+  std::vector<T> unscaled = values;
+  unscale_({view(unscaled)}, 0.5f);
+  std::vector<char> memory(3001 * sizeof(T));
+  for (size_t offset = 0; offset < sizeof(T); ++offset) {
+    std::memcpy(memory.data() + offset, values.data(), 3000 * sizeof(T));
     const TensorView shifted =
-        view(static_cast<const void*>(memory.data() + offset), DType::kF32, 300);
-    EXPECT_EQ(fingerprint(measure({shifted})), expected) << offset;
+        view(static_cast<void*>(memory.data() + offset), dtype_of<T>(), 3000);
+    const GradStats found = measure({shifted}, {.detail = true});
+    ASSERT_EQ(fingerprint(found), fingerprint(expected)) << offset;
+    ASSERT_EQ(found.detail.histogram, expected.detail.histogram) << offset;
+    unscale_({shifted}, 0.5f);
+    ASSERT_EQ(std::memcmp(memory.data() + offset, unscaled.data(), 3000 * sizeof(T)), 0) << offset;
   }
+}
+
+TEST_P(Patterns, AnyAlignmentEvenOddBytes) {
+  expect_any_alignment<f16>();
+  expect_any_alignment<bf16>();
+  expect_any_alignment<float>();
+  expect_any_alignment<double>();
 }
 
 }  // namespace

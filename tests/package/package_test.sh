@@ -20,9 +20,7 @@ case $case in
     "$work/build/consumer"
     ;;
   pkg_config)
-    export PKG_CONFIG_PATH=$libdir/pkgconfig
-    # The prefix of this installation, which was chosen after configuring.
-    flags=$(pkg-config --define-variable=prefix="$prefix" --cflags --libs headroom)
+    flags=$(PKG_CONFIG_PATH=$libdir/pkgconfig pkg-config --cflags --libs headroom)
     # shellcheck disable=SC2086
     $cxx -std=c++20 "$here/consumer.cc" $flags -o "$work/consumer"
     LD_LIBRARY_PATH=$libdir "$work/consumer"
