@@ -127,18 +127,27 @@ void print_summary(const std::string& policy, const std::vector<Step>& steps) {
 }
 
 // Goes to standard error, so that it neither stays silent nor disturbs --json.
-void warn_of_alarms(const ScalePolicy& policy, const std::vector<Step>& steps) {
+void tell_of_limits(const ScalePolicy& policy, const std::vector<Step>& steps) {
   int64_t alarms = 0;
-  int64_t first = 0;
+  int64_t first_alarm = 0;
+  int64_t first_top = 0;
   for (const Step& step : steps) {
-    if (step.alarm == Alarm::kNone) continue;
-    if (alarms++ == 0) first = step.number;
+    if (step.alarm != Alarm::kNone && alarms++ == 0) first_alarm = step.number;
+    if (step.scale == kLargestScale && first_top == 0) first_top = step.number;
   }
-  if (alarms == 0) return;
-  fmt::print(stderr,
-             "headroom: {} steps from step {} on raised an alarm: gradients overflowed with the "
-             "scale at its floor ({}), or too many times in a row.\n",
-             alarms, first, scale_text(policy.min_scale));
+  if (alarms > 0) {
+    fmt::print(stderr,
+               "headroom: {} steps from step {} on raised an alarm: gradients overflowed with the "
+               "scale at its floor ({}), or too many times in a row.\n",
+               alarms, first_alarm, scale_text(policy.min_scale));
+  }
+  if (first_top > 0) {
+    fmt::print(
+        stderr,
+        "headroom: from step {} on the scale is {}, the largest whose reciprocal is a normal "
+        "float; it grows no further.\n",
+        first_top, scale_text(kLargestScale));
+  }
 }
 
 int run(const Options& options) {
@@ -155,7 +164,7 @@ int run(const Options& options) {
     print_summary(options.policy, steps);
   }
   std::fflush(stdout);
-  warn_of_alarms(policy, steps);
+  tell_of_limits(policy, steps);
   return 0;
 }
 

@@ -16,6 +16,10 @@ install(FILES
 # Relative, so that the file is right wherever the package is installed or moved to.
 file(RELATIVE_PATH _prefix_from_pc
   ${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
+set(_pc_requires "")
+if(NOT BUILD_SHARED_LIBS)
+  set(_pc_requires libhwy)
+endif()
 configure_file(cmake/headroom.pc.in headroom.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/headroom.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 if(HEADROOM_BUILD_CLI)

@@ -9,6 +9,7 @@
 
 #include <memory>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 namespace headroom {
@@ -36,20 +37,24 @@ class HEADROOM_API GradAccumulator : public FusedOptimizer {
   const std::vector<Parameter>& summed() const { return summed_; }
 
   /// Steps `optimizer`, which was made on summed() or a part of it, and zeroes its sums. The
-  /// report's scale is 1.
+  /// report's scale is 1. At most once for each optimizer between two gradients, and not before the
+  /// first.
   StepReport step(Optimizer& optimizer, const StepOptions& options = {});
 
   void apply(float multiplier, bool clear_grads) override;
   void skipped(const std::string& culprit) override;
 
  private:
-  void open_round();
+  void begin();  // a gradient comes in
 
   std::shared_ptr<void> memory_;  // of the sums
   std::vector<Parameter> summed_;
-  GradScaler unit_;
-  bool stepped_ = false;  // the next gradients begin a new round
-  bool bad_ = false;      // a gradient of this round was not finite
+  std::unordered_set<const void*> sums_;  // where they begin
+  GradScaler unit_;                       // steps the optimizers, at a scale of 1
+  bool added_ = false;                    // a gradient came in this round
+  bool stepped_ = false;                  // the next gradient begins a new round
+  bool unit_stepped_ = false;
+  bool bad_ = false;  // a gradient of this round was not finite
   std::string culprit_;
 };
 

@@ -12,7 +12,7 @@
 namespace headroom {
 
 /// A sum of squares that neither overflows nor underflows: value x 2^(2 x exponent), where the
-/// exponent is 0 unless f64 elements beyond 2^500 or below 2^-500 made another one necessary.
+/// exponent is 0 unless f64 elements beyond 2^450 or below 2^-450 made another one necessary.
 struct SumOfSquares {
   double value = 0.0;
   int exponent = 0;

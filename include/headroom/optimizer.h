@@ -14,6 +14,19 @@
 
 namespace headroom {
 
+class Optimizer;
+
+namespace internal {
+
+/// What a GradScaler knows an optimizer by; lives as long as the optimizer does.
+struct OptimizerIdentity {
+  uint64_t id;        // no other optimizer in this process has or had it
+  uint64_t revision;  // moves with every change of the parameters
+  Optimizer* owner;   // where the optimizer is now
+};
+
+}  // namespace internal
+
 /// What GradScaler walks: a list of parameters and a way to update them. Derive from it to put an
 /// optimizer of your own under a GradScaler; SGD, Adam and AdamW below are the fused ones.
 ///
@@ -43,8 +56,8 @@ class HEADROOM_API Optimizer {
   /// Throws if a weight or gradient cannot be used, if their sizes differ, or if memory is shared
   /// between any two of them.
   explicit Optimizer(std::vector<Parameter> parameters);
-  Optimizer(Optimizer&&) = default;
-  Optimizer& operator=(Optimizer&&) = default;
+  Optimizer(Optimizer&& other) noexcept;
+  Optimizer& operator=(Optimizer&& other) noexcept;
 
   /// Adds parameters; throws as the constructor does, having added nothing.
   void append(std::vector<Parameter> parameters);
@@ -52,9 +65,7 @@ class HEADROOM_API Optimizer {
  private:
   friend class GradScaler;
   std::vector<Parameter> parameters_;
-  // Not shared with any other optimizer, dead ones included: a GradScaler knows optimizers by it.
-  std::shared_ptr<const uint64_t> identity_;
-  uint64_t revision_ = 0;  // moves with every change of the parameters
+  std::shared_ptr<internal::OptimizerIdentity> identity_;  // null once moved from
 };
 
 /// How 16-bit weights are kept.

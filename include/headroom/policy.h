@@ -96,6 +96,12 @@ HEADROOM_API const std::vector<PresetInfo>& presets();
 /// Throws Error(kInvalidArgument) with a sentence unless every setting is possible.
 HEADROOM_API void validate(const ScalePolicy& policy);
 
+/// Whether the policy's bounds allow this scale.
+HEADROOM_HOST_DEVICE inline bool allows(const ScalePolicy& policy, float scale) {
+  const bool above = policy.stay_above_min ? scale > policy.min_scale : scale >= policy.min_scale;
+  return above && scale <= policy.max_scale;
+}
+
 /// Everything about the scale that changes while training, and all that a checkpoint needs.
 struct ScaleState {
   float scale = 0.0f;          // multiplies the next loss

@@ -37,7 +37,7 @@ struct StepReport {
   float scale = 1.0f;        // the scale these gradients were made with
   double grad_norm = 0.0;    // L2 norm of the unscaled gradients before clipping; inf or nan if bad
   double clip_factor = 1.0;  // what clipping multiplied by
-  GradStats stats;           // of the gradients as they arrived
+  GradStats stats;           // of the gradients in memory: scaled, or unscaled after unscale_
   std::string culprit;       // the first bad tensor: "embed.weight: 3 inf, 0 nan"; empty if none
 
   /// One line for a log: "skipped at scale 65536: embed.weight: 3 inf, 0 nan".
@@ -71,7 +71,7 @@ struct ScalerOptions {
 ///     report = scaler.step(optimizer);        // once for each optimizer
 ///     scaler.update();                        // once, after all of them
 ///
-/// One thread at a time may use a GradScaler. It holds no reference to optimizers beyond a call.
+/// One thread at a time may use a GradScaler and the optimizers it has stepped.
 class HEADROOM_API GradScaler {
  public:
   /// Throws Error(kInvalidArgument) if a setting is impossible.
@@ -98,10 +98,13 @@ class HEADROOM_API GradScaler {
   /// Measures, decides, and applies or skips. A skipped step changes no weight, no state and no
   /// step count. Gradients are checked even after unscale_, so that inf or nan that came in since
   /// then does no harm. With OnOverflow::kThrow a bad step is skipped and then reported by
-  /// Error(kOverflow). At most once between updates for each optimizer.
+  /// Error(kOverflow). At most once between updates for each optimizer, and only if at least one of
+  /// its parameters has a gradient.
   StepReport step(Optimizer& optimizer, const StepOptions& options = {});
 
   /// Moves the scale by what the steps since the last update found, and opens the next round.
+  /// Gradients that still wait under an optimizer that was stepped before (micro-batches that go on
+  /// over this update) are rescaled in place, so that what is added to them later fits.
   void update();
 
   /// Sets the scale by hand and opens the next round. Growth starts counting again. Throws,
@@ -109,48 +112,57 @@ class HEADROOM_API GradScaler {
   /// used yet.
   void update(float new_scale);
 
+  /// Forgets losses that were scaled but not stepped, because their gradients are dropped: zeroed,
+  /// or overwritten by the next backward.
+  void discard();
+
   /// All that changes: exact, as plain numbers.
   const ScaleState& state() const { return state_; }
 
-  /// Takes over a state, and opens the next round. Throws Error(kBadState), changing nothing, if a
-  /// value is impossible under this policy.
+  /// Takes over a state, and opens the next round. Throws, changing nothing: Error(kBadState) if a
+  /// value is impossible under this policy, Error(kWrongOrder) if losses wait (see discard()).
   void load_state(const ScaleState& state);
 
-  /// Policy and state as JSON text, every number exact; and back. Missing, unknown or impossible
-  /// values throw Error(kBadState) and change nothing.
+  /// Policy and state as JSON text, every number exact; and back. save() belongs after update(): in
+  /// the middle of a round it throws. Missing, unknown or impossible values make load() throw
+  /// Error(kBadState) and change nothing.
   std::string save() const;
   void load(std::string_view json);
 
  private:
-  // torch's stages of one optimizer within one round, and what unscale_ found.
   enum class Stage : uint8_t { kReady, kUnscaled, kStepped };
-  struct Round {
-    Stage stage = Stage::kReady;
-    bool overflow = false;
+
+  // An optimizer that was stepped or unscaled before. It lives as long as `identity` does.
+  struct Known {
+    std::weak_ptr<internal::OptimizerIdentity> identity;
+    uint64_t revision = 0;           // of `memory`
+    std::vector<TensorView> memory;  // its weights and gradients, sorted by address
+    Stage stage = Stage::kReady;     // in round `round`
+    int64_t round = -1;
+    int64_t losses = 0;     // losses scaled so far when its gradients were last used
+    float scale = 0.0f;     // that its gradients in memory have, if no loss came since the update
+    bool overflow = false;  // found by unscale_
     std::string culprit;
   };
-  // An optimizer seen before: it lives as long as `identity` does, and owns this memory.
-  struct Known {
-    std::weak_ptr<const uint64_t> identity;
-    uint64_t revision = 0;
-    std::vector<TensorView> memory;  // sorted by address
-  };
 
-  Round& enter(const Optimizer& optimizer, const char* call, bool unscaling);
-  void check_apart(const Optimizer& optimizer);
-  void record(bool overflow, const std::string& culprit);
-  void open_round();
+  Known& enter(const Optimizer& optimizer, const char* call);
+  Known& know(const Optimizer& optimizer);
+  void record(bool overflow, const std::string& culprit, Known* known);
+  void move_to(const ScaleState& next);
+  void check_no_waiting(const char* call) const;
   void raise(Alarm alarm) const;
 
   ScalePolicy policy_;
   ScalerOptions options_;
   ScaleState state_;
-  float used_scale_ = 0.0f;     // of the last scale(); 0 before the first
-  bool unused_losses_ = false;  // scale() was called and no step has used the gradients
-  bool recorded_ = false;       // a check was made since the last update
-  bool overflow_ = false;       // and one of them was bad
+  float used_scale_ = 0.0f;    // of the last scale(); 0 before the first
+  int64_t round_ = 0;          // updates and loads so far
+  int64_t losses_ = 0;         // scale() calls so far,
+  int64_t losses_before_ = 0;  // of which before this round,
+  int64_t losses_used_ = 0;    // and before the last step or unscale_
+  bool recorded_ = false;      // a check was made in this round
+  bool overflow_ = false;      // and one of them was bad
   std::string culprit_;
-  std::map<uint64_t, Round> round_;
   std::map<uint64_t, Known> known_;
 };
 

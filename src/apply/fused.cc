@@ -6,7 +6,9 @@
 #include <cstring>
 #include <string>
 
+#include "apply/checks.h"
 #include "core/check.h"
+#include "core/float_environment.h"
 #include "core/parallel.h"
 
 namespace headroom {
@@ -76,8 +78,8 @@ void copy_from_master(const TensorView& weight, size_t parameter, const Slot& sl
   }
   for (size_t i = 0; i < static_cast<size_t>(weight.count); ++i) {
     const uint32_t key = random_key(precision, parameter, slot.steps - 1, i);
-    static_cast<bf16*>(weight.data)[i] =
-        round_stochastic(slot.master[i], static_cast<uint32_t>(i), key);
+    const bf16 rounded = round_stochastic(slot.master[i], static_cast<uint32_t>(i), key);
+    std::memcpy(static_cast<char*>(weight.data) + i * sizeof(rounded), &rounded, sizeof(rounded));
   }
 }
 
@@ -118,12 +120,28 @@ std::vector<NamedTensor> state_tensors(const std::vector<Parameter>& parameters,
   return tensors;
 }
 
+const Slot& slot_at(const FusedState& state, size_t index) {
+  require(index < state.slots.size(), ErrorCode::kInvalidArgument, [&] {
+    return "There is no parameter " + std::to_string(index) + "; there are " +
+           std::to_string(state.slots.size()) + ".";
+  });
+  return state.slots[index];
+}
+
+// A variance that is negative would make the next step NaN.
+bool has_negative(const TensorView& tensor) {
+  const float* values = static_cast<const float*>(tensor.data);
+  return std::any_of(values, values + tensor.count, [](float value) { return value < 0.0f; });
+}
+
 void check_state_tensor(const NamedTensor& mine, const NamedTensor& other) {
   require(mine.name == other.name, ErrorCode::kBadState, [&] {
     return "The saved state has '" + other.name + "' where this optimizer has '" + mine.name +
            "'; it belongs to another model or optimizer.";
   });
-  check_view(other.tensor, Access::kRead, [&] { return "Saved tensor '" + other.name + "'"; });
+  const std::string why = unusable(other.tensor, Access::kRead);
+  require(why.empty(), ErrorCode::kBadState,
+          [&] { return "Saved tensor '" + other.name + "'" + why; });
   require(other.tensor.dtype == DType::kF32 && other.tensor.count == mine.tensor.count,
           ErrorCode::kBadState, [&] {
             return "Saved tensor '" + other.name + "' has " + std::to_string(other.tensor.count) +
@@ -133,11 +151,16 @@ void check_state_tensor(const NamedTensor& mine, const NamedTensor& other) {
   require(measure({other.tensor}).finite(), ErrorCode::kBadState, [&] {
     return "Saved tensor '" + other.name + "' holds inf or nan; the state is damaged.";
   });
+  const bool variance = mine.name.ends_with(std::string("/") + state_name(Rule::kAdam, 1));
+  require(!variance || !has_negative(other.tensor), ErrorCode::kBadState, [&] {
+    return "Saved tensor '" + other.name + "' has negative values; the state is damaged.";
+  });
 }
 
 }  // namespace
 }  // namespace internal
 
+using internal::kMaxCount;
 using internal::require;
 
 FusedOptimizer::FusedOptimizer(const Precision& precision)
@@ -151,21 +174,21 @@ FusedOptimizer& FusedOptimizer::operator=(FusedOptimizer&&) noexcept = default;
 
 size_t FusedOptimizer::append_group(std::vector<Parameter> added,
                                     const internal::RuleSettings& settings) {
+  const internal::DefaultFloatEnvironment environment;
+  std::vector<Parameter> all = parameters();
+  all.insert(all.end(), added.begin(), added.end());
+  internal::check_parameters(all);  // before memory is taken for what they claim
   const size_t buffers = internal::state_buffers(settings.rule);
   std::vector<internal::Slot> slots = state_->slots;
   size_t floats = 0;
-  for (const Parameter& parameter : added) {
-    const size_t index = slots.size();
-    const internal::WeightKind kind = internal::kind_of(parameter, index, state_->precision);
-    internal::check_grad_type(parameter.grad, internal::name_of(parameter, index));
+  for (size_t i = slots.size(); i < all.size(); ++i) {
+    const internal::WeightKind kind = internal::kind_of(all[i], i, state_->precision);
+    internal::check_grad_type(all[i].grad, internal::name_of(all[i], i));
     slots.push_back({state_->groups.size(), kind, nullptr, {nullptr, nullptr}, 0});
     const size_t arrays = buffers + (internal::has_master(kind) ? 1 : 0);
-    if (parameter.weight.count > 0) floats += arrays * internal::padded(parameter.weight.count);
+    if (all[i].weight.count > 0) floats += arrays * internal::padded(all[i].weight.count);
   }
-  std::vector<internal::RuleSettings> groups = state_->groups;
-  groups.push_back(settings);
   internal::FloatBuffer memory(floats);
-  append(std::move(added));  // makes the checks that all optimizers share, and may throw
   float* next = memory.data();
   const auto take = [&](int64_t count) {
     float* const array = next;
@@ -173,7 +196,7 @@ size_t FusedOptimizer::append_group(std::vector<Parameter> added,
     return array;
   };
   for (size_t i = state_->slots.size(); i < slots.size(); ++i) {
-    const TensorView& weight = parameters()[i].weight;
+    const TensorView& weight = all[i].weight;
     internal::Slot& slot = slots[i];
     if (slot.kind == internal::WeightKind::kF32) slot.master = static_cast<float*>(weight.data);
     if (internal::has_master(slot.kind)) {
@@ -182,9 +205,13 @@ size_t FusedOptimizer::append_group(std::vector<Parameter> added,
     }
     for (size_t b = 0; b < buffers; ++b) slot.state[b] = take(weight.count);
   }
+  // All that can throw comes before the first change.
+  state_->memory.reserve(state_->memory.size() + 1);
+  state_->groups.reserve(state_->groups.size() + 1);
+  append(std::move(added));
   state_->memory.push_back(std::move(memory));
+  state_->groups.push_back(settings);
   state_->slots = std::move(slots);
-  state_->groups = std::move(groups);
   state_->planned = false;
   return state_->groups.size() - 1;
 }
@@ -204,6 +231,7 @@ void FusedOptimizer::set_grad(size_t index, const TensorView& grad) {
 }
 
 void FusedOptimizer::apply(float multiplier, bool clear_grads) {
+  const internal::DefaultFloatEnvironment environment;
   if (!state_->planned) internal::make_plan(parameters(), state_.get());
   internal::prepare_numbers(parameters(), multiplier, state_.get());
   const internal::ApplyKernels& kernels = internal::apply_kernels();
@@ -219,9 +247,13 @@ void FusedOptimizer::apply(float multiplier, bool clear_grads) {
   }
 }
 
-int64_t FusedOptimizer::steps(size_t index) const { return state_->slots.at(index).steps; }
+int64_t FusedOptimizer::steps(size_t index) const {
+  return internal::slot_at(*state_, index).steps;
+}
 
-const float* FusedOptimizer::master(size_t index) const { return state_->slots.at(index).master; }
+const float* FusedOptimizer::master(size_t index) const {
+  return internal::slot_at(*state_, index).master;
+}
 
 void FusedOptimizer::refresh_masters() {
   for (size_t i = 0; i < state_->slots.size(); ++i) {
@@ -250,7 +282,7 @@ void FusedOptimizer::load_state(const OptimizerState& saved) {
                    " and " + std::to_string(mine.size()) + ".";
           });
   for (const int64_t steps : saved.steps) {
-    require(steps >= 0, ErrorCode::kBadState, [&] {
+    require(steps >= 0 && steps <= kMaxCount, ErrorCode::kBadState, [&] {
       return "The saved state has a step count of " + std::to_string(steps) +
              "; the state is damaged.";
     });

@@ -9,6 +9,7 @@
 #define HEADROOM_SRC_APPLY_KERNELS_INL_H_
 #endif
 
+#include <cstring>
 #include <type_traits>
 
 #include "apply/kernels.h"
@@ -116,27 +117,47 @@ HWY_INLINE void update_vector(D d, const RuleNumbers& n, const ApplyJob job, con
   if (job.clear_grads) store_float(d, hn::Zero(d), a.grad + i);
 }
 
-// Whole vectors, then what is left in vectors of 4 and of 1.
+// Whole vectors, then what is left in vectors of 4, then the last few on padded copies.
 template <class R, typename G, typename W, bool kMaster>
 HWY_INLINE void update_span(const ApplySpan& span, const ApplyJob job) {
   const RuleNumbers n = *span.numbers;  // a copy, which the stores below cannot change
-  const Arrays<G, W> arrays = {span.master,
-                               static_cast<W*>(span.weight),
-                               static_cast<G*>(span.grad),
-                               span.state[0],
-                               span.state[1],
-                               span.first_index,
-                               span.random_key};
+  const Arrays<G, W> a = {span.master,
+                          static_cast<W*>(span.weight),
+                          static_cast<G*>(span.grad),
+                          span.state[0],
+                          span.state[1],
+                          span.first_index,
+                          span.random_key};
+  using D4 = hn::CappedTag<float, 4>;
   size_t i = 0;
   const auto advance = [&](auto d) HWY_ATTR {
     constexpr size_t kLanes = hn::MaxLanes(decltype(d)());
-    for (; i + kLanes <= span.count; i += kLanes) {
-      update_vector<R, kMaster>(d, n, job, arrays, i);
-    }
+    for (; i + kLanes <= span.count; i += kLanes) update_vector<R, kMaster>(d, n, job, a, i);
   };
   advance(DF());
-  advance(hn::CappedTag<float, 4>());
-  advance(hn::CappedTag<float, 1>());
+  advance(D4());
+  const size_t rest = span.count - i;
+  if (rest == 0) return;
+
+  constexpr size_t kStates = state_buffers(R::kRule);
+  float master[4] = {}, s0[4] = {}, s1[4] = {};
+  W weight[4] = {};
+  G grad[4] = {};
+  const auto copy = [rest](auto* to, const auto* from)
+                        HWY_ATTR { std::memcpy(static_cast<void*>(to), from, rest * sizeof(*to)); };
+  if (kMaster) copy(master, a.master + i);
+  if (!kMaster) copy(weight, a.weight + i);
+  if (kStates > 0) copy(s0, a.s0 + i);
+  if (kStates > 1) copy(s1, a.s1 + i);
+  copy(grad, a.grad + i);
+  const Arrays<G, W> padded = {
+      master, weight, grad, s0, s1, a.first_index + static_cast<uint32_t>(i), a.random_key};
+  update_vector<R, kMaster>(D4(), n, job, padded, 0);
+  if (kMaster) copy(a.master + i, master);
+  if (!std::is_same_v<W, float>) copy(a.weight + i, weight);
+  if (kStates > 0) copy(a.s0 + i, s0);
+  if (kStates > 1) copy(a.s1 + i, s1);
+  if (job.clear_grads) copy(a.grad + i, grad);
 }
 
 template <class R, typename G, typename W, bool kMaster>

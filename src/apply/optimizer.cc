@@ -5,6 +5,7 @@
 #include <cstring>
 #include <string>
 
+#include "apply/checks.h"
 #include "core/check.h"
 #include "core/parallel.h"
 
@@ -15,9 +16,10 @@ using internal::Access;
 using internal::check_view;
 using internal::require;
 
-std::shared_ptr<const uint64_t> new_identity() {
+std::shared_ptr<internal::OptimizerIdentity> new_identity() {
   static std::atomic<uint64_t> next{1};
-  return std::make_shared<const uint64_t>(next++);
+  return std::make_shared<internal::OptimizerIdentity>(
+      internal::OptimizerIdentity{next++, 0, nullptr});
 }
 
 std::string name_of(const Parameter& parameter, size_t index) {
@@ -70,8 +72,23 @@ void check_apart(const std::vector<Parameter>& parameters) {
 
 }  // namespace
 
+void internal::check_parameters(const std::vector<Parameter>& parameters) {
+  for (size_t i = 0; i < parameters.size(); ++i) check_parameter(parameters[i], i);
+  check_apart(parameters);
+}
+
 Optimizer::Optimizer(std::vector<Parameter> parameters) : identity_(new_identity()) {
+  identity_->owner = this;
   append(std::move(parameters));
+}
+
+Optimizer::Optimizer(Optimizer&& other) noexcept { *this = std::move(other); }
+
+Optimizer& Optimizer::operator=(Optimizer&& other) noexcept {
+  parameters_ = std::move(other.parameters_);
+  identity_ = std::move(other.identity_);
+  if (identity_ != nullptr) identity_->owner = this;
+  return *this;
 }
 
 Optimizer::~Optimizer() = default;
@@ -82,10 +99,9 @@ void Optimizer::append(std::vector<Parameter> parameters) {
   std::vector<Parameter> all = parameters_;
   all.insert(all.end(), std::make_move_iterator(parameters.begin()),
              std::make_move_iterator(parameters.end()));
-  for (size_t i = parameters_.size(); i < all.size(); ++i) check_parameter(all[i], i);
-  check_apart(all);
+  internal::check_parameters(all);
   parameters_ = std::move(all);
-  ++revision_;
+  ++identity_->revision;
 }
 
 void Optimizer::set_grad(size_t index, const TensorView& grad) {
@@ -93,12 +109,19 @@ void Optimizer::set_grad(size_t index, const TensorView& grad) {
     return "set_grad got index " + std::to_string(index) + ", but there are " +
            std::to_string(parameters_.size()) + " parameters.";
   });
-  std::vector<Parameter> changed = parameters_;
-  changed[index].grad = grad;
-  check_parameter(changed[index], index);
-  check_apart(changed);
-  parameters_ = std::move(changed);
-  ++revision_;
+  Parameter changed = parameters_[index];
+  changed.grad = grad;
+  check_parameter(changed, index);
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const bool clash = internal::overlap(grad, parameters_[i].weight) ||
+                       (i != index && internal::overlap(grad, parameters_[i].grad));
+    require(!clash, ErrorCode::kInvalidArgument, [&] {
+      return "The new gradient of " + name_of(changed, index) + " and " +
+             name_of(parameters_[i], i) + " share memory; every tensor needs its own.";
+    });
+  }
+  parameters_[index] = std::move(changed);
+  ++identity_->revision;
 }
 
 void Optimizer::zero_grad() {

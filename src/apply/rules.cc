@@ -57,7 +57,10 @@ void validate(const RuleSettings& settings) {
     const char* range = "at least 0 and below 1";
     check(settings.beta1 >= 0.0 && settings.beta1 < 1.0, "beta1", settings.beta1, range);
     check(settings.beta2 >= 0.0 && settings.beta2 < 1.0, "beta2", settings.beta2, range);
-    check(not_negative(settings.eps), "eps", settings.eps, "a finite number, 0 or more");
+    check(settings.eps >= std::numeric_limits<float>::min() && not_negative(settings.eps), "eps",
+          settings.eps, "a number above 0 that FP32 has; without it a zero gradient divides by 0");
+    check(not_negative(settings.lr / (1.0 - settings.beta1)), "lr", settings.lr,
+          "smaller: lr / (1 - beta1) has to be a number that FP32 has");
     return;
   }
   check(not_negative(settings.momentum), "momentum", settings.momentum,

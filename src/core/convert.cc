@@ -26,7 +26,12 @@ void convert_array(const void* from, void* to, size_t count) {
     for (; i + kLanes <= count; i += kLanes) store_float(d, load_float(d, in + i), out + i);
   };
   advance(DF());
-  advance(hn::CappedTag<float, 1>());
+  if (i == count) return;
+  From in_tail[kFloatLanes] = {};
+  To out_tail[kFloatLanes];
+  std::memcpy(static_cast<void*>(in_tail), in + i, (count - i) * sizeof(From));
+  store_float(DF(), load_float(DF(), in_tail), out_tail);
+  std::memcpy(static_cast<void*>(out + i), out_tail, (count - i) * sizeof(To));
 }
 
 void convert_any(DType from_type, const void* from, DType to_type, void* to, size_t count) {
@@ -52,11 +57,7 @@ namespace {
 
 HWY_EXPORT(convert_any);
 
-void convert_piece(const TensorView& from, const TensorView& to, size_t first, size_t count) {
-  HEADROOM_DISPATCH(convert_any)
-  (from.dtype, static_cast<const char*>(from.data) + first * size_of(from.dtype), to.dtype,
-   static_cast<char*>(to.data) + first * size_of(to.dtype), count);
-}
+auto convert_function() { return &HEADROOM_DISPATCH(convert_any); }
 
 }  // namespace
 }  // namespace internal
@@ -81,8 +82,12 @@ void convert(const TensorView& from, const TensorView& to) {
   }
   constexpr size_t kPiece = size_t{1} << 16;
   const auto count = static_cast<size_t>(from.count);
+  const auto function = internal::convert_function();
   internal::parallel_for((count + kPiece - 1) / kPiece, from.bytes() + to.bytes(), [&](size_t i) {
-    internal::convert_piece(from, to, i * kPiece, std::min(kPiece, count - i * kPiece));
+    const size_t first = i * kPiece;
+    function(from.dtype, static_cast<const char*>(from.data) + first * size_of(from.dtype),
+             to.dtype, static_cast<char*>(to.data) + first * size_of(to.dtype),
+             std::min(kPiece, count - first));
   });
 }
 

@@ -90,6 +90,9 @@ DLManagedTensor* to_dlpack(const TensorView& view) {
   require(!view.read_only, ErrorCode::kUnsupported, [] {
     return "This view is of const data, and DLPack 0.6 cannot say read-only; copy it first.";
   });
+  TensorView here = view;
+  here.device = {};  // memory on any device can be handed on
+  internal::check_view(here, internal::Access::kRead, [] { return std::string("The view"); });
   auto owner = std::make_unique<Export>();
   owner->shape[0] = view.count;
   DLTensor& tensor = owner->managed.dl_tensor;

@@ -5,9 +5,9 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cfenv>
 
 #include "core/check.h"
+#include "core/float_environment.h"
 
 #if defined(__SANITIZE_THREAD__)
 #include <sanitizer/tsan_interface.h>
@@ -43,20 +43,6 @@ namespace {
 
 // Below this much memory per thread, waking a thread costs more than it saves.
 constexpr size_t kBytesPerThread = size_t{1} << 18;
-
-class DefaultFloatEnvironment {
- public:
-  DefaultFloatEnvironment() {
-    std::fegetenv(&saved_);
-    std::fesetenv(FE_DFL_ENV);
-  }
-  ~DefaultFloatEnvironment() { std::fesetenv(&saved_); }
-  DefaultFloatEnvironment(const DefaultFloatEnvironment&) = delete;
-  DefaultFloatEnvironment& operator=(const DefaultFloatEnvironment&) = delete;
-
- private:
-  std::fenv_t saved_;
-};
 
 struct Region {
   size_t count;

@@ -194,16 +194,15 @@ void validate(const ScalePolicy& policy) {
   check(policy.max_scale >= policy.min_scale, "max_scale", policy.max_scale, "min_scale or more");
   check(policy.init_scale <= policy.max_scale, "init_scale", policy.init_scale,
         "max_scale or less; raise max_scale or start lower");
-  const bool above = policy.stay_above_min ? policy.init_scale > policy.min_scale
-                                           : policy.init_scale >= policy.min_scale;
-  check(above, "init_scale", policy.init_scale,
+  check(allows(policy, policy.init_scale), "init_scale", policy.init_scale,
         policy.stay_above_min ? "above min_scale"
                               : "min_scale or more; lower min_scale or start "
                                 "higher");
-  check(policy.growth_factor > 1.0 && policy.growth_factor <= kLargestScale, "growth_factor",
-        policy.growth_factor, "a finite number above 1");
-  check(policy.backoff_factor >= kSmallestScale && policy.backoff_factor < 1.0, "backoff_factor",
-        policy.backoff_factor, "between 0 and 1, neither included");
+  constexpr double kLeast = 1e-6;  // a smaller change is lost in FP32's rounding
+  check(policy.growth_factor >= 1.0 + kLeast && policy.growth_factor <= kLargestScale,
+        "growth_factor", policy.growth_factor, "a finite number above 1, by 1e-6 at least");
+  check(policy.backoff_factor >= kSmallestScale && policy.backoff_factor <= 1.0 - kLeast,
+        "backoff_factor", policy.backoff_factor, "above 0 and below 1, by 1e-6 at least");
   check(policy.growth_interval >= 1, "growth_interval", policy.growth_interval, "1 or more");
   check(policy.hysteresis >= 1, "hysteresis", policy.hysteresis, "1 (shrink at once) or more");
   check(policy.tolerance >= 0.0 && policy.tolerance <= 1.0, "tolerance", policy.tolerance,

@@ -53,8 +53,8 @@ struct Careful<float> {
 template <>
 struct Careful<double> {
   using Bits = int64_t;
-  static constexpr Bits kTooSmall = int64_t{1023 - 500} << 52;  // 2^-500
-  static constexpr Bits kTooLarge = int64_t{1023 + 500} << 52;  // 2^500
+  static constexpr Bits kTooSmall = int64_t{1023 - 450} << 52;  // 2^-450
+  static constexpr Bits kTooLarge = int64_t{1023 + 450} << 52;  // 2^450
   static double from_bits(Bits bits) { return std::bit_cast<double>(bits); }
 };
 
@@ -115,7 +115,7 @@ template <typename T>
 void careful_squares(const T* p, size_t count, GradStats* stats) {
   double amax = 0.0;
   for (size_t i = 0; i < count; ++i) amax = std::fmax(amax, std::fabs(widen(p[i])));
-  const int exponent = amax >= 0x1p500 ? 600 : amax < 0x1p-500 ? -600 : 0;
+  const int exponent = amax >= 0x1p450 ? 600 : amax < 0x1p-450 ? -600 : 0;
   const double factor = std::ldexp(1.0, -exponent);
   double sum = 0.0;
   for (size_t i = 0; i < count; ++i) {

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/check.h"
+#include "core/float_environment.h"
 #include "core/parallel.h"
 #include "measure/kernels.h"
 
@@ -53,6 +54,7 @@ Plan make_plan(const std::vector<TensorView>& grads, Access access) {
 }
 
 Partial run(const std::vector<TensorView>& grads, Access access, const MeasureJob& job) {
+  const DefaultFloatEnvironment environment;
   const Plan plan = make_plan(grads, access);
   std::vector<Partial> partials(plan.ranges.size());
   const MeasureKernels& kernels = measure_kernels();

@@ -1,7 +1,10 @@
 #include <headroom/accumulate.h>
 
 #include <algorithm>
+#include <cmath>
+#include <cstring>
 
+#include "apply/checks.h"
 #include "apply/rules.h"
 #include "core/buffer.h"
 #include "core/check.h"
@@ -24,67 +27,75 @@ size_t padded(int64_t count) {
 }  // namespace
 
 GradAccumulator::GradAccumulator(std::vector<Parameter> parameters)
-    : FusedOptimizer(Precision{}), unit_(NoScale{}) {
+    : FusedOptimizer(Precision{}), unit_(StaticScale{.scale = 1.0f, .max_skips_in_row = 0}) {
+  internal::check_parameters(parameters);
   size_t floats = 0;
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    internal::check_view(parameters[i].grad, internal::Access::kWrite,
-                         [&] { return "The gradient of parameter " + parameters[i].name; });
-    floats += padded(parameters[i].grad.count);
-  }
+  for (const Parameter& parameter : parameters) floats += padded(parameter.grad.count);
   auto memory = std::make_shared<internal::FloatBuffer>(floats);
   float* next = memory->data();
   memory_ = memory;
   summed_ = parameters;
   for (size_t i = 0; i < parameters.size(); ++i) {
     const int64_t count = parameters[i].grad.count;
+    parameters[i].weight = TensorView{};
+    if (count == 0) continue;  // no gradient, no sum
     summed_[i].grad = view(next, count);
     parameters[i].weight = summed_[i].grad;
+    sums_.insert(next);
     next += padded(count);
   }
   append_group(std::move(parameters), adding());
 }
 
-void GradAccumulator::open_round() {
-  if (!stepped_) return;
-  stepped_ = false;
-  bad_ = false;
+void GradAccumulator::begin() {
+  if (stepped_) {
+    if (unit_stepped_) unit_.update();
+    for (const Parameter& sum : summed_) {  // what optimizers that did not step have left of it
+      if (bad_ && sum.grad.count > 0) std::memset(sum.grad.data, 0, sum.grad.bytes());
+    }
+    stepped_ = unit_stepped_ = bad_ = false;
+  }
+  added_ = true;
 }
 
 void GradAccumulator::apply(float multiplier, bool clear_grads) {
-  open_round();
+  begin();
   FusedOptimizer::apply(multiplier, clear_grads);
 }
 
 void GradAccumulator::skipped(const std::string& culprit) {
-  open_round();
+  begin();
   bad_ = true;
   culprit_ = culprit;
 }
 
 StepReport GradAccumulator::step(Optimizer& optimizer, const StepOptions& options) {
   for (const Parameter& parameter : optimizer.parameters()) {
-    const bool ours = std::any_of(summed_.begin(), summed_.end(), [&](const Parameter& sum) {
-      return sum.grad.data == parameter.grad.data;
-    });
+    const bool ours = parameter.grad.count == 0 || sums_.contains(parameter.grad.data);
     internal::require(ours, ErrorCode::kInvalidArgument, [&] {
       return "The gradient of parameter '" + parameter.name +
              "' is not one of this accumulator's sums; make the optimizer on summed().";
     });
   }
-  stepped_ = true;
+  internal::require(added_, ErrorCode::kWrongOrder, [] {
+    return "step() was called before any gradient was added; step a scaler on the accumulator "
+           "first.";
+  });
   if (bad_) {
+    stepped_ = true;
     optimizer.zero_grad();
     optimizer.skipped(culprit_);
     StepReport report;
     report.skip = Skip::kNotFinite;
+    report.grad_norm = std::nan("");
     report.culprit = culprit_;
     return report;
   }
-  unit_.scale(1.0f);
+  if (!unit_stepped_) unit_.scale(1.0f);
   StepOptions clearing = options;
   clearing.clear_grads = ClearGrads::kAlways;
-  const StepReport report = unit_.step(optimizer, clearing);
-  unit_.update();
+  StepReport report = unit_.step(optimizer, clearing);
+  stepped_ = unit_stepped_ = true;
   return report;
 }
 

@@ -1,24 +1,37 @@
+#include <headroom/error.h>
 #include <headroom/faces.h>
 
 namespace headroom {
+namespace {
+
+StepReport step_and_update(GradScaler& scaler, Optimizer& optimizer, const StepOptions& options) {
+  try {
+    StepReport report = scaler.step(optimizer, options);
+    scaler.update();
+    return report;
+  } catch (const Error& error) {
+    // OnOverflow::kThrow: the step was made and is reported this way; the round still ends.
+    if (error.code() == ErrorCode::kOverflow) scaler.update();
+    throw;
+  }
+}
+
+}  // namespace
 
 LossScaleOptimizer::LossScaleOptimizer(Optimizer& inner, const ScalePolicy& policy,
                                        ScalerOptions options)
     : inner_(inner), scaler_(policy, std::move(options)) {}
 
 StepReport LossScaleOptimizer::apply(const StepOptions& options) {
-  const StepReport report = scaler_.step(inner_, options);
+  const StepReport report = step_and_update(scaler_, inner_, options);
   iterations_ += report.applied;
-  scaler_.update();
   return report;
 }
 
 StepReport scale_loss(float loss, GradScaler& scaler, Optimizer& optimizer,
                       const std::function<void(float)>& backward, const StepOptions& options) {
   backward(scaler.scale(loss));
-  const StepReport report = scaler.step(optimizer, options);
-  scaler.update();
-  return report;
+  return step_and_update(scaler, optimizer, options);
 }
 
 }  // namespace headroom

@@ -171,9 +171,7 @@ void check_state(const ScalePolicy& policy, const ScaleState& state) {
           rule + ".");
     }
   };
-  const auto in_bounds = [&](float scale) {
-    return scale >= policy.min_scale && scale <= policy.max_scale;
-  };
+  const auto in_bounds = [&](float scale) { return allows(policy, scale); };
   const auto wide = [](int64_t value) { return static_cast<double>(value); };
   check(in_bounds(state.scale), "scale", state.scale, "within min_scale and max_scale");
   check(in_bounds(state.pending), "pending", state.pending, "within min_scale and max_scale");
@@ -184,7 +182,8 @@ void check_state(const ScalePolicy& policy, const ScaleState& state) {
         "growth_tracker", state.growth_tracker, "below growth_interval and not negative");
   check(state.delay_left >= 1 && state.delay_left <= policy.hysteresis, "delay_left",
         state.delay_left, "from 1 to hysteresis");
-  check(state.steps >= 0, "steps", wide(state.steps), "0 or more");
+  check(state.steps >= 0 && state.steps <= internal::kMaxCount, "steps", wide(state.steps),
+        "0 or more, and a number that training can reach");
   check(state.skipped >= 0 && state.skipped <= state.steps, "skipped", wide(state.skipped),
         "from 0 to steps");
   check(state.skips_in_row >= 0 && state.skips_in_row <= state.skipped, "skips_in_row",
@@ -198,12 +197,16 @@ void check_state(const ScalePolicy& policy, const ScaleState& state) {
 }  // namespace
 
 void GradScaler::load_state(const ScaleState& state) {
+  check_no_waiting("load_state()");
   check_state(policy_, state);
-  state_ = state;
-  open_round();
+  move_to(state);
 }
 
 std::string GradScaler::save() const {
+  internal::require(!recorded_, ErrorCode::kWrongOrder, [] {
+    return "save() was called between step() and update(), when what the step found is not part of "
+           "the state yet; save after update().";
+  });
   json root = {{"format", kFormat}, {"version", kVersion}};
   root["policy"] = json::object();
   root["state"] = json::object();
@@ -213,6 +216,7 @@ std::string GradScaler::save() const {
 }
 
 void GradScaler::load(std::string_view text) {
+  check_no_waiting("load()");
   const json root = parse(text);
   ScalePolicy policy;
   std::set<std::string> read;
@@ -231,8 +235,7 @@ void GradScaler::load(std::string_view text) {
   }
   check_state(policy, state);
   policy_ = policy;
-  state_ = state;
-  open_round();
+  move_to(state);
 }
 
 }  // namespace headroom

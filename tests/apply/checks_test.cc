@@ -22,6 +22,11 @@ TEST(OptimizerChecks, RefusesParametersThatDoNotFit) {
                  {{"w", null, view(g)}});
   expect_refused(ErrorCode::kInvalidArgument, "The gradient of Parameter 'w' has null data",
                  {{"w", view(g), null}});
+  std::vector<f16> half(1);
+  TensorView huge = view(half);
+  huge.data = nullptr;
+  huge.count = int64_t{1} << 40;
+  expect_refused(ErrorCode::kInvalidArgument, "null data", {{"w", huge, TensorView{}}});
   TensorView cuda = view(w);
   cuda.device.type = DeviceType::kCUDA;
   expect_refused(ErrorCode::kUnsupported, "CUDA", {{"w", cuda, view(g)}});
@@ -61,6 +66,9 @@ TEST(OptimizerChecks, RefusesImpossibleOptions) {
     refuse("beta2", {.beta2 = bad});
   }
   refuse("beta1", {.beta1 = 1.0});
+  refuse("eps", {.eps = 0.0});
+  refuse("eps", {.eps = 1e-60});
+  refuse("lr", {.lr = 1e38});
   const auto refuse_sgd = [&](const std::string& part, const SGDOptions& options) {
     expect_error(ErrorCode::kInvalidArgument, part, [&] { SGD optimizer(parameters, options); });
   };

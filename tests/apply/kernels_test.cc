@@ -113,6 +113,20 @@ TEST_P(ApplyEdges, EveryLengthAndNothingBeyond) {
   EXPECT_EQ(static_cast<float>(weights[66]), 1.0f);
 }
 
+TEST_P(ApplyEdges, AnyAlignmentEvenOddBytes) {
+  const std::vector<f16> start = random_values<f16>(103, 1), slope = random_values<f16>(103, 2);
+  std::vector<f16> expected = start, grads = slope;
+  AdamW plain({{"w", view(expected), view(grads)}});
+  plain.apply(0.5f, false);
+  std::vector<char> weight(103 * 2 + 1), grad(103 * 2 + 1);
+  std::memcpy(weight.data() + 1, start.data(), 103 * 2);
+  std::memcpy(grad.data() + 1, slope.data(), 103 * 2);
+  AdamW shifted({{"w", view(static_cast<void*>(weight.data() + 1), DType::kF16, 103),
+                  view(static_cast<void*>(grad.data() + 1), DType::kF16, 103)}});
+  shifted.apply(0.5f, false);
+  EXPECT_EQ(std::memcmp(weight.data() + 1, expected.data(), 103 * 2), 0);
+}
+
 TEST_P(ApplyEdges, StochasticRoundingIsOneOfTheTwoNeighboursAndFair) {
   constexpr size_t kCount = 100000;
   const float value = 1.0f + 0x1p-7f * 0.3f;  // three tenths of the way to the next bf16

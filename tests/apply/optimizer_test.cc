@@ -192,6 +192,12 @@ TEST(Gradients, OneThatIsMissingLeavesItsParameterAlone) {
   EXPECT_EQ(optimizer.steps(1), 1);
 }
 
+TEST(Optimizers, AnIndexBeyondTheParametersIsAnError) {
+  SGD optimizer({});
+  expect_error(ErrorCode::kInvalidArgument, "no parameter 0", [&] { optimizer.steps(0); });
+  expect_error(ErrorCode::kInvalidArgument, "no parameter 0", [&] { optimizer.master(0); });
+}
+
 TEST(Gradients, AreReadOnlyUnlessToBeCleared) {
   std::vector<f16> weights(77, f16(1.0f)), grads(77, f16(0.5f));
   AdamW optimizer({{"w", view(weights), view(grads)}});

@@ -98,6 +98,11 @@ TEST(OptimizerState, ADamagedOneIsRefusedAndNothingChanges) {
   refuse("type f16", [](OptimizerState& s) { s.tensors[0].tensor.dtype = DType::kF16; });
   refuse("inf or nan",
          [](OptimizerState& s) { static_cast<float*>(s.tensors[4].tensor.data)[99] = kNan; });
+  refuse("negative values",
+         [](OptimizerState& s) { static_cast<float*>(s.tensors[2].tensor.data)[0] = -1.0f; });
+  refuse("step count of 9223372036854775807",
+         [](OptimizerState& s) { s.steps[0] = std::numeric_limits<int64_t>::max(); });
+  refuse("null data", [](OptimizerState& s) { s.tensors[0].tensor.data = nullptr; });
   EXPECT_EQ(bytes_of(run.w16), before);
   EXPECT_EQ(Saved(run.optimizer.state()).values, good.values);
   EXPECT_EQ(run.optimizer.steps(0), 1);

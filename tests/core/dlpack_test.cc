@@ -73,6 +73,9 @@ TEST(DLPack, RefusesWhatItCannotTake) {
   managed.dl_tensor.shape = nullptr;
   expect_error(ErrorCode::kInvalidArgument, "no shape", [&] { from_dlpack(&managed); });
   expect_error(ErrorCode::kInvalidArgument, "null tensor", [&] { from_dlpack(nullptr); });
+  expect_error(ErrorCode::kInvalidArgument, "null data", [] {
+    to_dlpack({nullptr, DType::kF32, 10});
+  });
   const std::vector<f16> constant(4);
   expect_error(ErrorCode::kUnsupported, "const", [&] { to_dlpack(view(constant)); });
 }

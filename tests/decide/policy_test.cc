@@ -14,10 +14,10 @@ TEST(Policy, EveryImpossibleSettingIsRefusedByName) {
     refuse("min_scale", [&](ScalePolicy& p) { p.min_scale = bad; });
     refuse("max_scale", [&](ScalePolicy& p) { p.max_scale = bad; });
   }
-  for (const double bad : {1.0, 0.5, 0.0, -2.0, std::nan(""), HUGE_VAL}) {
+  for (const double bad : {1.0, 1.0 + 1e-9, 0.5, 0.0, -2.0, std::nan(""), HUGE_VAL}) {
     refuse("growth_factor", [&](ScalePolicy& p) { p.growth_factor = bad; });
   }
-  for (const double bad : {1.0, 2.0, 0.0, -0.5, std::nan(""), HUGE_VAL}) {
+  for (const double bad : {1.0, 1.0 - 1e-9, 2.0, 0.0, -0.5, std::nan(""), HUGE_VAL}) {
     refuse("backoff_factor", [&](ScalePolicy& p) { p.backoff_factor = bad; });
   }
   for (const double bad : {-0.1, 1.1, std::nan("")}) {

@@ -125,6 +125,12 @@ TEST(Measure, NormIsRightWhereSquaresLeaveTheRange) {
   expect_norm_of_constant<double>(1e-300);
 }
 
+TEST(Measure, LargeDoublesBelowTheCarefulPathDoNotAddUpToInf) {
+  const std::vector<double> values(1 << 20, 0x1.fp449);
+  std::vector<TensorView> many(256, view(values));
+  EXPECT_NEAR(measure(many).norm() / (0x1.fp449 * 0x1p14), 1.0, 1e-9);
+}
+
 TEST(Measure, VeryLargeAndVerySmallTogether) {
   const std::vector<double> large(2000, 1e200), small(2000, 1e-200);
   const std::vector<float> ordinary(2000, 1.0f);

@@ -89,6 +89,56 @@ TEST(Accumulator, OneBadGradientSkipsEveryOptimizerOnTheSums) {
   EXPECT_EQ(wb[0], 0.75f);
 }
 
+TEST(Accumulator, ABadRoundIsDroppedEvenForOptimizersThatDidNotStep) {
+  std::vector<float> wa = {1.0f}, wb = {1.0f}, ga(1), gb(1);
+  GradAccumulator sums({{"a", view(wa), view(ga)}, {"b", view(wb), view(gb)}});
+  SGD first({sums.summed()[0]}, {.lr = 1.0}), second({sums.summed()[1]}, {.lr = 1.0});
+  GradScaler scaler(NoScale{});
+  const auto add = [&](float a, float b) {
+    scaler.scale(1.0f);
+    ga[0] = a;
+    gb[0] = b;
+    scaler.step(sums);
+    scaler.update();
+  };
+  add(1.0f, 1.0f);
+  add(kNan, 1.0f);
+  EXPECT_FALSE(sums.step(first).applied);
+  add(0.5f, 0.5f);
+  EXPECT_TRUE(sums.step(second).applied);
+  EXPECT_EQ(wb[0], 0.5f);
+}
+
+TEST(Accumulator, StepsOnceForEachRound) {
+  Loop loop;
+  expect_error(ErrorCode::kWrongOrder, "before any gradient",
+               [&] { loop.sums.step(loop.optimizer); });
+  GradScaler scaler;
+  loop.add(scaler, 0.25f);
+  EXPECT_TRUE(loop.sums.step(loop.optimizer).applied);
+  expect_error(ErrorCode::kWrongOrder, "after step()", [&] { loop.sums.step(loop.optimizer); });
+  EXPECT_EQ(loop.optimizer.steps(0), 1);
+}
+
+TEST(Accumulator, TakesParametersWithoutGradients) {
+  std::vector<float> wa = {1.0f}, wb = {1.0f}, ga(1);
+  GradAccumulator sums({{"a", view(wa), view(ga)}, {"b", view(wb), TensorView{}}});
+  SGD optimizer(sums.summed(), {.lr = 1.0});
+  GradScaler scaler;
+  ga[0] = 0.25f * scaler.scale(1.0f);
+  scaler.step(sums);
+  EXPECT_TRUE(sums.step(optimizer).applied);
+  EXPECT_EQ(wa[0], 0.75f);
+  EXPECT_EQ(wb[0], 1.0f);
+}
+
+TEST(Accumulator, RefusesWeightsThatShareMemoryWithGradients) {
+  std::vector<float> w = {1.0f};
+  expect_error(ErrorCode::kInvalidArgument, "share memory", [&] {
+    GradAccumulator sums({{"w", view(w), view(w)}});
+  });
+}
+
 TEST(Accumulator, RefusesAnOptimizerOnOtherGradients) {
   Loop loop;
   SGD other({{"w", view(loop.weight), view(loop.grad)}});

@@ -53,17 +53,108 @@ TEST(Order, UpdateNeedsACheck) {
   wrong_order("no optimizer was stepped", [&] { scaler.update(); });
 }
 
-TEST(Order, MicroBatchesAreNotSplitByAnUpdate) {
+TEST(Order, MicroBatchesThatGoOnOverAnUpdateAddUpRight) {
+  Loop often, seldom;
+  GradScaler scaler(DynamicScale{.growth_interval = 1});
+  const auto round = [&](bool both) {
+    const float scaled = scaler.scale(1.0f);
+    often.grad[0] = 0.25f * scaled;
+    seldom.grad[0] += 0.5f * scaled;
+    EXPECT_EQ(scaler.step(often.optimizer).grad_norm, 0.25);
+    double norm = 0.0;
+    if (both) {
+      norm = scaler.step(seldom.optimizer, {.clear_grads = ClearGrads::kAlways}).grad_norm;
+    }
+    scaler.update();
+    return norm;
+  };
+  seldom.grad[0] = 0.0f;
+  EXPECT_EQ(round(true), 0.5);
+  round(false);  // the scale doubles twice while the second optimizer's gradients wait
+  round(false);
+  EXPECT_EQ(round(true), 1.5);
+}
+
+TEST(Order, ALossBetweenStepAndUpdateIsTakenAlong) {
+  Loop loop;
+  GradScaler scaler(DynamicScale{.growth_interval = 1});
+  loop.grad[0] = scaler.scale(1.0f);
+  scaler.step(loop.optimizer, {.clear_grads = ClearGrads::kAlways});
+  loop.grad[0] += 0.5f * scaler.scale(1.0f);  // the first micro-batch of the next step
+  scaler.update();
+  loop.grad[0] += 0.25f * scaler.scale(1.0f);
+  EXPECT_EQ(scaler.step(loop.optimizer).grad_norm, 0.75);
+}
+
+TEST(Order, GradientsThatWereUnscaledAreNotUnscaledAgain) {
+  Loop loop, other;
+  GradScaler scaler;
+  loop.grad[0] = 0.5f * scaler.scale(1.0f);
+  scaler.unscale_(loop.optimizer);
+  scaler.update();
+  wrong_order("already called", [&] { scaler.unscale_(loop.optimizer); });
+  EXPECT_EQ(scaler.step(loop.optimizer).grad_norm, 0.5);
+  scaler.update();
+  loop.grad[0] = 0.25f * scaler.scale(1.0f);
+  EXPECT_EQ(scaler.step(loop.optimizer).grad_norm, 0.25) << "a new loss, a new gradient";
+}
+
+TEST(Order, TwoOptimizersMayTakeTurns) {
+  Loop generator, discriminator;
+  GradScaler scaler(DynamicScale{.growth_interval = 1});
+  for (int i = 0; i < 6; ++i) {
+    for (Loop* loop : {&discriminator, &generator}) {
+      loop->grad[0] = 0.5f * scaler.scale(1.0f);  // backward overwrites
+      EXPECT_EQ(scaler.step(loop->optimizer).grad_norm, 0.5);
+      scaler.update();
+    }
+  }
+}
+
+TEST(Order, SavingBelongsAfterUpdate) {
   Loop loop;
   GradScaler scaler;
   scaler.scale(1.0f);
-  scaler.scale(2.0f);
   scaler.step(loop.optimizer);
+  wrong_order("save()", [&] { scaler.save(); });
+  scaler.update();
+  EXPECT_NO_THROW(scaler.save());
+}
+
+TEST(Order, LoadingWaitsForGradientsOrTheirDiscarding) {
+  Loop loop;
+  GradScaler scaler;
+  const std::string saved = scaler.save();
+  scaler.scale(1.0f);
+  wrong_order("discard()", [&] { scaler.load(saved); });
+  wrong_order("discard()", [&] { scaler.load_state(scaler.state()); });
+  scaler.discard();
+  EXPECT_NO_THROW(scaler.load(saved));
+}
+
+TEST(Order, AnOptimizerWithoutGradientsIsNotStepped) {
+  std::vector<float> weight = {1.0f};
+  AdamW optimizer({{"w", view(weight), TensorView{}}});
+  AdamW none({});
+  GradScaler scaler;
+  scaler.scale(1.0f);
+  wrong_order("none of whose parameters", [&] { scaler.step(optimizer); });
+  wrong_order("none of whose parameters", [&] { scaler.step(none); });
+  EXPECT_EQ(scaler.state().steps, 0);
+}
+
+TEST(Order, AMovedOptimizerIsTheSameOne) {
+  std::vector<float> weight = {1.0f}, grad = {1.0f};
+  AdamW first({{"w", view(weight), view(grad)}});
+  GradScaler scaler;
+  scaler.scale(1.0f);
+  scaler.step(first);
+  AdamW second = std::move(first);
+  wrong_order("after step()", [&] { scaler.step(second); });
   scaler.update();
   scaler.scale(1.0f);
-  scaler.step(loop.optimizer);
-  scaler.scale(1.0f);  // the first micro-batch of the next step
-  wrong_order("gradients wait", [&] { scaler.update(); });
+  EXPECT_TRUE(scaler.step(second).applied);
+  expect_error(ErrorCode::kWrongOrder, "none of whose", [&] { scaler.step(first); });  // NOLINT
 }
 
 TEST(Order, GradientsAreUnscaledByTheScaleOfTheirBackward) {
@@ -115,6 +206,21 @@ TEST(SeveralOptimizers, AParameterThatIsAddedLaterIsFoundToo) {
                [&] { scaler.step(second.optimizer); });
 }
 
+TEST(SeveralOptimizers, AGradientBufferMayBeHandedOn) {
+  Loop first, second;
+  std::vector<float> other = {1.0f};
+  GradScaler scaler;
+  scaler.scale(1.0f);
+  scaler.step(first.optimizer);
+  scaler.step(second.optimizer);
+  scaler.update();
+  first.optimizer.set_grad(0, view(other));
+  second.optimizer.set_grad(0, view(first.grad));
+  scaler.scale(1.0f);
+  EXPECT_TRUE(scaler.step(second.optimizer).applied);
+  EXPECT_TRUE(scaler.step(first.optimizer).applied);
+}
+
 TEST(SeveralOptimizers, ANewOptimizerMayTakeOverFromOneThatIsGone) {
   std::vector<float> weight = {1.0f}, grad = {1.0f};
   GradScaler scaler;
@@ -136,7 +242,7 @@ TEST(NewScale, IsSetWithinBoundsOnly) {
   }
   EXPECT_EQ(scaler.get_scale(), 1024.0f);
   scaler.scale(1.0f);
-  wrong_order("old one", [&] { scaler.update(512.0f); });
+  wrong_order("discard()", [&] { scaler.update(512.0f); });
   EXPECT_EQ(scaler.get_scale(), 1024.0f);
 }
 

@@ -23,7 +23,7 @@ struct Model {
   explicit Model(size_t count) : tensors(count) {
     for (size_t i = 0; i < count; ++i) {
       Tensor& t = tensors[i];
-      t.count = *rc::gen::inRange<size_t>(0, 80);
+      t.count = *rc::gen::inRange<size_t>(i == 0 ? 1 : 0, 80);  // one gradient at least
       t.weight_type = *rc::gen::element(DType::kF16, DType::kBF16, DType::kF32);
       t.grad_type = *rc::gen::element(DType::kF16, DType::kBF16, DType::kF32);
       t.weight.resize(t.count * size_of(t.weight_type));
