@@ -26,12 +26,12 @@ need() {
 PACKAGES=(g++ cmake ninja-build pkgconf python3 libhwy-dev nlohmann-json3-dev libdlpack-dev libcli11-dev
           libfmt-dev libgtest-dev librapidcheck-dev)
 
-# build PRESET [TARGET...]: configures the first time, then builds; says little if all goes well.
+# build PRESET [TARGET...]: configures when it has to, then builds; says little if all goes well.
 build() {
   local preset=$1 log=build/$1.log
   shift
   mkdir -p build
-  [ -f "build/$preset/build.ninja" ] || cmake --preset "$preset" >"$log" 2>&1 ||
+  [ "build/$preset/build.ninja" -nt CMakePresets.json ] || cmake --preset "$preset" >"$log" 2>&1 ||
     { cat "$log" >&2; exit 1; }
   if ! ninja -C "build/$preset" -n "$@" 2>/dev/null | grep -q 'no work to do'; then
     echo "Building ($preset) ..." >&2
