@@ -15,14 +15,12 @@ namespace headroom {
 namespace internal {
 namespace {
 
-// Each array starts on a cache line of its own. A large one also starts at another place within a
-// page than the one before it, so that walking them side by side does not make them fight over the
-// same cache sets.
-size_t padded(int64_t count) {
-  constexpr size_t kStagger = 272;
-  const size_t lines = (static_cast<size_t>(count) + 15) / 16 * 16;
-  return lines < 8192 ? lines : lines + kStagger;
-}
+// Every array starts on a cache line of its own.
+size_t padded(int64_t count) { return (static_cast<size_t>(count) + 15) / 16 * 16; }
+
+// Lies between the masters, the first and the second state buffers of a group, so that walking them
+// side by side does not make them fight over the same cache sets.
+constexpr size_t kStagger = 272;
 
 std::string name_of(const Parameter& parameter, size_t index) {
   return parameter.name.empty() ? std::to_string(index) : parameter.name;
@@ -180,30 +178,34 @@ size_t FusedOptimizer::append_group(std::vector<Parameter> added,
   internal::check_parameters(all);  // before memory is taken for what they claim
   const size_t buffers = internal::state_buffers(settings.rule);
   std::vector<internal::Slot> slots = state_->slots;
-  size_t floats = 0;
+  size_t masters = 0;
+  size_t states = 0;
   for (size_t i = slots.size(); i < all.size(); ++i) {
     const internal::WeightKind kind = internal::kind_of(all[i], i, state_->precision);
     internal::check_grad_type(all[i].grad, internal::name_of(all[i], i));
     slots.push_back({state_->groups.size(), kind, nullptr, {nullptr, nullptr}, 0});
-    const size_t arrays = buffers + (internal::has_master(kind) ? 1 : 0);
-    if (all[i].weight.count > 0) floats += arrays * internal::padded(all[i].weight.count);
+    states += internal::padded(all[i].weight.count);
+    if (internal::has_master(kind)) masters += internal::padded(all[i].weight.count);
   }
-  internal::FloatBuffer memory(floats);
-  float* next = memory.data();
-  const auto take = [&](int64_t count) {
-    float* const array = next;
-    if (count > 0) next += internal::padded(count);
-    return array;
+  // All masters, then all first buffers, then all second ones: small tensors, too, are walked in
+  // long streams that the processor can fetch ahead.
+  internal::FloatBuffer memory(masters + buffers * (states + internal::kStagger));
+  size_t next[3] = {0, masters + internal::kStagger, masters + states + 2 * internal::kStagger};
+  const auto take = [&](size_t array, int64_t count) -> float* {
+    if (count == 0) return nullptr;
+    float* const begin = memory.data() + next[array];
+    next[array] += internal::padded(count);
+    return begin;
   };
   for (size_t i = state_->slots.size(); i < slots.size(); ++i) {
     const TensorView& weight = all[i].weight;
     internal::Slot& slot = slots[i];
     if (slot.kind == internal::WeightKind::kF32) slot.master = static_cast<float*>(weight.data);
     if (internal::has_master(slot.kind)) {
-      slot.master = take(weight.count);
+      slot.master = take(0, weight.count);
       convert(weight, view(slot.master, weight.count));
     }
-    for (size_t b = 0; b < buffers; ++b) slot.state[b] = take(weight.count);
+    for (size_t b = 0; b < buffers; ++b) slot.state[b] = take(b + 1, weight.count);
   }
   // All that can throw comes before the first change.
   state_->memory.reserve(state_->memory.size() + 1);

@@ -23,7 +23,7 @@ LossScaleOptimizer::LossScaleOptimizer(Optimizer& inner, const ScalePolicy& poli
     : inner_(inner), scaler_(policy, std::move(options)) {}
 
 StepReport LossScaleOptimizer::apply(const StepOptions& options) {
-  const StepReport report = step_and_update(scaler_, inner_, options);
+  StepReport report = step_and_update(scaler_, inner_, options);
   iterations_ += report.applied;
   return report;
 }

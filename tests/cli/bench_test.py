@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """`headroom bench` prints every figure beside its floor. The speeds themselves are not tested."""
 import json
+import os
 import subprocess
 import sys
 
@@ -18,4 +19,9 @@ for name in ("measure/f32", "measure/f16", "measure/bf16", "measure/f64", "adamw
              "adamw/bf16", "measure/f16/threads=2", "adamw/f16/threads=2",
              "measure/f16/tensors=10000", "adamw/f16/tensors=10000"):
     assert name in figures, name
+
+# A SIMD target that does not exist: a sentence and exit 2, not a crash.
+result = subprocess.run([sys.argv[1], "bench"], capture_output=True, text=True,
+                        env={**os.environ, "HEADROOM_SIMD": "nonsense"})
+assert result.returncode == 2 and "'nonsense'" in result.stderr and not result.stdout, result
 print("1 passed, 0 failed")
