@@ -19,14 +19,14 @@ using D16 = hn::Rebind<uint16_t, D32>;
 uint32_t read_loop(const uint32_t* data, size_t words) {
   const D32 d;
   constexpr size_t kN = hn::MaxLanes(D32());
-  auto a = hn::Zero(d), b = a, c = a, e = a;
-  for (size_t i = 0; i < words; i += 4 * kN) {
-    a = hn::Xor(a, hn::LoadU(d, data + i));
-    b = hn::Xor(b, hn::LoadU(d, data + i + kN));
-    c = hn::Xor(c, hn::LoadU(d, data + i + 2 * kN));
-    e = hn::Xor(e, hn::LoadU(d, data + i + 3 * kN));
+  hn::Vec<D32> sums[8];
+  for (auto& sum : sums) sum = hn::Zero(d);
+  for (size_t i = 0; i < words; i += 8 * kN) {
+#pragma GCC unroll 8
+    for (size_t k = 0; k < 8; ++k) sums[k] = hn::Xor(sums[k], hn::LoadU(d, data + i + k * kN));
   }
-  return hn::GetLane(hn::Xor(hn::Xor(a, b), hn::Xor(c, e)));
+  for (size_t k = 1; k < 8; ++k) sums[0] = hn::Xor(sums[0], sums[k]);
+  return hn::GetLane(sums[0]);
 }
 
 template <bool kGrad16, bool kWeight16, bool kMoments>
