@@ -5,7 +5,6 @@
 #define HEADROOM_POLICY_H_
 
 #include <headroom/export.h>
-#include <headroom/measure.h>
 
 #include <cstdint>
 #include <string>

@@ -15,9 +15,6 @@ namespace headroom {
 namespace internal {
 namespace {
 
-// Every array starts on a cache line of its own.
-size_t padded(int64_t count) { return (static_cast<size_t>(count) + 15) / 16 * 16; }
-
 // Lies between the masters, the first and the second state buffers of a group, so that walking them
 // side by side does not make them fight over the same cache sets.
 constexpr size_t kStagger = 272;
@@ -184,8 +181,8 @@ size_t FusedOptimizer::append_group(std::vector<Parameter> added,
     const internal::WeightKind kind = internal::kind_of(all[i], i, state_->precision);
     internal::check_grad_type(all[i].grad, internal::name_of(all[i], i));
     slots.push_back({state_->groups.size(), kind, nullptr, {nullptr, nullptr}, 0});
-    states += internal::padded(all[i].weight.count);
-    if (internal::has_master(kind)) masters += internal::padded(all[i].weight.count);
+    states += internal::whole_lines(all[i].weight.count);
+    if (internal::has_master(kind)) masters += internal::whole_lines(all[i].weight.count);
   }
   // All masters, then all first buffers, then all second ones: small tensors, too, are walked in
   // long streams that the processor can fetch ahead.
@@ -194,7 +191,7 @@ size_t FusedOptimizer::append_group(std::vector<Parameter> added,
   const auto take = [&](size_t array, int64_t count) -> float* {
     if (count == 0) return nullptr;
     float* const begin = memory.data() + next[array];
-    next[array] += internal::padded(count);
+    next[array] += internal::whole_lines(count);
     return begin;
   };
   for (size_t i = state_->slots.size(); i < slots.size(); ++i) {

@@ -3,12 +3,16 @@
 #define HEADROOM_SRC_CORE_BUFFER_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <new>
 
 namespace headroom::internal {
+
+/// `count` floats rounded up to whole cache lines: the room that an array within a buffer takes.
+inline size_t whole_lines(int64_t count) { return (static_cast<size_t>(count) + 15) / 16 * 16; }
 
 class FloatBuffer {
  public:

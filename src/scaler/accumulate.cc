@@ -1,6 +1,5 @@
 #include <headroom/accumulate.h>
 
-#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -20,17 +19,14 @@ internal::RuleSettings adding() {
   return settings;
 }
 
-size_t padded(int64_t count) {
-  return (static_cast<size_t>(std::max<int64_t>(count, 0)) + 15) / 16 * 16;
-}
-
 }  // namespace
 
 GradAccumulator::GradAccumulator(std::vector<Parameter> parameters)
     : FusedOptimizer(Precision{}), unit_(StaticScale{.scale = 1.0f, .max_skips_in_row = 0}) {
   internal::check_parameters(parameters);
   size_t floats = 0;
-  for (const Parameter& parameter : parameters) floats += padded(parameter.grad.count);
+  for (const Parameter& parameter : parameters)
+    floats += internal::whole_lines(parameter.grad.count);
   auto memory = std::make_shared<internal::FloatBuffer>(floats);
   float* next = memory->data();
   memory_ = memory;
@@ -42,7 +38,7 @@ GradAccumulator::GradAccumulator(std::vector<Parameter> parameters)
     summed_[i].grad = view(next, count);
     parameters[i].weight = summed_[i].grad;
     sums_.insert(next);
-    next += padded(count);
+    next += internal::whole_lines(count);
   }
   append_group(std::move(parameters), adding());
 }
