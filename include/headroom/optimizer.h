@@ -52,6 +52,10 @@ class HEADROOM_API Optimizer {
   /// constructor, changing nothing, if it does not fit.
   virtual void set_grad(size_t index, const TensorView& grad);
 
+  /// Takes another list of parameters at once, for frameworks that allocate gradients anew each
+  /// step. Throws like the constructor, changing nothing.
+  virtual void rebind(std::vector<Parameter> parameters);
+
  protected:
   /// Throws if a weight or gradient cannot be used, if their sizes differ, or if memory is shared
   /// between any two of them.
@@ -84,6 +88,7 @@ struct Precision {
 struct NamedTensor {
   std::string name;
   TensorView tensor;
+  size_t parameter = 0;  // the index of "embed.weight"
 };
 
 /// All that an optimizer remembers. `tensors` are views of the optimizer's own memory, valid as
@@ -107,6 +112,10 @@ class HEADROOM_API FusedOptimizer : public Optimizer {
   void apply(float multiplier, bool clear_grads) override;
   void set_grad(size_t index, const TensorView& grad) override;
 
+  /// The same parameters in the same order, with weights of the same counts and types. A weight at another address is taken for a new value:
+  /// its master is refreshed.
+  void rebind(std::vector<Parameter> parameters) override;
+
   /// Steps applied to parameter `index` so far. A skipped step does not count.
   int64_t steps(size_t index) const;
 
@@ -117,6 +126,7 @@ class HEADROOM_API FusedOptimizer : public Optimizer {
   /// Copies the weights' current values to the masters, after weights were loaded or changed by
   /// hand. Moments and step counts stay.
   void refresh_masters();
+  void refresh_master(size_t index);
 
   OptimizerState state() const;
 

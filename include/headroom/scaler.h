@@ -80,6 +80,12 @@ class HEADROOM_API GradScaler {
   bool enabled() const { return options_.enabled; }
   const ScalePolicy& policy() const { return policy_; }
 
+  /// Changes how the scale moves from now on; the scale stays, and so do all counts that are still
+  /// possible (a shorter growth_interval may end with the next clean step). Throws
+  /// Error(kInvalidArgument), changing nothing, if a setting is impossible or the new bounds forbid
+  /// the present scale.
+  void set_policy(const ScalePolicy& policy);
+
   /// The scale that the next scale() multiplies by; 1 if disabled.
   float get_scale() const;
 

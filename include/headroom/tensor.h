@@ -70,7 +70,8 @@ TensorView view(const std::vector<T>& values) {
 }
 
 /// One trainable tensor. A default-made `grad` (null, count 0) means that this parameter has no
-/// gradient: it is neither measured nor updated.
+/// gradient: it is neither measured nor updated. A default-made `weight` is for optimizers of your
+/// own that know by themselves what they update; SGD, Adam and AdamW need one.
 struct Parameter {
   std::string name;
   TensorView weight;

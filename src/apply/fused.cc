@@ -106,10 +106,10 @@ std::vector<NamedTensor> state_tensors(const std::vector<Parameter>& parameters,
     const Slot& slot = state.slots[i];
     const std::string name = name_of(parameters[i], i) + "/";
     const int64_t count = parameters[i].weight.count;
-    if (has_master(slot.kind)) tensors.push_back({name + "master", view(slot.master, count)});
+    if (has_master(slot.kind)) tensors.push_back({name + "master", view(slot.master, count), i});
     const Rule rule = state.groups[slot.group].rule;
     for (size_t b = 0; b < state_buffers(rule); ++b) {
-      tensors.push_back({name + state_name(rule, b), view(slot.state[b], count)});
+      tensors.push_back({name + state_name(rule, b), view(slot.state[b], count), i});
     }
   }
   return tensors;
@@ -178,6 +178,10 @@ size_t FusedOptimizer::append_group(std::vector<Parameter> added,
   size_t masters = 0;
   size_t states = 0;
   for (size_t i = slots.size(); i < all.size(); ++i) {
+    const bool no_weight = all[i].weight.count == 0 && all[i].grad.count > 0;
+    require(!no_weight, ErrorCode::kMismatch, [&] {
+      return "Parameter " + internal::name_of(all[i], i) + " has a gradient but no weight.";
+    });
     const internal::WeightKind kind = internal::kind_of(all[i], i, state_->precision);
     internal::check_grad_type(all[i].grad, internal::name_of(all[i], i));
     slots.push_back({state_->groups.size(), kind, nullptr, {nullptr, nullptr}, 0});
@@ -229,6 +233,35 @@ void FusedOptimizer::set_grad(size_t index, const TensorView& grad) {
   state_->planned = false;
 }
 
+void FusedOptimizer::rebind(std::vector<Parameter> changed) {
+  require(changed.size() == parameters().size(), ErrorCode::kMismatch, [&] {
+    return "rebind got " + std::to_string(changed.size()) + " parameters, but there are " +
+           std::to_string(parameters().size()) + ".";
+  });
+  std::vector<size_t> moved;
+  for (size_t i = 0; i < changed.size(); ++i) {
+    const TensorView& before = parameters()[i].weight;
+    const TensorView& after = changed[i].weight;
+    internal::check_grad_type(changed[i].grad, internal::name_of(changed[i], i));
+    require(after.dtype == before.dtype && after.count == before.count, ErrorCode::kMismatch, [&] {
+      return "The weight of parameter " + internal::name_of(changed[i], i) + " was " +
+             std::to_string(before.count) + " elements of " + to_string(before.dtype) +
+             " and is now " + std::to_string(after.count) + " of " + to_string(after.dtype) +
+             "; make a new optimizer for it.";
+    });
+    if (after.data != before.data) moved.push_back(i);
+  }
+  Optimizer::rebind(std::move(changed));
+  state_->planned = false;
+  for (const size_t i : moved) {
+    internal::Slot& slot = state_->slots[i];
+    if (slot.kind == internal::WeightKind::kF32) {
+      slot.master = static_cast<float*>(parameters()[i].weight.data);
+    }
+    refresh_master(i);
+  }
+}
+
 void FusedOptimizer::apply(float multiplier, bool clear_grads) {
   const internal::DefaultFloatEnvironment environment;
   if (!state_->planned) internal::make_plan(parameters(), state_.get());
@@ -255,13 +288,14 @@ const float* FusedOptimizer::master(size_t index) const {
 }
 
 void FusedOptimizer::refresh_masters() {
-  for (size_t i = 0; i < state_->slots.size(); ++i) {
-    const internal::Slot& slot = state_->slots[i];
-    if (internal::has_master(slot.kind)) {
-      const TensorView& weight = parameters()[i].weight;
-      convert(weight, view(slot.master, weight.count));
-    }
-  }
+  for (size_t i = 0; i < state_->slots.size(); ++i) refresh_master(i);
+}
+
+void FusedOptimizer::refresh_master(size_t index) {
+  const internal::Slot& slot = internal::slot_at(*state_, index);
+  if (!internal::has_master(slot.kind)) return;
+  const TensorView& weight = parameters()[index].weight;
+  convert(weight, view(slot.master, weight.count));
 }
 
 OptimizerState FusedOptimizer::state() const {

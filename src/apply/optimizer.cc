@@ -27,16 +27,15 @@ std::string name_of(const Parameter& parameter, size_t index) {
                                 : "Parameter '" + parameter.name + "'";
 }
 
-bool has_grad(const Parameter& parameter) {
-  return parameter.grad.data != nullptr || parameter.grad.count != 0;
-}
+bool given(const TensorView& view) { return view.data != nullptr || view.count != 0; }
 
 void check_parameter(const Parameter& parameter, size_t index) {
   check_view(parameter.weight, Access::kWrite,
              [&] { return "The weight of " + name_of(parameter, index); });
-  if (!has_grad(parameter)) return;
+  if (!given(parameter.grad)) return;
   check_view(parameter.grad, Access::kWrite,
              [&] { return "The gradient of " + name_of(parameter, index); });
+  if (!given(parameter.weight)) return;
   require(parameter.grad.count == parameter.weight.count, ErrorCode::kMismatch, [&] {
     return name_of(parameter, index) + " has a weight of " +
            std::to_string(parameter.weight.count) + " elements and a gradient of " +
@@ -121,6 +120,12 @@ void Optimizer::set_grad(size_t index, const TensorView& grad) {
     });
   }
   parameters_[index] = std::move(changed);
+  ++identity_->revision;
+}
+
+void Optimizer::rebind(std::vector<Parameter> parameters) {
+  internal::check_parameters(parameters);
+  parameters_ = std::move(parameters);
   ++identity_->revision;
 }
 

@@ -80,6 +80,19 @@ GradScaler::GradScaler(const ScalePolicy& policy, ScalerOptions options)
   state_ = initial_state(policy_);
 }
 
+void GradScaler::set_policy(const ScalePolicy& policy) {
+  validate(policy);
+  require(allows(policy, state_.scale) && allows(policy, state_.pending),
+          ErrorCode::kInvalidArgument, [&] {
+            return "The scale is " + number(state_.scale) + ", but the new policy allows " +
+                   number(policy.min_scale) + " to " + number(policy.max_scale) + " only.";
+          });
+  policy_ = policy;
+  if (!policy_.late) state_.pending = state_.scale;
+  state_.growth_tracker = std::min(state_.growth_tracker, policy_.growth_interval - 1);
+  state_.delay_left = std::min(state_.delay_left, policy_.hysteresis);
+}
+
 float GradScaler::get_scale() const { return enabled() ? state_.scale : 1.0f; }
 
 float GradScaler::scale(float loss) {

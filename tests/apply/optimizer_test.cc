@@ -198,6 +198,39 @@ TEST(Optimizers, AnIndexBeyondTheParametersIsAnError) {
   expect_error(ErrorCode::kInvalidArgument, "no parameter 0", [&] { optimizer.master(0); });
 }
 
+TEST(Rebind, GivesAllParametersOtherMemoryAndKeepsWhatIsRemembered) {
+  std::vector<f16> w = {f16(1.0f), f16(2.0f)}, g = {f16(1.0f), f16(1.0f)}, g2 = g, w2 = w;
+  AdamW optimizer({{"w", view(w), view(g)}}, {.lr = 0.1});
+  optimizer.apply(1.0f, false);
+  optimizer.rebind({{"w", view(w), view(g2)}});
+  optimizer.apply(1.0f, true);
+  EXPECT_EQ(static_cast<float>(g2[0]), 0.0f);
+  EXPECT_EQ(static_cast<float>(g[0]), 1.0f);
+  EXPECT_EQ(optimizer.steps(0), 2);
+  optimizer.rebind({{"w", view(w2), view(g)}});
+  EXPECT_EQ(optimizer.master(0)[1], 2.0f) << "a weight at another address is a new value";
+  EXPECT_EQ(optimizer.steps(0), 2);
+}
+
+TEST(Rebind, RefusesOtherParametersAndChangesNothing) {
+  std::vector<float> w = {1.0f, 2.0f}, g = {1.0f, 1.0f}, one = {1.0f};
+  std::vector<f16> half(2);
+  SGD optimizer({{"w", view(w), view(g)}});
+  const auto refuse = [&](const char* part, std::vector<Parameter> other) {
+    expect_error(ErrorCode::kMismatch, part, [&] { optimizer.rebind(other); });
+    EXPECT_EQ(optimizer.parameters()[0].weight.data, w.data());
+  };
+  refuse("0 parameters", {});
+  refuse("is now 1 of f32", {{"w", view(one), TensorView{}}});
+  refuse("is now 2 of f16", {{"w", view(half), view(g)}});
+  refuse("gradient of 1", {{"w", view(w), view(one)}});
+}
+
+TEST(Gradients, WithoutAWeightAreForOptimizersOfOnesOwn) {
+  std::vector<float> g = {1.0f};
+  expect_error(ErrorCode::kMismatch, "no weight", [&] { SGD({{"w", TensorView{}, view(g)}}); });
+}
+
 TEST(Gradients, AreReadOnlyUnlessToBeCleared) {
   std::vector<f16> weights(77, f16(1.0f)), grads(77, f16(0.5f));
   AdamW optimizer({{"w", view(weights), view(grads)}});

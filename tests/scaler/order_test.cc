@@ -246,6 +246,29 @@ TEST(NewScale, IsSetWithinBoundsOnly) {
   EXPECT_EQ(scaler.get_scale(), 1024.0f);
 }
 
+TEST(NewPolicy, KeepsTheScaleAndWhatCountsAreStillPossible) {
+  Loop loop;
+  GradScaler scaler(DynamicScale{.growth_interval = 10});
+  const auto clean_step = [&] {
+    scaler.scale(1.0f);
+    scaler.step(loop.optimizer);
+    scaler.update();
+  };
+  for (int i = 0; i < 5; ++i) clean_step();
+  ScalePolicy policy = scaler.policy();
+  policy.growth_interval = 3;
+  scaler.set_policy(policy);
+  EXPECT_EQ(scaler.get_scale(), 65536.0f);
+  EXPECT_NO_THROW(scaler.load(scaler.save()));
+  clean_step();
+  EXPECT_EQ(scaler.get_scale(), 131072.0f);
+  policy.max_scale = 65536.0f;
+  expect_error(ErrorCode::kInvalidArgument, "131072", [&] { scaler.set_policy(policy); });
+  policy.backoff_factor = 2.0;
+  expect_error(ErrorCode::kInvalidArgument, "backoff", [&] { scaler.set_policy(policy); });
+  EXPECT_EQ(scaler.policy().max_scale, 16777216.0f);
+}
+
 TEST(NewScale, StartsTheGrowthCountAgain) {
   Loop loop;
   GradScaler scaler(DynamicScale{.growth_interval = 3});

@@ -1,0 +1,148 @@
+#include "fused.h"
+
+#include <headroom/error.h>
+
+#include <utility>
+
+namespace headroom::libtorch {
+namespace internal {
+namespace {
+
+int64_t version_of(const torch::Tensor& tensor) {
+  return static_cast<int64_t>(tensor.unsafeGetTensorImpl()->version_counter().current_version());
+}
+
+}  // namespace
+
+headroom::Optimizer& FusedBody::bind(torch::optim::Optimizer& optimizer, const Names& names) {
+  list(optimizer, names);
+  check_same(optimizer);
+  sync_groups(optimizer);
+  refresh();
+  return core();
+}
+
+// Parameters that are known have to be the first ones of the groups, in the same order.
+void FusedBody::check_same(const torch::optim::Optimizer& optimizer) const {
+  size_t at = 0;
+  for (const auto& group : optimizer.param_groups()) {
+    for (const torch::Tensor& parameter : group.params()) {
+      if (at < tensors_.size() && !tensors_[at].is_same(parameter)) {
+        throw Error(ErrorCode::kUnsupported,
+                    "The parameters of a group were changed after the optimizer was used; add new "
+                    "ones as a new group, or make a new optimizer.");
+      }
+      ++at;
+    }
+  }
+}
+
+std::vector<Parameter> FusedBody::new_parameters(const std::vector<torch::Tensor>& params) {
+  std::vector<Parameter> added;
+  for (const torch::Tensor& parameter : params) {
+    const std::string& name = names_[tensors_.size() + added.size()];
+    if (!is_dense(parameter)) {
+      throw Error(ErrorCode::kUnsupported, "The weight of " + name +
+                                               " is not dense in memory; make the parameter from a "
+                                               "contiguous tensor.");
+    }
+    if (parameter.is_complex()) {
+      throw Error(ErrorCode::kUnsupported,
+                  "The weight of " + name + " is complex; use torch's optimizers for it.");
+    }
+    added.push_back({name, view_of(parameter, "The weight of " + name), {}});
+  }
+  return added;
+}
+
+std::vector<Parameter> FusedBody::memory(bool with_gradients) {
+  gradients_.clear();
+  std::vector<Parameter> parameters;
+  parameters.reserve(tensors_.size());
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    parameters.push_back({names_[i], view_of(tensors_[i], names_[i]), {}});
+    if (with_gradients) {
+      parameters.back().grad = gradients_.add(tensors_[i], Gradients::Order::kAsWeight, names_[i]);
+    }
+  }
+  return parameters;
+}
+
+void FusedBody::refresh() {
+  for (size_t i = versions_.size(); i < core().parameters().size(); ++i) {
+    versions_.push_back(version_of(tensors_[i]));
+  }
+  core().rebind(memory(true));
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    if (version_of(tensors_[i]) == versions_[i]) continue;
+    core().refresh_master(i);  // somebody wrote to the weight
+    versions_[i] = version_of(tensors_[i]);
+  }
+}
+
+void FusedBody::release() { core().rebind(memory(false)); }
+
+void FusedBody::masters_are_right() {
+  for (size_t i = 0; i < tensors_.size(); ++i) versions_[i] = version_of(tensors_[i]);
+}
+
+void FusedBody::weights_written() {
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    if (core().parameters()[i].grad.data == nullptr) continue;
+    tensors_[i].unsafeGetTensorImpl()->bump_version();
+  }
+  masters_are_right();
+}
+
+}  // namespace internal
+
+FusedOptimizer::FusedOptimizer(std::vector<torch::optim::OptimizerParamGroup> groups,
+                               std::unique_ptr<torch::optim::OptimizerOptions> defaults,
+                               std::shared_ptr<internal::FusedBody> body)
+    : torch::optim::Optimizer(std::move(groups), std::move(defaults)), body_(std::move(body)) {
+  body_->bind(*this, {});
+  body_->release();
+}
+
+FusedOptimizer::~FusedOptimizer() = default;
+
+torch::Tensor FusedOptimizer::step(LossClosure closure) {
+  torch::Tensor loss;
+  if (closure != nullptr) {
+    const torch::AutoGradMode with_grad(true);
+    loss = closure();
+  }
+  headroom::Optimizer& core = body_->bind(*this, {});
+  core.apply(1.0f, false);
+  body_->weights_written();
+  body_->release();
+  return loss;
+}
+
+void FusedOptimizer::save(torch::serialize::OutputArchive& archive) const {
+  body_->save(*this, archive);
+}
+
+void FusedOptimizer::load(torch::serialize::InputArchive& archive) { body_->load(*this, archive); }
+
+std::vector<torch::Tensor> FusedOptimizer::master_params() {
+  body_->bind(*this, {});
+  std::vector<torch::Tensor> masters;
+  for (const auto& group : param_groups()) {
+    for (const torch::Tensor& parameter : group.params()) {
+      const float* const master = body_->core().master(masters.size());
+      if (master == nullptr) {
+        masters.push_back(parameter.detach());
+        continue;
+      }
+      masters.push_back(torch::from_blob(const_cast<float*>(master), parameter.sizes(),
+                                         parameter.strides(), torch::kFloat));
+    }
+  }
+  body_->release();
+  return masters;
+}
+
+int64_t FusedOptimizer::steps(size_t index) const { return body_->core().steps(index); }
+
+}  // namespace headroom::libtorch

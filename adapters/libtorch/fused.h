@@ -1,0 +1,47 @@
+// What is inside a FusedOptimizer: the core's optimizer, kept in step with torch's groups.
+#ifndef HEADROOM_ADAPTERS_LIBTORCH_FUSED_H_
+#define HEADROOM_ADAPTERS_LIBTORCH_FUSED_H_
+
+#include <headroom/libtorch/optim.h>
+
+#include "binding.h"
+
+namespace headroom::libtorch::internal {
+
+class FusedBody : public Binding {
+ public:
+  headroom::Optimizer& bind(torch::optim::Optimizer& optimizer, const Names& names) override;
+  void refresh() override;
+  void release() override;
+  void weights_written() override;
+
+  virtual headroom::FusedOptimizer& core() = 0;
+
+  /// Writes and reads torch's own format, and beside it what torch does not keep: masters.
+  virtual void save(const torch::optim::Optimizer& optimizer,
+                    torch::serialize::OutputArchive& archive) const = 0;
+  virtual void load(torch::optim::Optimizer& optimizer,
+                    torch::serialize::InputArchive& archive) = 0;
+
+ protected:
+  /// Gives the core the options of all groups, and adds groups that are new.
+  virtual void sync_groups(torch::optim::Optimizer& optimizer) = 0;
+
+  /// The parameters of a new group, without gradients yet.
+  std::vector<Parameter> new_parameters(const std::vector<torch::Tensor>& params);
+
+  /// Masters agree with the weights as they are now.
+  void masters_are_right();
+
+  std::vector<torch::Tensor> tensors_;  // the parameters, as in core().parameters()
+
+ private:
+  void check_same(const torch::optim::Optimizer& optimizer) const;
+  std::vector<Parameter> memory(bool with_gradients);
+
+  std::vector<int64_t> versions_;  // of tensors_ when their masters were last right
+};
+
+}  // namespace headroom::libtorch::internal
+
+#endif  // HEADROOM_ADAPTERS_LIBTORCH_FUSED_H_

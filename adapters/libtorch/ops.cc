@@ -1,0 +1,142 @@
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <headroom/error.h>
+#include <headroom/libtorch/autocast.h>
+#include <headroom/libtorch/ops.h>
+#include <headroom/measure.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/torch.h>
+
+#include <atomic>
+
+#include "tensors.h"
+
+namespace headroom::libtorch {
+namespace {
+
+using torch::Tensor;
+
+// What the living CastMeter counts; backward may run in any thread.
+std::atomic<bool> metering{false};
+std::atomic<int64_t> metered_values{0};
+std::atomic<int64_t> metered_zeroed{0};
+
+bool is_sixteen_bit(torch::ScalarType dtype) {
+  return dtype == torch::kHalf || dtype == torch::kBFloat16;
+}
+
+bool core_converts(const Tensor& tensor, torch::ScalarType dtype) {
+  const auto ours = [](torch::ScalarType type) {
+    return is_sixteen_bit(type) || type == torch::kFloat;
+  };
+  return tensor.is_cpu() && tensor.layout() == torch::kStrided && ours(tensor.scalar_type()) &&
+         ours(dtype);
+}
+
+Tensor converted(const Tensor& tensor, torch::ScalarType dtype) {
+  const Tensor from = internal::is_dense(tensor) ? tensor : tensor.contiguous();
+  const Tensor to = torch::empty_like(from, from.options().dtype(dtype));
+  if (from.numel() > 0) convert(internal::view_of(from, "A"), internal::view_of(to, "A"));
+  return to;
+}
+
+void count_loss(const Tensor& before, const Tensor& after) {
+  const auto zeros = [](const Tensor& tensor) {
+    if (tensor.numel() == 0) return int64_t{0};
+    const Tensor dense = internal::is_dense(tensor) ? tensor : tensor.contiguous();
+    return measure({internal::view_of(dense, "A")}, {true}).detail.zeros;
+  };
+  const int64_t zeros_before = zeros(before);
+  metered_values += before.numel() - zeros_before;
+  metered_zeroed += zeros(after) - zeros_before;
+}
+
+struct Cast : torch::autograd::Function<Cast> {
+  static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& tensor,
+                        int64_t dtype) {
+    context->saved_data["from"] = static_cast<int64_t>(tensor.scalar_type());
+    return converted(tensor, static_cast<torch::ScalarType>(dtype));
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& grads) {
+    const auto from = static_cast<torch::ScalarType>(context->saved_data["from"].toInt());
+    const Tensor grad = cast(grads[0], from);
+    if (metering && is_sixteen_bit(from)) count_loss(grads[0], grad);
+    return {grad, Tensor()};
+  }
+};
+
+// The type a product of `input` runs in now.
+torch::ScalarType compute_type(const Tensor& input) {
+  const torch::ScalarType active = Autocast::active(input.device());
+  return is_sixteen_bit(active) && input.scalar_type() != torch::kDouble ? active
+                                                                          : input.scalar_type();
+}
+
+bool emulates(const Tensor& input, torch::ScalarType type) {
+  return !kNativeHalfOnCpu && input.is_cpu() && is_sixteen_bit(type);
+}
+
+// FP32 tensors inside which every operand has been rounded to `type`, and the result will be.
+class Emulation {
+ public:
+  explicit Emulation(torch::ScalarType type)
+      : type_(type), no_autocast_(c10::DispatchKey::AutocastCPU) {}
+
+  Tensor in(const Tensor& tensor) const {
+    return tensor.defined() ? cast(cast(tensor, type_), torch::kFloat) : tensor;
+  }
+  Tensor out(const Tensor& tensor) const { return cast(tensor, type_); }
+
+ private:
+  torch::ScalarType type_;
+  c10::impl::ExcludeDispatchKeyGuard no_autocast_;
+};
+
+}  // namespace
+
+Tensor cast(const Tensor& tensor, torch::ScalarType dtype) {
+  if (tensor.scalar_type() == dtype) return tensor;
+  if (!core_converts(tensor, dtype)) return tensor.to(dtype);
+  return Cast::apply(tensor, static_cast<int64_t>(dtype));
+}
+
+Tensor linear(const Tensor& input, const Tensor& weight, const Tensor& bias) {
+  const torch::ScalarType type = compute_type(input);
+  if (!emulates(input, type)) return torch::linear(input, weight, bias);
+  const Emulation wide(type);
+  return wide.out(torch::linear(wide.in(input), wide.in(weight), wide.in(bias)));
+}
+
+Tensor matmul(const Tensor& a, const Tensor& b) {
+  const torch::ScalarType type = compute_type(a);
+  if (!emulates(a, type)) return torch::matmul(a, b);
+  const Emulation wide(type);
+  return wide.out(torch::matmul(wide.in(a), wide.in(b)));
+}
+
+Tensor conv2d(const Tensor& input, const Tensor& weight, const Tensor& bias,
+              torch::IntArrayRef stride, torch::IntArrayRef padding, torch::IntArrayRef dilation,
+              int64_t groups) {
+  const torch::ScalarType type = compute_type(input);
+  if (!emulates(input, type)) {
+    return torch::conv2d(input, weight, bias, stride, padding, dilation, groups);
+  }
+  const Emulation wide(type);
+  return wide.out(torch::conv2d(wide.in(input), wide.in(weight), wide.in(bias), stride, padding,
+                                dilation, groups));
+}
+
+CastMeter::CastMeter() {
+  if (metering.exchange(true)) {
+    throw Error(ErrorCode::kWrongOrder, "A CastMeter lives already; one may live at a time.");
+  }
+  metered_values = 0;
+  metered_zeroed = 0;
+}
+
+CastMeter::~CastMeter() { metering = false; }
+
+CastLoss CastMeter::loss() const { return {metered_values, metered_zeroed}; }
+
+}  // namespace headroom::libtorch

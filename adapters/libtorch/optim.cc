@@ -1,0 +1,241 @@
+// FusedSGD, FusedAdam and FusedAdamW: torch's options and files for the core's three rules.
+#include <headroom/error.h>
+#include <headroom/libtorch/optim.h>
+#include <torch/torch.h>
+
+#include <string>
+#include <utility>
+
+#include "fused.h"
+
+namespace headroom::libtorch {
+namespace internal {
+namespace {
+
+using torch::Tensor;
+
+struct SgdRule {
+  using Core = headroom::SGD;
+  using CoreOptions = headroom::SGDOptions;
+  using Options = torch::optim::SGDOptions;
+  using State = torch::optim::SGDParamState;
+
+  static CoreOptions core_options(const Options& options) {
+    CoreOptions core;
+    core.lr = options.lr();
+    core.momentum = options.momentum();
+    core.dampening = options.dampening();
+    core.weight_decay = options.weight_decay();
+    core.nesterov = options.nesterov();
+    return core;
+  }
+  static std::vector<Tensor> tensors(const State& state) { return {state.momentum_buffer()}; }
+  static int64_t steps(const State& state) { return state.momentum_buffer().defined() ? 1 : 0; }
+  static void fill(State* state, int64_t, const std::vector<Tensor>& tensors) {
+    if (!tensors.empty()) state->momentum_buffer(tensors[0]);
+  }
+};
+
+template <typename CoreType, typename CoreOptionsType, typename OptionsType, typename StateType>
+struct AdamRule {
+  using Core = CoreType;
+  using CoreOptions = CoreOptionsType;
+  using Options = OptionsType;
+  using State = StateType;
+
+  static CoreOptions core_options(const Options& options) {
+    if (options.amsgrad()) {
+      throw Error(ErrorCode::kUnsupported,
+                  "amsgrad is not part of the fused Adam and AdamW; use torch's for it.");
+    }
+    CoreOptions core;
+    core.lr = options.lr();
+    core.beta1 = std::get<0>(options.betas());
+    core.beta2 = std::get<1>(options.betas());
+    core.eps = options.eps();
+    core.weight_decay = options.weight_decay();
+    return core;
+  }
+  static std::vector<Tensor> tensors(const State& state) {
+    return {state.exp_avg(), state.exp_avg_sq()};
+  }
+  static int64_t steps(const State& state) { return state.step(); }
+  static void fill(State* state, int64_t steps, const std::vector<Tensor>& tensors) {
+    state->step(steps);
+    state->exp_avg(tensors[0]);
+    state->exp_avg_sq(tensors[1]);
+  }
+};
+
+using AdamOnly = AdamRule<headroom::Adam, headroom::AdamOptions, torch::optim::AdamOptions,
+                          torch::optim::AdamParamState>;
+using AdamWOnly = AdamRule<headroom::AdamW, headroom::AdamWOptions, torch::optim::AdamWOptions,
+                           torch::optim::AdamWParamState>;
+
+// A torch optimizer that does nothing: what torch's own functions save from and load into.
+class Snapshot : public torch::optim::Optimizer {
+ public:
+  Snapshot(const std::vector<torch::optim::OptimizerParamGroup>& groups,
+           std::unique_ptr<torch::optim::OptimizerOptions> defaults)
+      : Optimizer(groups, std::move(defaults)) {}
+  Tensor step(LossClosure) override { return {}; }
+
+  auto& of(const Tensor& parameter) {
+#if TORCH_VERSION_MAJOR >= 2
+    return state_[parameter.unsafeGetTensorImpl()];
+#else
+    return state_[c10::guts::to_string(parameter.unsafeGetTensorImpl())];
+#endif
+  }
+};
+
+constexpr const char* kBeside = "headroom";  // the part of the archive that torch does not read
+
+template <typename Rule>
+class FusedOf : public FusedBody {
+ public:
+  using Options = typename Rule::Options;
+  using State = typename Rule::State;
+
+  explicit FusedOf(const Precision& precision)
+      : core_({}, typename Rule::CoreOptions{}, precision) {}
+
+  headroom::FusedOptimizer& core() override { return core_; }
+
+  void save(const torch::optim::Optimizer& optimizer,
+            torch::serialize::OutputArchive& archive) const override;
+  void load(torch::optim::Optimizer& optimizer, torch::serialize::InputArchive& archive) override;
+
+ protected:
+  // Group g of torch is group g + 1 of the core, whose first one is empty.
+  void sync_groups(torch::optim::Optimizer& optimizer) override {
+    for (size_t g = 0; g < optimizer.param_groups().size(); ++g) {
+      const auto& group = optimizer.param_groups()[g];
+      const auto options = Rule::core_options(static_cast<const Options&>(group.options()));
+      if (g < groups_) {
+        core_.set_options(options, g + 1);
+        continue;
+      }
+      core_.add_group(new_parameters(group.params()), options);
+      tensors_.insert(tensors_.end(), group.params().begin(), group.params().end());
+      ++groups_;
+    }
+  }
+
+ private:
+  typename Rule::Core core_;
+  size_t groups_ = 0;
+};
+
+bool is_master(const NamedTensor& tensor) {
+  return tensor.name.substr(tensor.name.rfind('/') + 1) == "master";
+}
+
+std::string master_key(size_t parameter) { return "master/" + std::to_string(parameter); }
+
+template <typename Rule>
+void FusedOf<Rule>::save(const torch::optim::Optimizer& optimizer,
+                         torch::serialize::OutputArchive& archive) const {
+  const OptimizerState state = core_.state();
+  torch::serialize::OutputArchive beside(archive.compilation_unit());
+  beside.write("steps", torch::tensor(state.steps));
+  std::vector<std::vector<Tensor>> buffers(tensors_.size());
+  for (const NamedTensor& named : state.tensors) {
+    const Tensor& like = tensors_[named.parameter];
+    const Tensor copy =
+        torch::from_blob(named.tensor.data, like.sizes(), like.strides(), torch::kFloat).clone();
+    if (is_master(named)) {
+      beside.write(master_key(named.parameter), copy);
+    } else {
+      buffers[named.parameter].push_back(copy);
+    }
+  }
+  Snapshot snapshot(optimizer.param_groups(), optimizer.defaults().clone());
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    if (state.steps[i] == 0) continue;
+    auto saved = std::make_unique<State>();
+    Rule::fill(saved.get(), state.steps[i], buffers[i]);
+    snapshot.of(tensors_[i]) = std::move(saved);
+  }
+  torch::optim::serialize<State, Options>(archive, snapshot);
+  archive.write(kBeside, beside);
+}
+
+template <typename Rule>
+void FusedOf<Rule>::load(torch::optim::Optimizer& optimizer,
+                         torch::serialize::InputArchive& archive) {
+  bind(optimizer, {});
+  release();
+  Snapshot snapshot(optimizer.param_groups(), optimizer.defaults().clone());
+  torch::optim::serialize<State, Options>(archive, snapshot);
+  torch::serialize::InputArchive beside;
+  const bool ours = archive.try_read(kBeside, beside);  // else torch's optimizer wrote it
+
+  OptimizerState state = core_.state();
+  Tensor steps;
+  if (ours) beside.read("steps", steps);
+  const bool counted = steps.defined() && steps.numel() == static_cast<int64_t>(tensors_.size());
+  std::vector<std::vector<Tensor>> buffers(tensors_.size());
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    const auto* const saved = static_cast<const State*>(snapshot.of(tensors_[i]).get());
+    if (saved != nullptr) buffers[i] = Rule::tensors(*saved);
+    state.steps[i] = saved == nullptr ? 0 : Rule::steps(*saved);
+    if (counted) state.steps[i] = steps[static_cast<int64_t>(i)].template item<int64_t>();
+  }
+  std::vector<size_t> taken(tensors_.size(), 0);
+  std::vector<Tensor> held;
+  for (NamedTensor& named : state.tensors) {
+    const Tensor& parameter = tensors_[named.parameter];
+    Tensor value;
+    if (is_master(named)) {
+      if (ours) beside.try_read(master_key(named.parameter), value);
+      if (!value.defined()) value = parameter.detach();
+    } else if (!buffers[named.parameter].empty()) {
+      value = buffers[named.parameter].at(taken[named.parameter]++);
+    }
+    if (value.defined() && value.sizes() != parameter.sizes()) {
+      throw Error(ErrorCode::kBadState, "The saved state of " + names_[named.parameter] +
+                                            " has another size; it belongs to another model.");
+    }
+    const auto plain = parameter.options().dtype(torch::kFloat).requires_grad(false);
+    held.push_back(torch::zeros_like(parameter, plain));
+    if (value.defined()) held.back().copy_(value);
+    named.tensor.data = held.back().data_ptr();
+  }
+  // LibTorch before 2.0 reads the options of groups and drops them.
+  torch::serialize::InputArchive groups;
+  archive.read("param_groups", groups);
+  std::vector<std::pair<std::vector<std::string>, std::unique_ptr<torch::optim::OptimizerOptions>>>
+      options;
+  torch::optim::detail::serialize<Options>(groups, options);
+
+  for (size_t g = 0; g < options.size(); ++g) {  // throws if momentum comes or goes
+    core_.set_options(Rule::core_options(static_cast<const Options&>(*options[g].second)), g + 1);
+  }
+  core_.load_state(state);
+  for (const Tensor& parameter : tensors_) parameter.unsafeGetTensorImpl()->bump_version();
+  masters_are_right();
+  for (size_t g = 0; g < optimizer.param_groups().size(); ++g) {
+    optimizer.param_groups()[g].set_options(std::move(options[g].second));
+  }
+}
+
+}  // namespace
+}  // namespace internal
+
+FusedSGD::FusedSGD(std::vector<torch::optim::OptimizerParamGroup> groups,
+                   torch::optim::SGDOptions defaults, const Precision& precision)
+    : FusedOptimizer(std::move(groups), std::make_unique<torch::optim::SGDOptions>(defaults),
+                     std::make_shared<internal::FusedOf<internal::SgdRule>>(precision)) {}
+
+FusedAdam::FusedAdam(std::vector<torch::optim::OptimizerParamGroup> groups,
+                     torch::optim::AdamOptions defaults, const Precision& precision)
+    : FusedOptimizer(std::move(groups), std::make_unique<torch::optim::AdamOptions>(defaults),
+                     std::make_shared<internal::FusedOf<internal::AdamOnly>>(precision)) {}
+
+FusedAdamW::FusedAdamW(std::vector<torch::optim::OptimizerParamGroup> groups,
+                       torch::optim::AdamWOptions defaults, const Precision& precision)
+    : FusedOptimizer(std::move(groups), std::make_unique<torch::optim::AdamWOptions>(defaults),
+                     std::make_shared<internal::FusedOf<internal::AdamWOnly>>(precision)) {}
+
+}  // namespace headroom::libtorch

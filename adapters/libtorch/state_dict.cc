@@ -1,0 +1,100 @@
+// A scaler's state in the form of torch.amp.GradScaler.state_dict().
+#include <headroom/error.h>
+#include <headroom/libtorch/grad_scaler.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+namespace headroom::libtorch {
+namespace {
+
+constexpr const char* kScale = "scale";
+constexpr const char* kGrowthFactor = "growth_factor";
+constexpr const char* kBackoffFactor = "backoff_factor";
+constexpr const char* kGrowthInterval = "growth_interval";
+constexpr const char* kGrowthTracker = "_growth_tracker";
+
+[[noreturn]] void bad(const std::string& sentence) { throw Error(ErrorCode::kBadState, sentence); }
+
+double number_at(const StateDict& state, const char* key) {
+  const auto found = state.find(key);
+  if (found == state.end()) bad(std::string("The scaler's state dict has no \"") + key + "\".");
+  return found->second;
+}
+
+int32_t integer_at(const StateDict& state, const char* key) {
+  const double value = number_at(state, key);
+  const bool fits = value >= 0.0 && value <= std::numeric_limits<int32_t>::max();
+  if (!fits || value != std::floor(value)) {
+    bad(std::string("\"") + key + "\" in the scaler's state dict is " + std::to_string(value) +
+        "; it has to be a whole number from 0 to 2147483647.");
+  }
+  return static_cast<int32_t>(value);
+}
+
+}  // namespace
+
+std::string to_json(const StateDict& state) {
+  nlohmann::ordered_json object = nlohmann::ordered_json::object();
+  for (const char* key : {kScale, kGrowthFactor, kBackoffFactor}) {
+    if (state.count(key) > 0) object[key] = state.at(key);
+  }
+  for (const char* key : {kGrowthInterval, kGrowthTracker}) {
+    if (state.count(key) > 0) object[key] = integer_at(state, key);
+  }
+  return object.dump();
+}
+
+StateDict state_dict_from_json(const std::string& json) {
+  const auto object = nlohmann::json::parse(json, nullptr, false);
+  if (!object.is_object()) bad("The scaler's state dict is not a JSON object.");
+  StateDict state;
+  for (const auto& [key, value] : object.items()) {
+    if (!value.is_number()) bad("\"" + key + "\" in the scaler's state dict is not a number.");
+    state[key] = value.get<double>();
+  }
+  return state;
+}
+
+StateDict GradScaler::state_dict() const {
+  if (!is_enabled()) return {};
+  return {{kScale, state().scale},
+          {kGrowthFactor, policy().growth_factor},
+          {kBackoffFactor, policy().backoff_factor},
+          {kGrowthInterval, policy().growth_interval},
+          {kGrowthTracker, std::max(state().growth_tracker, 0)}};
+}
+
+void GradScaler::load_state_dict(const StateDict& saved) {
+  if (!is_enabled()) return;
+  if (saved.empty()) {
+    bad("The scaler's state dict is empty; it may come from a scaler that was disabled.");
+  }
+  ScalePolicy changed = policy();
+  changed.growth_factor = number_at(saved, kGrowthFactor);
+  changed.backoff_factor = number_at(saved, kBackoffFactor);
+  changed.growth_interval = integer_at(saved, kGrowthInterval);
+  try {
+    validate(changed);
+  } catch (const Error& error) {
+    bad(std::string("The scaler's state dict cannot be used: ") + error.what());
+  }
+  const double scale = number_at(saved, kScale);
+  ScaleState next = state();
+  next.scale = static_cast<float>(scale);
+  next.pending = next.scale;
+  // torch leaves the count where it is when the interval is made shorter.
+  next.growth_tracker = std::min(integer_at(saved, kGrowthTracker), changed.growth_interval - 1);
+  const ScalePolicy before = policy();
+  core_->set_policy(changed);
+  try {
+    take_state(next);
+  } catch (...) {
+    core_->set_policy(before);
+    throw;
+  }
+}
+
+}  // namespace headroom::libtorch

@@ -1,0 +1,136 @@
+#include "tensors.h"
+
+#include <headroom/error.h>
+
+#include <utility>
+
+namespace headroom::libtorch::internal {
+namespace {
+
+[[noreturn]] void unsupported(const std::string& sentence) {
+  throw Error(ErrorCode::kUnsupported, sentence);
+}
+
+bool is_sixteen_bit(const torch::Tensor& tensor) {
+  return tensor.scalar_type() == torch::kHalf || tensor.scalar_type() == torch::kBFloat16;
+}
+
+// Sums duplicates in FP32, so that only a sum that FP16 cannot hold becomes inf.
+torch::Tensor coalesced(const torch::Tensor& sparse) {
+  if (sparse.is_coalesced()) return sparse;
+  if (!is_sixteen_bit(sparse)) return sparse.coalesce();
+  return sparse.to(torch::kFloat).coalesce().to(sparse.scalar_type()).coalesce();
+}
+
+// Complex numbers are pairs of real ones.
+torch::Tensor as_real(const torch::Tensor& tensor) {
+  return tensor.is_complex() ? torch::view_as_real(tensor) : tensor;
+}
+
+// Strides of dimensions of size 1 say nothing about memory.
+bool same_order(const torch::Tensor& a, const torch::Tensor& b) {
+  if (a.sizes() != b.sizes()) return false;
+  for (int64_t d = 0; d < a.dim(); ++d) {
+    if (a.size(d) > 1 && a.stride(d) != b.stride(d)) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+TensorView view_of(const torch::Tensor& tensor, const std::string& name) {
+  const torch::Tensor plain = as_real(tensor);
+  DType dtype = DType::kF32;
+  switch (plain.scalar_type()) {
+    case torch::kHalf:
+      dtype = DType::kF16;
+      break;
+    case torch::kBFloat16:
+      dtype = DType::kBF16;
+      break;
+    case torch::kFloat:
+      break;
+    case torch::kDouble:
+      dtype = DType::kF64;
+      break;
+    default:
+      unsupported(name + " has type " + torch::toString(tensor.scalar_type()) +
+                  "; use half, bfloat16, float, double or a complex type.");
+  }
+  Device device;
+  if (tensor.is_cuda()) {
+    device = {DeviceType::kCUDA, static_cast<int>(tensor.device().index())};
+  } else if (!tensor.is_cpu()) {
+    unsupported(name + " is on device " + tensor.device().str() + "; use cpu or cuda.");
+  }
+  return view(plain.data_ptr(), dtype, plain.numel(), device);
+}
+
+bool is_dense(const torch::Tensor& tensor) {
+  return tensor.layout() == torch::kStrided && tensor.is_non_overlapping_and_dense() &&
+         !tensor.is_conj() && !tensor.is_neg();
+}
+
+void Gradients::clear() {
+  held_.clear();
+  staged_.clear();
+}
+
+torch::Tensor Gradients::stage(const torch::Tensor& parameter, const torch::Tensor& grad,
+                               torch::Tensor memory) {
+  staged_.push_back({parameter, grad, memory});
+  return memory;
+}
+
+torch::Tensor Gradients::dense(const torch::Tensor& parameter, Order order,
+                               const std::string& name) {
+  const torch::Tensor grad = parameter.grad();
+  if (grad.layout() == torch::kSparse && order == Order::kAny) {
+    const torch::Tensor sums = coalesced(grad);
+    if (!sums.is_same(grad)) parameter.mutable_grad() = sums;
+    const torch::Tensor values = sums._values();
+    return is_dense(values) ? values : stage({}, values, values.contiguous());
+  }
+  if (grad.layout() == torch::kSparse) {
+    const torch::Tensor full = coalesced(grad).to_dense();
+    return stage(parameter, grad, torch::empty_like(parameter).copy_(full));
+  }
+  if (grad.layout() != torch::kStrided) {
+    unsupported(name + " has a gradient of a layout that is neither strided nor sparse COO; " +
+                "convert it first.");
+  }
+  if (order == Order::kAny && is_dense(grad)) return grad;
+  if (order == Order::kAny) {
+    return stage(parameter, grad, grad.resolve_conj().resolve_neg().clone(at::MemoryFormat::Contiguous));
+  }
+  if (is_dense(grad) && same_order(grad, parameter)) return grad;
+  return stage(parameter, grad,
+               torch::empty_like(parameter, parameter.options().dtype(grad.dtype())).copy_(grad));
+}
+
+TensorView Gradients::add(const torch::Tensor& parameter, Order order, const std::string& name) {
+  const torch::NoGradGuard no_grad;
+  if (!parameter.grad().defined()) return {};
+  held_.push_back(dense(parameter, order, name));
+  TensorView view = view_of(held_.back(), "The gradient of " + name);
+  // An empty gradient is a gradient all the same.
+  static char empty;
+  if (view.data == nullptr) view.data = &empty;
+  return view;
+}
+
+void Gradients::write_back() {
+  const torch::NoGradGuard no_grad;
+  for (const torch::Tensor& grad : held_) grad.unsafeGetTensorImpl()->bump_version();
+  for (Staged& staged : staged_) {
+    const bool in_place = staged.grad.layout() == torch::kStrided &&
+                          at::has_internal_overlap(staged.grad) != at::MemOverlap::Yes;
+    if (in_place) {
+      staged.grad.copy_(staged.memory);
+    } else {
+      staged.parameter.mutable_grad() = staged.memory;
+    }
+  }
+}
+
+}  // namespace headroom::libtorch::internal

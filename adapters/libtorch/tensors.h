@@ -1,0 +1,54 @@
+// adapters/libtorch/ stands between torch tensors and the core's views of memory. This header has
+// the gradients: whatever their strides or layout, as views the core can read and write.
+#ifndef HEADROOM_ADAPTERS_LIBTORCH_TENSORS_H_
+#define HEADROOM_ADAPTERS_LIBTORCH_TENSORS_H_
+
+#include <headroom/tensor.h>
+#include <torch/types.h>
+
+#include <string>
+#include <vector>
+
+namespace headroom::libtorch::internal {
+
+/// The memory of a dense tensor. Throws Error(kUnsupported) if its type or device is none of ours;
+/// `name` begins the sentence.
+TensorView view_of(const torch::Tensor& tensor, const std::string& name);
+
+/// True if the tensor's elements fill one block of memory, in any order.
+bool is_dense(const torch::Tensor& tensor);
+
+/// The gradients of some parameters, held so that their memory stays valid. Those that are not
+/// dense are staged: copied to dense memory, and copied back by write_back().
+class Gradients {
+ public:
+  enum class Order {
+    kAny,       // each gradient in the order of its own strides; sparse ones as their values
+    kAsWeight,  // in the order of the parameter's strides
+  };
+
+  void clear();
+
+  /// Adds the gradient of `parameter` and returns its view; an empty one if it has none.
+  TensorView add(const torch::Tensor& parameter, Order order, const std::string& name);
+
+  /// To be called after the core has changed gradients.
+  void write_back();
+
+ private:
+  struct Staged {
+    torch::Tensor parameter;
+    torch::Tensor grad;
+    torch::Tensor memory;
+  };
+  torch::Tensor stage(const torch::Tensor& parameter, const torch::Tensor& grad,
+                      torch::Tensor memory);
+  torch::Tensor dense(const torch::Tensor& parameter, Order order, const std::string& name);
+
+  std::vector<torch::Tensor> held_;
+  std::vector<Staged> staged_;
+};
+
+}  // namespace headroom::libtorch::internal
+
+#endif  // HEADROOM_ADAPTERS_LIBTORCH_TENSORS_H_

@@ -1,0 +1,12 @@
+// Headroom for LibTorch: the GradScaler, the autocast guard and the fused optimizers that its C++
+// API lacks. Works with LibTorch 1.13 and 2.x; C++17 is enough to include it. Link headroom::libtorch.
+#ifndef HEADROOM_LIBTORCH_H_
+#define HEADROOM_LIBTORCH_H_
+
+#include <headroom/headroom.h>
+#include <headroom/libtorch/autocast.h>
+#include <headroom/libtorch/grad_scaler.h>
+#include <headroom/libtorch/ops.h>
+#include <headroom/libtorch/optim.h>
+
+#endif  // HEADROOM_LIBTORCH_H_

@@ -1,0 +1,533 @@
+// headroom::libtorch::GradScaler against the documented behaviour of torch.amp.GradScaler.
+#include <cmath>
+
+#include "tests/libtorch/support.h"
+
+namespace headroom::libtorch {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+TEST(Scale, MultipliesByTheScaleInsideTheGraph) {
+  GradScaler scaler;
+  torch::Tensor x = leaf({2.0f});
+  const torch::Tensor scaled = scaler.scale((x * x).sum());
+  EXPECT_EQ(value(scaled), 4.0 * 65536.0);
+  scaled.backward();
+  EXPECT_EQ(value(x.grad()), 4.0 * 65536.0);
+}
+
+TEST(Scale, IsFormedInFp32ForSixteenBitLosses) {
+  GradScaler scaler;
+  for (const auto dtype : {torch::kHalf, torch::kBFloat16}) {
+    const torch::Tensor scaled = scaler.scale(torch::tensor({4.0f, 8.0f}).to(dtype));
+    EXPECT_EQ(scaled.scalar_type(), torch::kFloat);
+    EXPECT_EQ(value(scaled[1]), 8.0 * 65536.0);
+  }
+  EXPECT_EQ(scaler.scale(torch::ones({}, torch::kDouble)).scalar_type(), torch::kDouble);
+}
+
+TEST(Scale, TakesListsAndRefusesWhatIsNoLoss) {
+  GradScaler scaler;
+  const auto scaled = scaler.scale({torch::ones({}), torch::full({2}, 3.0)});
+  ASSERT_EQ(scaled.size(), 2u);
+  EXPECT_EQ(value(scaled[1][0]), 3.0 * 65536.0);
+  expect_error(ErrorCode::kInvalidArgument, "floating", [&] { scaler.scale(torch::Tensor()); });
+  expect_error(ErrorCode::kInvalidArgument, "floating",
+               [&] { scaler.scale(torch::ones({}, torch::kLong)); });
+}
+
+TEST(Step, UnscalesAndRunsTheOptimizer) {
+  GradScaler scaler;
+  torch::Tensor w = leaf({1.0f, 2.0f});
+  auto optimizer = sgd({w}, 0.5);
+  scaler.scale((w * torch::tensor({2.0f, 4.0f})).sum()).backward();
+  const StepReport report = scaler.step(optimizer);
+  scaler.update();
+  EXPECT_TRUE(report.applied);
+  EXPECT_NEAR(report.grad_norm, std::sqrt(20.0), 1e-12);
+  EXPECT_EQ(report.scale, 65536.0f);
+  EXPECT_EQ(value(w[0]), 0.0);
+  EXPECT_EQ(value(w[1]), 0.0);
+}
+
+TEST(Step, SkipsInfAndNanAndSaysWhichParameter) {
+  for (const double bad : {kInfinity, std::numeric_limits<double>::quiet_NaN()}) {
+    GradScaler scaler;
+    torch::nn::Linear layer(2, 2);
+    scaler.name_parameters(*layer);
+    torch::optim::Adam optimizer(layer->parameters(), 0.1);
+    const torch::Tensor before = layer->weight.detach().clone();
+    scaler.scale(layer->forward(torch::ones({1, 2})).sum()).backward();
+    layer->weight.mutable_grad()[1][0] = bad;
+    const StepReport report = scaler.step(optimizer);
+    scaler.update();
+    EXPECT_FALSE(report.applied);
+    EXPECT_EQ(report.culprit, bad == kInfinity ? "weight: 1 inf, 0 nan" : "weight: 0 inf, 1 nan");
+    EXPECT_TRUE(same_bits(layer->weight, before));
+    EXPECT_TRUE(optimizer.state().empty()) << "a skipped first step makes no state";
+    EXPECT_EQ(scaler.get_scale(), 32768.0);
+    EXPECT_EQ(layer->weight.grad().abs().sum().item<float>(), 0.0f) << "zeros, not nan times 0";
+  }
+}
+
+TEST(Step, NamesParametersByTheirPlaceIfNothingElseIsKnown) {
+  GradScaler scaler;
+  torch::Tensor a = leaf({1.0f}), b = leaf({1.0f, 2.0f});
+  auto optimizer = sgd({a, b});
+  scaler.scale((a.sum() + b.sum())).backward();
+  b.mutable_grad()[0] = kInfinity;
+  EXPECT_EQ(scaler.step(optimizer).culprit, "param_groups[0].params[1] of size [2]: 1 inf, 0 nan");
+}
+
+TEST(Step, GrowsAndBacksOffAsTorchDoes) {
+  GradScaler scaler(GradScalerOptions().init_scale(4).growth_interval(3));
+  torch::Tensor w = leaf({1.0f});
+  auto optimizer = sgd({w}, 0.0);
+  std::vector<double> scales;
+  for (const int overflow : {0, 0, 1, 0, 0, 0, 0, 1, 1}) {
+    optimizer.zero_grad();
+    scaler.scale(w.sum() * (overflow ? kInfinity : 1.0)).backward();
+    EXPECT_EQ(scaler.step(optimizer).applied, overflow == 0);
+    scaler.update();
+    scales.push_back(scaler.get_scale());
+  }
+  EXPECT_EQ(scales, (std::vector<double>{4, 4, 2, 2, 2, 4, 4, 2, 1}));
+}
+
+TEST(Step, TakesGradientsOfEveryFloatingPointType) {
+  for (const auto dtype : {torch::kHalf, torch::kBFloat16, torch::kFloat, torch::kDouble}) {
+    GradScaler scaler(GradScalerOptions().init_scale(8));
+    torch::Tensor w = leaf({1.0f, 2.0f}, dtype);
+    auto optimizer = sgd({w});
+    scaler.scale(w.to(torch::kFloat).sum()).backward();
+    ASSERT_EQ(w.grad().scalar_type(), dtype);
+    EXPECT_TRUE(scaler.step(optimizer).applied);
+    scaler.update();
+    EXPECT_EQ(value(w[0]), 0.0);
+    EXPECT_EQ(value(w[1]), 1.0);
+  }
+}
+
+TEST(Step, TakesComplexGradients) {
+  GradScaler scaler(GradScalerOptions().init_scale(8));
+  torch::Tensor w = torch::ones({2}, torch::kComplexFloat).requires_grad_(true);
+  auto optimizer = sgd({w});
+  scaler.scale(torch::real(w * torch::conj(w)).sum()).backward();
+  EXPECT_NEAR(scaler.step(optimizer).grad_norm, std::sqrt(8.0), 1e-6);
+  scaler.update();
+  w.mutable_grad() = torch::full({2}, c10::complex<float>(1.0f, INFINITY), torch::kComplexFloat);
+  scaler.scale(torch::ones({}));
+  EXPECT_FALSE(scaler.step(optimizer).applied);
+}
+
+TEST(Step, RefusesTypesThatAreNoGradients) {
+  GradScaler scaler;
+  torch::Tensor w = torch::ones({2}, torch::kInt);
+  w.mutable_grad() = torch::ones({2}, torch::kInt);
+  auto optimizer = sgd({w});
+  scaler.scale(torch::ones({}));
+  expect_error(ErrorCode::kUnsupported, "type Int", [&] { scaler.step(optimizer); });
+}
+
+TEST(Step, TakesGradientsThatAreNotContiguous) {
+  GradScaler scaler(GradScalerOptions().init_scale(2));
+  torch::Tensor w = torch::zeros({3, 2}).requires_grad_(true);
+  auto optimizer = sgd({w});
+  const torch::Tensor whole = torch::full({3, 4}, 2.0);
+  w.mutable_grad() = whole.slice(1, 0, 4, 2);
+  scaler.scale(torch::ones({}));
+  EXPECT_TRUE(scaler.step(optimizer).applied);
+  scaler.update();
+  EXPECT_TRUE(torch::equal(w, torch::full({3, 2}, -1.0)));
+  EXPECT_TRUE(torch::equal(whole[0], torch::tensor({1.0f, 2.0f, 1.0f, 2.0f})))
+      << "unscaled in place, and the memory between is not touched";
+
+  w.mutable_grad() = torch::full({1}, 2.0).expand({3, 2});
+  scaler.scale(torch::ones({}));
+  EXPECT_TRUE(scaler.step(optimizer).applied);
+  EXPECT_TRUE(torch::equal(w, torch::full({3, 2}, -2.0))) << "one value for all, unscaled once";
+}
+
+TEST(Step, TakesSparseGradientsAndSumsDuplicates) {
+  for (const auto dtype : {torch::kFloat, torch::kHalf}) {
+    GradScaler scaler(GradScalerOptions().init_scale(2));
+    torch::Tensor w = torch::zeros({4, 2}, dtype).requires_grad_(true);
+    auto optimizer = sgd({w});
+    const auto sparse = [&](double first, double second) {
+      const torch::Tensor values =
+          torch::stack({torch::full({2}, first), torch::full({2}, second)}).to(dtype);
+      return torch::sparse_coo_tensor(torch::tensor({{1, 1}}), values, {4, 2});
+    };
+    w.mutable_grad() = sparse(3.0, 5.0);
+    scaler.scale(torch::ones({}));
+    const StepReport report = scaler.step(optimizer);
+    scaler.update();
+    EXPECT_TRUE(report.applied);
+    EXPECT_NEAR(report.grad_norm, std::sqrt(32.0), 1e-6) << "the norm of the sum, 4 and 4";
+    EXPECT_EQ(value(w[1][0]), -4.0);
+    EXPECT_EQ(value(w[0][0]), 0.0);
+
+    w.mutable_grad() = sparse(64000.0, 64000.0);
+    scaler.scale(torch::ones({}));
+    EXPECT_EQ(scaler.step(optimizer).applied, dtype == torch::kFloat)
+        << "in FP16 the sum is inf, though no value is";
+  }
+}
+
+TEST(Step, WorksWithSparseEmbeddings) {
+  GradScaler scaler(GradScalerOptions().init_scale(16));
+  torch::nn::Embedding embedding(torch::nn::EmbeddingOptions(5, 3).sparse(true));
+  const torch::Tensor before = embedding->weight.detach().clone();
+  auto optimizer = sgd(embedding->parameters());
+  scaler.scale(embedding->forward(torch::tensor({1, 1, 4})).sum()).backward();
+  EXPECT_TRUE(scaler.step(optimizer).applied);
+  const torch::Tensor moved = (before - embedding->weight.detach()).select(1, 0);
+  EXPECT_TRUE(torch::allclose(moved, torch::tensor({0.0f, 2.0f, 0.0f, 0.0f, 1.0f}), 1e-5, 1e-6));
+}
+
+TEST(Step, LeavesOutUndefinedGradients) {
+  GradScaler scaler;
+  torch::Tensor a = leaf({1.0f}), b = leaf({1.0f});
+  auto optimizer = sgd({a, b});
+  scaler.scale(a.sum()).backward();
+  EXPECT_TRUE(scaler.step(optimizer).applied);
+  EXPECT_EQ(value(b), 1.0);
+}
+
+TEST(Step, TakesEmptyParameters) {
+  GradScaler scaler;
+  torch::Tensor a = torch::ones({0, 3}).requires_grad_(true), b = leaf({1.0f});
+  auto optimizer = sgd({a, b});
+  scaler.scale(a.sum() + b.sum()).backward();
+  EXPECT_TRUE(scaler.step(optimizer).applied);
+  EXPECT_EQ(value(b), 0.0);
+}
+
+TEST(Step, ClipsByMaxNorm) {
+  GradScaler scaler;
+  torch::Tensor w = leaf({0.0f, 0.0f});
+  auto optimizer = sgd({w});
+  scaler.scale((w * torch::tensor({30.0f, 40.0f})).sum()).backward();
+  const StepReport report = scaler.step(optimizer, {1.0f});
+  EXPECT_NEAR(report.grad_norm, 50.0, 1e-9);
+  EXPECT_NEAR(value(w[0]), -0.6, 1e-6);
+  EXPECT_NEAR(value(w[1]), -0.8, 1e-6);
+}
+
+TEST(Unscale, LetsOneClipByHand) {
+  GradScaler scaler;
+  torch::Tensor w = leaf({0.0f, 0.0f});
+  auto optimizer = sgd({w});
+  scaler.scale((w * torch::tensor({30.0f, 40.0f})).sum()).backward();
+  EXPECT_TRUE(scaler.unscale_(optimizer).ok());
+  EXPECT_EQ(value(w.grad()[0]), 30.0);
+  const double norm = torch::nn::utils::clip_grad_norm_({w}, 1.0);
+  EXPECT_NEAR(norm, 50.0, 1e-5);
+  EXPECT_TRUE(scaler.step(optimizer).applied);
+  EXPECT_NEAR(value(w[1]), -0.8, 1e-6);
+}
+
+TEST(Unscale, FindsOverflowAndTheStepIsSkipped) {
+  GradScaler scaler;
+  torch::Tensor w = leaf({1.0f});
+  auto optimizer = sgd({w});
+  scaler.scale(w.sum() * kInfinity).backward();
+  EXPECT_FALSE(scaler.unscale_(optimizer).ok());
+  w.mutable_grad().zero_();  // hides it, too late
+  EXPECT_FALSE(scaler.step(optimizer).applied);
+  EXPECT_EQ(value(w), 1.0);
+}
+
+TEST(Unscale, NanThatComesInLaterIsSeen) {
+  GradScaler scaler;
+  torch::Tensor w = leaf({1.0f});
+  auto optimizer = sgd({w});
+  scaler.scale(w.sum()).backward();
+  scaler.unscale_(optimizer);
+  w.mutable_grad().fill_(std::nan(""));
+  EXPECT_FALSE(scaler.step(optimizer).applied);
+  EXPECT_EQ(value(w), 1.0);
+}
+
+TEST(Order, EveryWrongMomentHasItsError) {
+  GradScaler scaler;
+  torch::Tensor w = leaf({1.0f});
+  auto optimizer = sgd({w});
+  const auto wrong = [&](const char* part, const std::function<void()>& call) {
+    expect_error(ErrorCode::kWrongOrder, part, call);
+  };
+  w.mutable_grad() = torch::ones({1});
+  wrong("before any scale()", [&] { scaler.unscale_(optimizer); });
+  wrong("before any scale()", [&] { scaler.step(optimizer); });
+  wrong("before any scale()", [&] { scaler.update(); });
+  scaler.scale(w.sum()).backward();
+  wrong("no optimizer was stepped", [&] { scaler.update(); });
+  scaler.unscale_(optimizer);
+  wrong("already called", [&] { scaler.unscale_(optimizer); });
+  scaler.step(optimizer);
+  wrong("after step()", [&] { scaler.unscale_(optimizer); });
+  wrong("after step()", [&] { scaler.step(optimizer); });
+  scaler.update();
+  wrong("no optimizer was stepped", [&] { scaler.update(); });
+}
+
+TEST(Order, NoGradientsAtAllIsAnErrorAndUnscaleIsNot) {
+  GradScaler scaler;
+  torch::Tensor w = leaf({1.0f});
+  auto optimizer = sgd({w});
+  scaler.scale(torch::ones({}));
+  EXPECT_NO_THROW(scaler.unscale_(optimizer));
+  expect_error(ErrorCode::kWrongOrder, "gradient", [&] { scaler.step(optimizer); });
+}
+
+TEST(Order, AStepThatThrowsLeavesScaledGradientsAndMayBeTriedAgain) {
+  struct Throwing : torch::optim::Optimizer {
+    explicit Throwing(std::vector<torch::Tensor> params)
+        : Optimizer(std::move(params), std::make_unique<torch::optim::SGDOptions>(1.0)) {}
+    torch::Tensor step(LossClosure) override {
+      if (++calls == 1) throw std::runtime_error("first");
+      torch::NoGradGuard no_grad;
+      param_groups()[0].params()[0].sub_(param_groups()[0].params()[0].grad());
+      return {};
+    }
+    int calls = 0;
+  };
+  GradScaler scaler;
+  torch::Tensor w = leaf({1.0f});
+  Throwing optimizer({w});
+  scaler.scale(w.sum()).backward();
+  EXPECT_THROW(scaler.step(optimizer), std::runtime_error);
+  EXPECT_TRUE(scaler.step(optimizer).applied);
+  EXPECT_EQ(value(w), 0.0);
+}
+
+TEST(SeveralOptimizers, EachDecidesAndTheScaleBacksOffOnce) {
+  GradScaler scaler;
+  torch::Tensor a = leaf({1.0f}), b = leaf({1.0f});
+  auto first = sgd({a}), second = sgd({b});
+  scaler.scale(a.sum() * kInfinity).backward();
+  scaler.scale(b.sum()).backward();
+  EXPECT_FALSE(scaler.step(first).applied);
+  EXPECT_TRUE(scaler.step(second).applied);
+  scaler.update();
+  EXPECT_EQ(value(a), 1.0);
+  EXPECT_EQ(value(b), 0.0);
+  EXPECT_EQ(scaler.get_scale(), 32768.0);
+}
+
+TEST(SeveralOptimizers, AParameterInTwoIsRefused) {
+  GradScaler scaler;
+  torch::Tensor w = leaf({1.0f});
+  auto first = sgd({w});
+  FusedSGD second({w}, torch::optim::SGDOptions(1.0));
+  scaler.scale(w.sum()).backward();
+  scaler.step(first);
+  expect_error(ErrorCode::kInvalidArgument, "another optimizer", [&] { scaler.step(second); });
+  EXPECT_EQ(value(w), 0.0);
+}
+
+TEST(SeveralOptimizers, OneMayFollowAnotherOverTheSameParameters) {
+  GradScaler scaler;
+  torch::Tensor w = leaf({4.0f});
+  for (int i = 0; i < 4; ++i) {
+    auto optimizer = sgd({w});
+    optimizer.zero_grad();
+    scaler.scale(w.sum()).backward();
+    EXPECT_TRUE(scaler.step(optimizer).applied);
+    scaler.update();
+  }
+  EXPECT_EQ(value(w), 0.0);
+}
+
+TEST(SeveralOptimizers, GradientsThatWaitOverAnUpdateAreTakenAlong) {
+  GradScaler scaler(GradScalerOptions().growth_interval(1));
+  torch::Tensor a = leaf({0.0f}), b = leaf({0.0f});
+  auto often = sgd({a});
+  auto seldom = sgd({b});
+  const auto round = [&](bool both) {
+    a.mutable_grad() = torch::Tensor();
+    scaler.scale(a.sum() + b.sum()).backward();
+    scaler.step(often);
+    const double norm = both ? scaler.step(seldom).grad_norm : 0.0;
+    scaler.update();
+    if (both) b.mutable_grad() = torch::Tensor();
+    return norm;
+  };
+  EXPECT_EQ(round(true), 1.0);
+  round(false);
+  round(false);
+  EXPECT_EQ(round(true), 3.0);
+}
+
+TEST(Accumulation, GradientsOfMicroBatchesAddUp) {
+  GradScaler scaler;
+  torch::Tensor w = leaf({0.0f});
+  auto optimizer = sgd({w});
+  for (int i = 0; i < 4; ++i) scaler.scale(w.sum() / 4).backward();
+  EXPECT_TRUE(scaler.step(optimizer).applied);
+  scaler.update();
+  EXPECT_EQ(value(w), -1.0);
+}
+
+TEST(GradientPenalty, WorksThroughDoubleBackward) {
+  // loss = w^2 + |d(w^2)/dw|^2 = 5 w^2, so the gradient is 10 w.
+  GradScaler scaler;
+  torch::Tensor w = leaf({3.0f});
+  auto optimizer = sgd({w}, 0.1);
+  const torch::Tensor loss = (w * w).sum();
+  const auto grads = torch::autograd::grad({scaler.scale(loss)}, {w}, {}, true, true);
+  const torch::Tensor penalty = (grads[0] / scaler.get_scale()).pow(2).sum();
+  scaler.scale(loss + penalty).backward();
+  EXPECT_NEAR(scaler.step(optimizer).grad_norm, 30.0, 1e-4);
+  scaler.update();
+  EXPECT_NEAR(value(w), 0.0, 1e-5);
+}
+
+TEST(Closure, RunsOnceBeforeTheStep) {
+  GradScaler scaler;
+  torch::Tensor w = leaf({1.0f});
+  auto optimizer = sgd({w});
+  int calls = 0;
+  const StepReport report = scaler.step(optimizer, [&] {
+    ++calls;
+    optimizer.zero_grad();
+    const torch::Tensor loss = w.sum();
+    scaler.scale(loss).backward();
+    return loss;
+  });
+  EXPECT_TRUE(report.applied);
+  EXPECT_EQ(calls, 1);
+  EXPECT_EQ(value(w), 0.0);
+}
+
+TEST(Closure, OfLbfgsIsRefusedWithASentence) {
+  GradScaler scaler;
+  torch::Tensor w = leaf({1.0f});
+  torch::optim::LBFGS optimizer({w}, 1.0);
+  const auto closure = [&] { return w.sum(); };
+  expect_error(ErrorCode::kUnsupported, "LBFGS", [&] { scaler.step(optimizer, closure); });
+}
+
+TEST(NewScale, IsSetAndBadOnesAreRefused) {
+  GradScaler scaler;
+  scaler.scale(torch::ones({}));
+  scaler.update(123.0);
+  EXPECT_EQ(scaler.get_scale(), 123.0);
+  scaler.update(torch::full({1}, 256.0));
+  EXPECT_EQ(scaler.get_scale(), 256.0);
+  for (const double bad : {0.0, -1.0, kInfinity, std::nan("")}) {
+    expect_error(ErrorCode::kInvalidArgument, "cannot be set", [&] { scaler.update(bad); });
+  }
+  expect_error(ErrorCode::kInvalidArgument, "one element",
+               [&] { scaler.update(torch::ones({2})); });
+  EXPECT_EQ(scaler.get_scale(), 256.0);
+}
+
+TEST(NewScale, WaitsForGradientsThatWereMadeWithTheOldOne) {
+  GradScaler scaler;
+  torch::Tensor w = leaf({1.0f});
+  auto optimizer = sgd({w});
+  scaler.scale(w.sum()).backward();
+  expect_error(ErrorCode::kWrongOrder, "discard()", [&] { scaler.update(512.0); });
+  w.mutable_grad().zero_();
+  scaler.discard();
+  scaler.update(512.0);
+  scaler.scale(w.sum()).backward();
+  EXPECT_EQ(scaler.step(optimizer).grad_norm, 1.0);
+}
+
+TEST(Settings, AreReadAndChangedByPyTorchsNames) {
+  GradScaler scaler;
+  EXPECT_EQ(scaler.get_growth_factor(), 2.0);
+  EXPECT_EQ(scaler.get_backoff_factor(), 0.5);
+  EXPECT_EQ(scaler.get_growth_interval(), 2000);
+  EXPECT_TRUE(scaler.is_enabled());
+  scaler.set_growth_factor(3.0);
+  scaler.set_backoff_factor(0.25);
+  scaler.set_growth_interval(7);
+  EXPECT_EQ(scaler.get_growth_factor(), 3.0);
+  EXPECT_EQ(scaler.get_backoff_factor(), 0.25);
+  EXPECT_EQ(scaler.get_growth_interval(), 7);
+  expect_error(ErrorCode::kInvalidArgument, "growth_factor", [&] { scaler.set_growth_factor(1.0); });
+  expect_error(ErrorCode::kInvalidArgument, "backoff", [&] { scaler.set_backoff_factor(1.0); });
+  expect_error(ErrorCode::kInvalidArgument, "interval", [&] { scaler.set_growth_interval(0); });
+  EXPECT_EQ(scaler.get_growth_factor(), 3.0);
+}
+
+TEST(Settings, ImpossibleOnesAreRefusedByTheConstructor) {
+  const auto refused = [](const char* part, const std::function<GradScalerOptions()>& options) {
+    expect_error(ErrorCode::kInvalidArgument, part, [&] { GradScaler scaler(options()); });
+  };
+  using Options = GradScalerOptions;
+  refused("init_scale", [] { return Options().init_scale(0.0); });
+  refused("init_scale", [] { return Options().init_scale(std::nan("")); });
+  refused("init_scale", [] { return Options().init_scale(1e300); });
+  refused("growth_factor", [] { return Options().growth_factor(1.0); });
+  refused("backoff_factor", [] { return Options().backoff_factor(1.0); });
+  refused("backoff_factor", [] { return Options().backoff_factor(-1.0); });
+  refused("growth_interval", [] { return Options().growth_interval(0); });
+}
+
+TEST(Settings, PresetsFloorCeilingAndHysteresisWork) {
+  torch::Tensor w = leaf({1.0f});
+  auto optimizer = sgd({w}, 0.0);
+  const auto overflow = [&](GradScaler& scaler) {
+    optimizer.zero_grad();
+    scaler.scale(w.sum() * kInfinity).backward();
+    scaler.step(optimizer);
+    scaler.update();
+    return scaler.get_scale();
+  };
+  GradScaler megatron(preset("megatron"));
+  EXPECT_EQ(megatron.get_scale(), 4294967296.0);
+  GradScaler patient(GradScalerOptions().init_scale(8).hysteresis(2));
+  EXPECT_EQ(overflow(patient), 8.0);
+  EXPECT_EQ(overflow(patient), 4.0);
+  int alarms = 0;
+  GradScaler floor(GradScalerOptions().init_scale(2).min_scale(1).on_alarm(
+      [&](const AlarmReport&) { ++alarms; }));
+  EXPECT_EQ(overflow(floor), 1.0);
+  EXPECT_EQ(overflow(floor), 1.0);
+  EXPECT_EQ(alarms, 1);
+  GradScaler loud(GradScalerOptions().init_scale(1).min_scale(1));
+  expect_error(ErrorCode::kScaleCollapsed, "allows none smaller", [&] { overflow(loud); });
+  EXPECT_EQ(overflow(megatron), 4294967296.0) << "hysteresis 2";
+}
+
+TEST(Disabled, PassesEverythingThrough) {
+  GradScaler scaler(GradScalerOptions().enabled(false));
+  torch::Tensor w = leaf({1.0f});
+  auto optimizer = sgd({w});
+  const torch::Tensor loss = w.sum();
+  EXPECT_TRUE(scaler.scale(loss).is_same(loss));
+  EXPECT_EQ(scaler.get_scale(), 1.0);
+  EXPECT_NO_THROW(scaler.step(optimizer)) << "no gradients, as in PyTorch";
+  loss.backward();
+  scaler.unscale_(optimizer);
+  scaler.unscale_(optimizer);
+  EXPECT_TRUE(scaler.step(optimizer).applied);
+  EXPECT_TRUE(scaler.step(optimizer).applied);
+  scaler.update();
+  scaler.update(7.0);
+  EXPECT_EQ(value(w), -1.0);
+  EXPECT_TRUE(scaler.state_dict().empty());
+  EXPECT_EQ(to_json(scaler.state_dict()), "{}");
+  EXPECT_NO_THROW(scaler.load_state_dict({{"scale", 0.0}}));
+}
+
+TEST(Disabled, RunsLbfgs) {
+  GradScaler scaler(GradScalerOptions().enabled(false));
+  torch::Tensor w = leaf({1.0f});
+  torch::optim::LBFGS optimizer({w}, 1.0);
+  scaler.step(optimizer, [&] {
+    optimizer.zero_grad();
+    const torch::Tensor loss = (w * w).sum();
+    loss.backward();
+    return loss;
+  });
+  EXPECT_NEAR(value(w), 0.0, 1e-3);
+}
+
+}  // namespace
+}  // namespace headroom::libtorch

@@ -1,0 +1,383 @@
+// The fused optimizers as torch::optim optimizers.
+#include <cmath>
+#include <sstream>
+
+#include "tests/libtorch/support.h"
+
+namespace headroom::libtorch {
+namespace {
+
+using torch::optim::AdamOptions;
+using torch::optim::AdamWOptions;
+using torch::optim::OptimizerParamGroup;
+using torch::optim::SGDOptions;
+
+torch::nn::Sequential small_model(torch::ScalarType dtype = torch::kFloat) {
+  torch::manual_seed(3);
+  torch::nn::Sequential model(torch::nn::Linear(5, 7), torch::nn::Linear(7, 2));
+  model->to(dtype);
+  return model;
+}
+
+void set_random_grads(const torch::nn::Sequential& model, int step) {
+  torch::manual_seed(100 + step);
+  for (torch::Tensor& parameter : model->parameters()) {
+    parameter.mutable_grad() = torch::randn(parameter.sizes()).to(parameter.scalar_type());
+  }
+}
+
+// Steps both and expects the same weights, to rounding.
+void expect_same_course(const torch::nn::Sequential& ours, torch::optim::Optimizer& fused,
+                        const torch::nn::Sequential& theirs, torch::optim::Optimizer& plain) {
+  for (int step = 0; step < 20; ++step) {
+    set_random_grads(ours, step);
+    set_random_grads(theirs, step);
+    fused.step();
+    plain.step();
+  }
+  for (size_t i = 0; i < ours->parameters().size(); ++i) {
+    EXPECT_TRUE(
+        torch::allclose(ours->parameters()[i], theirs->parameters()[i], 2e-6, 2e-7));
+  }
+}
+
+TEST(Fused, UpdatesAsTorchDoes) {
+  {
+    const auto a = small_model(), b = small_model();
+    const auto options = SGDOptions(0.1).momentum(0.9).weight_decay(0.01).nesterov(true);
+    FusedSGD fused(a->parameters(), options);
+    torch::optim::SGD plain(b->parameters(), options);
+    expect_same_course(a, fused, b, plain);
+  }
+  {
+    const auto a = small_model(), b = small_model();
+    const auto options = AdamOptions(0.01).weight_decay(0.1);
+    FusedAdam fused(a->parameters(), options);
+    torch::optim::Adam plain(b->parameters(), options);
+    expect_same_course(a, fused, b, plain);
+  }
+  {
+    const auto a = small_model(), b = small_model();
+    const auto options = AdamWOptions(0.01).betas({0.8, 0.95}).weight_decay(0.1);
+    FusedAdamW fused(a->parameters(), options);
+    torch::optim::AdamW plain(b->parameters(), options);
+    expect_same_course(a, fused, b, plain);
+  }
+}
+
+TEST(Fused, HasParameterGroupsWithOptionsOfTheirOwn) {
+  torch::Tensor a = leaf({1.0f}), b = leaf({1.0f}), c = leaf({1.0f});
+  std::vector<OptimizerParamGroup> groups;
+  groups.emplace_back(std::vector<torch::Tensor>{a}, std::make_unique<SGDOptions>(0.5));
+  groups.emplace_back(std::vector<torch::Tensor>{b});
+  FusedSGD optimizer(groups, SGDOptions(0.25));
+  optimizer.add_param_group(
+      OptimizerParamGroup({c}, std::make_unique<SGDOptions>(0.125)));
+  for (torch::Tensor* w : {&a, &b, &c}) w->mutable_grad() = torch::ones({1});
+  optimizer.step();
+  EXPECT_EQ(value(a), 0.5);
+  EXPECT_EQ(value(b), 0.75);
+  EXPECT_EQ(value(c), 0.875);
+}
+
+TEST(Fused, FollowsSchedulers) {
+  torch::Tensor ours = leaf({0.0f}), theirs = leaf({0.0f});
+  FusedSGD fused({ours}, SGDOptions(1.0));
+  auto plain = sgd({theirs});
+  torch::optim::StepLR our_scheduler(fused, 1, 0.5), their_scheduler(plain, 1, 0.5);
+  for (int i = 0; i < 4; ++i) {
+    for (torch::Tensor* w : {&ours, &theirs}) w->mutable_grad() = torch::ones({1});
+    fused.step();
+    plain.step();
+    our_scheduler.step();
+    their_scheduler.step();
+    EXPECT_EQ(value(ours), value(theirs));
+  }
+  EXPECT_LT(fused.param_groups()[0].options().get_lr(), 1.0);
+}
+
+TEST(Fused, RunsAClosure) {
+  torch::Tensor w = leaf({1.0f});
+  FusedSGD optimizer({w}, SGDOptions(1.0));
+  const torch::NoGradGuard no_grad;
+  const torch::Tensor loss = optimizer.step([&] {
+    const torch::Tensor inside = w.sum();
+    inside.backward();
+    return inside;
+  });
+  EXPECT_EQ(value(loss), 1.0);
+  EXPECT_EQ(value(w), 0.0);
+}
+
+TEST(Fused, ZeroGradAndUndefinedGradients) {
+  torch::Tensor a = leaf({1.0f}), b = leaf({1.0f});
+  FusedAdamW optimizer({a, b}, AdamWOptions(0.1));
+  a.mutable_grad() = torch::ones({1});
+  optimizer.step();
+  EXPECT_NE(value(a), 1.0);
+  EXPECT_EQ(value(b), 1.0);
+  EXPECT_EQ(optimizer.steps(0), 1);
+  EXPECT_EQ(optimizer.steps(1), 0);
+  optimizer.zero_grad();
+  EXPECT_TRUE(!a.grad().defined() || value(a.grad()) == 0.0);
+  a.mutable_grad() = torch::Tensor();
+  EXPECT_NO_THROW(optimizer.step());
+}
+
+TEST(Fused, KeepsMastersOfSixteenBitParameters) {
+  for (const auto dtype : {torch::kHalf, torch::kBFloat16}) {
+    torch::Tensor w = leaf({1.0f}, dtype);
+    FusedSGD optimizer({w}, SGDOptions(1.0));
+    for (int i = 0; i < 1000; ++i) {
+      w.mutable_grad() = torch::full({1}, -0x1p-13).to(dtype);
+      optimizer.step();
+    }
+    EXPECT_NEAR(value(optimizer.master_params()[0]), 1.0 + 1000 * 0x1p-13, 1e-6);
+    EXPECT_NEAR(value(w), 1.0 + 1000 * 0x1p-13, 0x1p-8) << "without a master it would not move";
+    torch::Tensor stuck = leaf({1.0f}, dtype);
+    FusedSGD pure({stuck}, SGDOptions(1.0), {false});
+    stuck.mutable_grad() = torch::full({1}, -0x1p-13).to(dtype);
+    pure.step();
+    EXPECT_EQ(value(stuck), 1.0);
+  }
+}
+
+TEST(Fused, NoticesWeightsThatWereChangedByHand) {
+  torch::Tensor w = leaf({1.0f, 2.0f}, torch::kHalf);
+  FusedSGD optimizer({w}, SGDOptions(1.0));
+  w.mutable_grad() = torch::ones({2}, torch::kHalf);
+  optimizer.step();
+  {
+    const torch::NoGradGuard no_grad;
+    w.fill_(8.0);
+  }
+  optimizer.step();
+  EXPECT_EQ(value(w[0]), 7.0);
+  w.set_data(torch::full({2}, 4.0, torch::kHalf));  // as torch::load(model) does
+  optimizer.step();
+  EXPECT_EQ(value(w[1]), 3.0);
+}
+
+TEST(Fused, MovesTheVersionOfWhatItWrites) {
+  torch::Tensor w = leaf({1.0f});
+  FusedSGD optimizer({w}, SGDOptions(1.0));
+  const torch::Tensor loss = (w * w).sum();
+  w.mutable_grad() = torch::ones({1});
+  optimizer.step();
+  EXPECT_THROW(loss.backward(), c10::Error) << "w was changed in place since the forward pass";
+}
+
+TEST(Fused, TakesGradientsOfOtherStridesAndSparseOnes) {
+  torch::Tensor w = torch::zeros({3, 2}).requires_grad_(true);
+  FusedSGD optimizer({w}, SGDOptions(1.0));
+  const torch::Tensor grad = torch::arange(6.0).reshape({2, 3}).t();
+  w.mutable_grad() = grad;
+  optimizer.step();
+  EXPECT_TRUE(torch::equal(w, -grad));
+  w.mutable_grad() =
+      torch::sparse_coo_tensor(torch::tensor({{1, 1}, {0, 0}}), torch::tensor({1.0f, 2.0f}), {3, 2});
+  optimizer.step();
+  EXPECT_EQ(value(w[1][0]), -4.0);
+}
+
+TEST(Fused, TakesChannelsLastWeights) {
+  torch::Tensor w =
+      torch::randn({4, 3, 2, 2}).contiguous(torch::MemoryFormat::ChannelsLast).requires_grad_(true);
+  const torch::Tensor before = w.detach().clone();
+  FusedSGD optimizer({w}, SGDOptions(1.0));
+  const torch::Tensor grad = torch::randn({4, 3, 2, 2});
+  w.mutable_grad() = grad;
+  optimizer.step();
+  EXPECT_TRUE(torch::allclose(w, before - grad));
+}
+
+TEST(Fused, RefusesWhatItCannotUpdate) {
+  using Params = std::vector<torch::Tensor>;
+  expect_error(ErrorCode::kUnsupported, "f64", [] {
+    FusedAdamW optimizer(Params{torch::ones({2}, torch::kDouble)});
+  });
+  expect_error(ErrorCode::kUnsupported, "dense", [] {
+    FusedAdamW optimizer(Params{torch::ones({4, 4}).slice(1, 0, 4, 2)});
+  });
+  expect_error(ErrorCode::kUnsupported, "complex", [] {
+    FusedAdamW optimizer(Params{torch::ones({2}, torch::kComplexFloat)});
+  });
+  expect_error(ErrorCode::kUnsupported, "amsgrad", [] {
+    FusedAdamW optimizer(Params{torch::ones({2})}, AdamWOptions().amsgrad(true));
+  });
+  const torch::Tensor twice = torch::ones({2});
+  EXPECT_ANY_THROW(FusedAdamW optimizer(Params({twice, twice})));
+  torch::Tensor w = torch::ones({2});
+  FusedSGD optimizer({w}, SGDOptions(1.0));
+  w.set_data(torch::ones({2}, torch::kHalf));
+  expect_error(ErrorCode::kMismatch, "new optimizer", [&] { optimizer.step(); });
+}
+
+TEST(FusedUnderAScaler, UnscalesClipsUpdatesAndLeavesGradientsAlone) {
+  auto ours = small_model(), theirs = small_model();
+  FusedAdamW fused(ours->parameters(), AdamWOptions(0.01));
+  torch::optim::AdamW plain(theirs->parameters(), AdamWOptions(0.01));
+  GradScaler scaler;
+  for (int step = 0; step < 10; ++step) {
+    torch::manual_seed(step);
+    const torch::Tensor x = torch::randn({8, 5});
+    fused.zero_grad();
+    plain.zero_grad();
+    scaler.scale(ours->forward(x).pow(2).sum()).backward();
+    const torch::Tensor before = ours->parameters()[0].grad().clone();
+    const StepReport report = scaler.step(fused, {1.0f});
+    scaler.update();
+    EXPECT_TRUE(report.applied);
+    EXPECT_TRUE(same_bits(ours->parameters()[0].grad(), before)) << "read, never written";
+    theirs->forward(x).pow(2).sum().backward();
+    torch::nn::utils::clip_grad_norm_(theirs->parameters(), 1.0);
+    plain.step();
+  }
+  for (size_t i = 0; i < ours->parameters().size(); ++i) {
+    EXPECT_TRUE(torch::allclose(ours->parameters()[i], theirs->parameters()[i], 1e-4, 1e-6));
+  }
+}
+
+TEST(FusedUnderAScaler, SmallFp16GradientsAreNotLost) {
+  // 2^-26 is below FP16; scaled by 2^16 it is held, and never written back unscaled.
+  torch::Tensor w = leaf({0.0f}, torch::kHalf);
+  FusedSGD optimizer({w}, SGDOptions(0x1p+20));
+  GradScaler scaler;
+  scaler.scale(w.to(torch::kFloat).sum() * 0x1p-26).backward();
+  EXPECT_TRUE(scaler.step(optimizer).applied);
+  EXPECT_EQ(value(w), -0x1p-6);
+}
+
+TEST(FusedUnderAScaler, ASkippedStepChangesNothing) {
+  torch::Tensor w = leaf({1.0f, 2.0f}, torch::kHalf);
+  FusedAdamW optimizer({w}, AdamWOptions(0.1));
+  GradScaler scaler;
+  const torch::Tensor before = w.detach().clone();
+  scaler.scale(w.to(torch::kFloat).sum() * std::numeric_limits<double>::infinity()).backward();
+  const StepReport report = scaler.step(optimizer);
+  scaler.update();
+  EXPECT_FALSE(report.applied);
+  EXPECT_EQ(optimizer.steps(0), 0);
+  EXPECT_TRUE(same_bits(w, before));
+  EXPECT_EQ(value(w.grad().abs().sum()), 0.0);
+}
+
+TEST(FusedUnderAScaler, UnscaleByHandWorksToo) {
+  torch::Tensor w = leaf({0.0f, 0.0f});
+  FusedSGD optimizer({w}, SGDOptions(1.0));
+  GradScaler scaler;
+  scaler.scale((w * torch::tensor({30.0f, 40.0f})).sum()).backward();
+  scaler.unscale_(optimizer);
+  EXPECT_EQ(value(w.grad()[1]), 40.0);
+  torch::nn::utils::clip_grad_norm_({w}, 1.0);
+  EXPECT_TRUE(scaler.step(optimizer).applied);
+  EXPECT_NEAR(value(w[1]), -0.8, 1e-6);
+}
+
+TEST(FusedUnderAScaler, ClearsGradientsInTheSamePass) {
+  torch::Tensor w = torch::zeros({2, 2}).requires_grad_(true);
+  FusedSGD optimizer({w}, SGDOptions(1.0));
+  GradScaler scaler;
+  for (const bool transposed : {false, true}) {
+    w.mutable_grad() = transposed ? torch::ones({2, 2}).t() : torch::ones({2, 2});
+    scaler.scale(torch::ones({}));
+    scaler.step(optimizer, {0.0f, ClearGrads::kAlways});
+    scaler.update();
+    EXPECT_EQ(value(w.grad().abs().sum()), 0.0);
+  }
+}
+
+TEST(FusedUnderAScaler, DiesWithoutLeavingATrace) {
+  GradScaler scaler;
+  torch::Tensor w = leaf({4.0f});
+  for (int i = 0; i < 4; ++i) {
+    FusedSGD optimizer({w}, SGDOptions(1.0));
+    w.mutable_grad() = torch::Tensor();
+    scaler.scale(w.sum()).backward();
+    EXPECT_TRUE(scaler.step(optimizer).applied);
+    scaler.update();
+  }
+  EXPECT_EQ(value(w), 0.0);
+}
+
+template <typename Optimizer, typename Options>
+void expect_round_trip(torch::ScalarType dtype, const Options& options) {
+  const auto model = small_model(dtype);
+  Optimizer optimizer(model->parameters(), options);
+  for (int step = 0; step < 3; ++step) {
+    set_random_grads(model, step);
+    optimizer.step();
+  }
+  std::stringstream weights, state;
+  torch::save(model, weights);
+  torch::save(optimizer, state);
+  auto copy = small_model(dtype);
+  Options other = options;
+  other.set_lr(0.5);
+  Optimizer resumed(copy->parameters(), other);
+  torch::load(copy, weights);
+  torch::load(resumed, state);
+  EXPECT_EQ(resumed.steps(0), 3);
+  EXPECT_EQ(resumed.param_groups()[0].options().get_lr(), options.get_lr());
+  for (int step = 3; step < 6; ++step) {
+    set_random_grads(model, step);
+    set_random_grads(copy, step);
+    optimizer.step();
+    resumed.step();
+  }
+  for (size_t i = 0; i < model->parameters().size(); ++i) {
+    EXPECT_TRUE(same_bits(model->parameters()[i], copy->parameters()[i]));
+    EXPECT_TRUE(same_bits(optimizer.master_params()[i], resumed.master_params()[i]));
+  }
+}
+
+TEST(FusedFiles, ContinueBitForBit) {
+  for (const auto dtype : {torch::kFloat, torch::kHalf, torch::kBFloat16}) {
+    expect_round_trip<FusedSGD>(dtype, SGDOptions(0.01).momentum(0.9));
+    expect_round_trip<FusedSGD>(dtype, SGDOptions(0.01));
+    expect_round_trip<FusedAdam>(dtype, AdamOptions(0.01));
+    expect_round_trip<FusedAdamW>(dtype, AdamWOptions(0.01));
+  }
+}
+
+TEST(FusedFiles, AreReadByTorchsOptimizersAndTheOtherWayRound) {
+  const auto a = small_model(), b = small_model(), c = small_model();
+  FusedAdamW fused(a->parameters(), AdamWOptions(0.01));
+  torch::optim::AdamW plain(b->parameters(), AdamWOptions(0.01));  // 1.13 does not load options
+  FusedAdamW back(c->parameters(), AdamWOptions(0.5));
+  set_random_grads(a, 0);
+  fused.step();
+  std::stringstream to_torch, to_fused;
+  torch::save(fused, to_torch);
+  torch::load(plain, to_torch);
+  torch::save(plain, to_fused);
+  torch::load(back, to_fused);
+  for (const auto& copy : {b, c}) {
+    for (size_t i = 0; i < a->parameters().size(); ++i) {
+      copy->parameters()[i].data().copy_(a->parameters()[i].data());
+    }
+  }
+  for (const auto& model : {a, b, c}) set_random_grads(model, 1);
+  fused.step();
+  plain.step();
+  back.step();
+  for (size_t i = 0; i < a->parameters().size(); ++i) {
+    EXPECT_TRUE(torch::allclose(a->parameters()[i], b->parameters()[i], 1e-6, 1e-7));
+    EXPECT_TRUE(same_bits(a->parameters()[i], c->parameters()[i]));
+  }
+}
+
+TEST(FusedFiles, OfAnotherModelAreRefused) {
+  const auto model = small_model();
+  FusedAdamW optimizer(model->parameters());
+  set_random_grads(model, 0);
+  optimizer.step();
+  std::stringstream state;
+  torch::save(optimizer, state);
+  torch::nn::Sequential other(torch::nn::Linear(3, 7), torch::nn::Linear(7, 2));
+  FusedAdamW wrong(other->parameters());
+  expect_error(ErrorCode::kBadState, "another model", [&] { torch::load(wrong, state); });
+}
+
+}  // namespace
+}  // namespace headroom::libtorch
