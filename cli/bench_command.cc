@@ -7,6 +7,7 @@
 
 #include "bench/bench.h"
 #include "cli/commands.h"
+#include "cli/train/step_bench.h"
 
 namespace headroom::cli {
 namespace {
@@ -14,9 +15,32 @@ namespace {
 struct Options {
   bench::Settings settings;
   bool json = false;
+  bool libtorch = false;
 };
 
+int bench_libtorch(const Options& options) {
+  if (!options.json) {
+    fmt::print("{:<30}{:>10}{:>10}{:>9}   {}\n", "", "ours, ms", "theirs", "ratio", "theirs is");
+  }
+  run_step_bench(options.settings.repetitions, [&](const StepFigure& figure) {
+    if (options.json) {
+      const nlohmann::ordered_json object = {
+          {"name", figure.name}, {"ours_ms", figure.ours}, {"theirs_ms", figure.theirs}};
+      fmt::print("{}\n", object.dump());
+    } else {
+      const double ratio = figure.theirs / figure.ours;
+      fmt::print(
+          "{:<30}{:>10.3f}{:>10.3f}{:>9}   {}\n", figure.name, figure.ours, figure.theirs,
+          ratio < 20.0 ? fmt::format("{:.1f}x", ratio) : fmt::format("{:.2f} %", 100.0 / ratio),
+          figure.theirs_is);
+    }
+    std::fflush(stdout);
+  });
+  return 0;
+}
+
 int bench(const Options& options) {
+  if (options.libtorch) return bench_libtorch(options);
   if (!options.json) {
     fmt::print("SIMD target {}; one thread unless named; medians of {} turns\n\n", simd_target(),
                options.settings.repetitions);
@@ -44,6 +68,8 @@ void add_bench(CLI::App& app, Action* action) {
   auto* command = app.add_subcommand("bench", "Measure the kernels against memory's speed.");
   const auto options = std::make_shared<Options>();
   command->add_flag("--json", options->json, "one JSON object a line");
+  command->add_flag("--libtorch", options->libtorch,
+                    "instead, whole steps through LibTorch against its own calls");
   command->add_option("--filter", options->settings.filter, "only figures whose name has this");
   command->add_option("--megabytes", options->settings.megabytes, "memory that a figure walks")
       ->check(CLI::Range(64, 1 << 20));

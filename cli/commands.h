@@ -11,6 +11,8 @@ namespace headroom::cli {
 /// What main runs after parsing: set by the command that was named.
 using Action = std::function<int()>;
 
+void add_train(CLI::App& app, Action* action);
+void add_compare(CLI::App& app, Action* action);
 void add_replay(CLI::App& app, Action* action);
 void add_bench(CLI::App& app, Action* action);
 

@@ -11,6 +11,8 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", "headroom " HEADROOM_VERSION);
   app.require_subcommand(1);
   headroom::cli::Action action;
+  headroom::cli::add_train(app, &action);
+  headroom::cli::add_compare(app, &action);
   headroom::cli::add_replay(app, &action);
   headroom::cli::add_bench(app, &action);
   try {

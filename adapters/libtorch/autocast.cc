@@ -53,9 +53,9 @@ torch::DeviceType checked(torch::Device device, torch::ScalarType dtype) {
                 "Autocast was asked for on device " + device.str() + "; use cpu or cuda.");
   }
   if (dtype != torch::kHalf && dtype != torch::kBFloat16) {
-    throw Error(ErrorCode::kInvalidArgument,
-                std::string("Autocast was asked for type ") + torch::toString(dtype) +
-                    "; use torch::kHalf or torch::kBFloat16.");
+    throw Error(ErrorCode::kInvalidArgument, std::string("Autocast was asked for type ") +
+                                                 torch::toString(dtype) +
+                                                 "; use torch::kHalf or torch::kBFloat16.");
   }
   return device.type();
 }

@@ -34,8 +34,7 @@ void Binding::list(torch::optim::Optimizer& optimizer, const Names& names) {
   bool same = names_revision_ == names.revision();
   for (const auto& group : optimizer.param_groups()) {
     for (const torch::Tensor& parameter : group.params()) {
-      same = same && at < weak_.size() &&
-             weak_[at].id() == parameter.unsafeGetTensorImpl();
+      same = same && at < weak_.size() && weak_[at].id() == parameter.unsafeGetTensorImpl();
       ++at;
     }
   }

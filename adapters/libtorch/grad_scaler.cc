@@ -41,9 +41,10 @@ class Bridges {
       const bool gone = theirs == nullptr;
       const bool shared = !gone && theirs.get() != &binding && theirs->shares_parameter(binding);
       if (shared && other->second.round == round_) {
-        throw Error(ErrorCode::kInvalidArgument,
-                    "A parameter of this optimizer belongs to another optimizer that was used since "
-                    "the last update() too; give each parameter to one optimizer only.");
+        throw Error(
+            ErrorCode::kInvalidArgument,
+            "A parameter of this optimizer belongs to another optimizer that was used since "
+            "the last update() too; give each parameter to one optimizer only.");
       }
       other = gone || shared ? entries_.erase(other) : std::next(other);
     }
@@ -95,8 +96,7 @@ namespace {
 class Bound {
  public:
   Bound(torch::optim::Optimizer& optimizer, Bridges& bridges)
-      : binding_(bridges.of(optimizer)),
-        core_(binding_.bind(optimizer, bridges.names)) {
+      : binding_(bridges.of(optimizer)), core_(binding_.bind(optimizer, bridges.names)) {
     try {
       bridges.enter(optimizer, binding_);
     } catch (...) {
@@ -300,10 +300,10 @@ void GradScaler::update(double new_scale) {
   if (!is_enabled()) return;
   const float scale = internal::checked_scale(new_scale);
   if (!allows(policy(), scale)) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "A scale of " + std::to_string(new_scale) + " cannot be set; the policy allows " +
-                    std::to_string(policy().min_scale) + " to " +
-                    std::to_string(policy().max_scale) + ".");
+    throw Error(ErrorCode::kInvalidArgument, "A scale of " + std::to_string(new_scale) +
+                                                 " cannot be set; the policy allows " +
+                                                 std::to_string(policy().min_scale) + " to " +
+                                                 std::to_string(policy().max_scale) + ".");
   }
   ScaleState state = core_->state();
   state.scale = scale;

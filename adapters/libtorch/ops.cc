@@ -70,7 +70,7 @@ struct Cast : torch::autograd::Function<Cast> {
 torch::ScalarType compute_type(const Tensor& input) {
   const torch::ScalarType active = Autocast::active(input.device());
   return is_sixteen_bit(active) && input.scalar_type() != torch::kDouble ? active
-                                                                          : input.scalar_type();
+                                                                         : input.scalar_type();
 }
 
 bool emulates(const Tensor& input, torch::ScalarType type) {
@@ -119,7 +119,9 @@ Tensor conv2d(const Tensor& input, const Tensor& weight, const Tensor& bias,
               torch::IntArrayRef stride, torch::IntArrayRef padding, torch::IntArrayRef dilation,
               int64_t groups) {
   const torch::ScalarType type = compute_type(input);
-  if (!emulates(input, type)) {
+  // LibTorch's FP16 convolutions on the CPU, where it has them, add up in FP16.
+  const bool poor_sums = input.is_cpu() && type == torch::kHalf;
+  if (!emulates(input, type) && !poor_sums) {
     return torch::conv2d(input, weight, bias, stride, padding, dilation, groups);
   }
   const Emulation wide(type);

@@ -101,7 +101,8 @@ torch::Tensor Gradients::dense(const torch::Tensor& parameter, Order order,
   }
   if (order == Order::kAny && is_dense(grad)) return grad;
   if (order == Order::kAny) {
-    return stage(parameter, grad, grad.resolve_conj().resolve_neg().clone(at::MemoryFormat::Contiguous));
+    return stage(parameter, grad,
+                 grad.resolve_conj().resolve_neg().clone(at::MemoryFormat::Contiguous));
   }
   if (is_dense(grad) && same_order(grad, parameter)) return grad;
   return stage(parameter, grad,

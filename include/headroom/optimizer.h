@@ -112,8 +112,8 @@ class HEADROOM_API FusedOptimizer : public Optimizer {
   void apply(float multiplier, bool clear_grads) override;
   void set_grad(size_t index, const TensorView& grad) override;
 
-  /// The same parameters in the same order, with weights of the same counts and types. A weight at another address is taken for a new value:
-  /// its master is refreshed.
+  /// The same parameters in the same order, with weights of the same counts and types. A weight at
+  /// another address is taken for a new value: its master is refreshed.
   void rebind(std::vector<Parameter> parameters) override;
 
   /// Steps applied to parameter `index` so far. A skipped step does not count.

@@ -78,8 +78,7 @@ TEST(Autocast, ConcernsItsOwnThreadOnly) {
 TEST(Autocast, RefusesOtherTypesAndDevices) {
   expect_error(ErrorCode::kInvalidArgument, "Float",
                [] { Autocast scope(torch::kCPU, torch::kFloat); });
-  expect_error(ErrorCode::kUnsupported, "meta",
-               [] { Autocast scope(torch::kMeta, torch::kHalf); });
+  expect_error(ErrorCode::kUnsupported, "meta", [] { Autocast scope(torch::kMeta, torch::kHalf); });
   EXPECT_EQ(active(), torch::kFloat);
 }
 

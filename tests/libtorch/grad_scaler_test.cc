@@ -449,7 +449,8 @@ TEST(Settings, AreReadAndChangedByPyTorchsNames) {
   EXPECT_EQ(scaler.get_growth_factor(), 3.0);
   EXPECT_EQ(scaler.get_backoff_factor(), 0.25);
   EXPECT_EQ(scaler.get_growth_interval(), 7);
-  expect_error(ErrorCode::kInvalidArgument, "growth_factor", [&] { scaler.set_growth_factor(1.0); });
+  expect_error(ErrorCode::kInvalidArgument, "growth_factor",
+               [&] { scaler.set_growth_factor(1.0); });
   expect_error(ErrorCode::kInvalidArgument, "backoff", [&] { scaler.set_backoff_factor(1.0); });
   expect_error(ErrorCode::kInvalidArgument, "interval", [&] { scaler.set_growth_interval(0); });
   EXPECT_EQ(scaler.get_growth_factor(), 3.0);

@@ -51,7 +51,8 @@ TEST_P(Ops, LinearAgreesWithFp64) {
       [](const auto& in) { return libtorch::linear(in[0], in[1], in[2]); },
       [](const auto& in) { return torch::linear(in[0], in[1], in[2]); });
   compare(
-      {random({8, 70}), random({19, 70})}, [](const auto& in) { return libtorch::linear(in[0], in[1]); },
+      {random({8, 70}), random({19, 70})},
+      [](const auto& in) { return libtorch::linear(in[0], in[1]); },
       [](const auto& in) { return torch::linear(in[0], in[1]); });
 }
 
@@ -69,7 +70,9 @@ TEST_P(Ops, Conv2dAgreesWithFp64) {
     for (const int64_t groups : {1, 2}) {
       compare(
           {random({2, 4, 9, 8}), random({6, 4 / groups, 3, 3}), random({6})},
-          [&](const auto& in) { return libtorch::conv2d(in[0], in[1], in[2], stride, 1, 1, groups); },
+          [&](const auto& in) {
+            return libtorch::conv2d(in[0], in[1], in[2], stride, 1, 1, groups);
+          },
           [&](const auto& in) { return torch::conv2d(in[0], in[1], in[2], stride, 1, 1, groups); });
     }
   }
@@ -77,7 +80,8 @@ TEST_P(Ops, Conv2dAgreesWithFp64) {
 
 TEST_P(Ops, TakeTransposedInputs) {
   compare(
-      {random({70, 9}), random({19, 70})}, [](const auto& in) { return libtorch::linear(in[0].t(), in[1]); },
+      {random({70, 9}), random({19, 70})},
+      [](const auto& in) { return libtorch::linear(in[0].t(), in[1]); },
       [](const auto& in) { return torch::linear(in[0].t(), in[1]); });
 }
 
@@ -98,16 +102,17 @@ TEST_P(Ops, SecondDerivativesWork) {
 }
 
 TEST(Cast, AgreesWithTorchAndGivesTheGradientBack) {
-  const torch::Tensor values = torch::tensor(
-      {0.0f, -0.0f, 1.0f, -2.5f, 65504.0f, 65520.0f, 0x1p-24f, 0x1p-25f, 1.5f * 0x1p-24f, 1e-40f,
-       std::numeric_limits<float>::infinity()});
+  const torch::Tensor values =
+      torch::tensor({0.0f, -0.0f, 1.0f, -2.5f, 65504.0f, 65520.0f, 0x1p-24f, 0x1p-25f,
+                     1.5f * 0x1p-24f, 1e-40f, std::numeric_limits<float>::infinity()});
   for (const auto dtype : {torch::kHalf, torch::kBFloat16}) {
     torch::Tensor x = values.clone().requires_grad_(true);
     const torch::Tensor narrow = cast(x, dtype);
     EXPECT_TRUE(same_bits(narrow, values.to(dtype)));
     narrow.backward(torch::ones_like(narrow));
     EXPECT_TRUE(torch::equal(x.grad(), torch::ones_like(values)));
-    EXPECT_TRUE(torch::equal(cast(narrow.detach(), torch::kFloat), values.to(dtype).to(torch::kFloat)));
+    EXPECT_TRUE(
+        torch::equal(cast(narrow.detach(), torch::kFloat), values.to(dtype).to(torch::kFloat)));
   }
   EXPECT_TRUE(cast(values, torch::kFloat).is_same(values));
   EXPECT_EQ(cast(values.to(torch::kDouble), torch::kHalf).scalar_type(), torch::kHalf);

@@ -36,8 +36,7 @@ void expect_same_course(const torch::nn::Sequential& ours, torch::optim::Optimiz
     plain.step();
   }
   for (size_t i = 0; i < ours->parameters().size(); ++i) {
-    EXPECT_TRUE(
-        torch::allclose(ours->parameters()[i], theirs->parameters()[i], 2e-6, 2e-7));
+    EXPECT_TRUE(torch::allclose(ours->parameters()[i], theirs->parameters()[i], 2e-6, 2e-7));
   }
 }
 
@@ -71,8 +70,7 @@ TEST(Fused, HasParameterGroupsWithOptionsOfTheirOwn) {
   groups.emplace_back(std::vector<torch::Tensor>{a}, std::make_unique<SGDOptions>(0.5));
   groups.emplace_back(std::vector<torch::Tensor>{b});
   FusedSGD optimizer(groups, SGDOptions(0.25));
-  optimizer.add_param_group(
-      OptimizerParamGroup({c}, std::make_unique<SGDOptions>(0.125)));
+  optimizer.add_param_group(OptimizerParamGroup({c}, std::make_unique<SGDOptions>(0.125)));
   for (torch::Tensor* w : {&a, &b, &c}) w->mutable_grad() = torch::ones({1});
   optimizer.step();
   EXPECT_EQ(value(a), 0.5);
@@ -174,8 +172,8 @@ TEST(Fused, TakesGradientsOfOtherStridesAndSparseOnes) {
   w.mutable_grad() = grad;
   optimizer.step();
   EXPECT_TRUE(torch::equal(w, -grad));
-  w.mutable_grad() =
-      torch::sparse_coo_tensor(torch::tensor({{1, 1}, {0, 0}}), torch::tensor({1.0f, 2.0f}), {3, 2});
+  w.mutable_grad() = torch::sparse_coo_tensor(torch::tensor({{1, 1}, {0, 0}}),
+                                              torch::tensor({1.0f, 2.0f}), {3, 2});
   optimizer.step();
   EXPECT_EQ(value(w[1][0]), -4.0);
 }
@@ -193,15 +191,13 @@ TEST(Fused, TakesChannelsLastWeights) {
 
 TEST(Fused, RefusesWhatItCannotUpdate) {
   using Params = std::vector<torch::Tensor>;
-  expect_error(ErrorCode::kUnsupported, "f64", [] {
-    FusedAdamW optimizer(Params{torch::ones({2}, torch::kDouble)});
-  });
+  expect_error(ErrorCode::kUnsupported, "f64",
+               [] { FusedAdamW optimizer(Params{torch::ones({2}, torch::kDouble)}); });
   expect_error(ErrorCode::kUnsupported, "dense", [] {
     FusedAdamW optimizer(Params{torch::ones({4, 4}).slice(1, 0, 4, 2)});
   });
-  expect_error(ErrorCode::kUnsupported, "complex", [] {
-    FusedAdamW optimizer(Params{torch::ones({2}, torch::kComplexFloat)});
-  });
+  expect_error(ErrorCode::kUnsupported, "complex",
+               [] { FusedAdamW optimizer(Params{torch::ones({2}, torch::kComplexFloat)}); });
   expect_error(ErrorCode::kUnsupported, "amsgrad", [] {
     FusedAdamW optimizer(Params{torch::ones({2})}, AdamWOptions().amsgrad(true));
   });

@@ -52,8 +52,8 @@ TEST(StateDict, BadOnesAreRefusedAndChangeNothing) {
     EXPECT_EQ(scaler.state_dict(), before);
   };
   refused("empty", [](StateDict& state) { state.clear(); });
-  for (const char* key : {"scale", "growth_factor", "backoff_factor", "growth_interval",
-                          "_growth_tracker"}) {
+  for (const char* key :
+       {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"}) {
     refused(key, [&](StateDict& state) { state.erase(key); });
   }
   for (const double bad : {0.0, -1.0, std::numeric_limits<double>::quiet_NaN(),

@@ -34,9 +34,23 @@ case $case in
     "$work/build/consumer" | tee "$work/output"
     grep -q 'loss' "$work/output"
     ;;
+  libtorch)
+    # The LibTorch quick start of the README: its CMake file and its program.
+    section() { awk '/^## LibTorch$/ {in_it = 1} in_it' "$source/README.md" |
+      awk -v fence="\`\`\`$1" '$0 == fence {on = 1; next} /^```$/ {if (on) exit} on'; }
+    mkdir -p "$work/source"
+    section cmake >"$work/source/CMakeLists.txt"
+    section cpp >"$work/source/fit.cc"
+    test -s "$work/source/fit.cc"
+    configure "$work/source" -DCMAKE_PREFIX_PATH="$prefix"
+    cmake --build "$work/build" >/dev/null
+    "$work/build/fit" | tee "$work/output"
+    grep -q 'applied at scale 65536' "$work/output"
+    ;;
   headers)
     # Every public header stands alone, and C++17 is enough for a user.
     for header in "$prefix"/include/headroom/*.h; do
+      [ "$(basename "$header")" = libtorch.h ] && continue  # needs torch's; case libtorch includes it
       name=headroom/$(basename "$header")
       echo "#include <$name>" | $cxx -std=c++17 -Wall -Wextra -Werror -pedantic -fsyntax-only \
         -I"$prefix/include" -x c++ - || { echo "$name does not stand alone"; exit 1; }

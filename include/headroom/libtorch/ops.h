@@ -1,7 +1,7 @@
 // Matrix products that take 16-bit tensors in and give them out and add up in FP32, as a Tensor
-// Core does, on every LibTorch. Where LibTorch has such ops (CUDA, and the CPU from 2.3 on) these
-// are its own; on the CPU of older ones, which have no FP16 products and slow BF16 ones, they round
-// with Headroom's conversions and multiply in FP32. Forward, backward and double backward round
+// Core does, on every LibTorch. Where LibTorch has such ops (CUDA, and the CPU from 2.3 on, FP16
+// convolutions excepted) these are its own; elsewhere they round with Headroom's conversions and
+// multiply in FP32. Forward, backward and double backward round
 // every tensor to 16 bits where a 16-bit kernel would store it.
 #ifndef HEADROOM_LIBTORCH_OPS_H_
 #define HEADROOM_LIBTORCH_OPS_H_

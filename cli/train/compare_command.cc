@@ -1,0 +1,215 @@
+#include <fmt/format.h>
+#include <headroom/error.h>
+
+#include <cmath>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.h"
+#include "cli/train/image.h"
+#include "cli/train/options.h"
+#include "cli/train/watch.h"
+
+namespace headroom::cli {
+namespace {
+
+struct Variant {
+  const char* name;
+  const char* folder;
+  const char* precision;
+  std::string loss_scale;
+};
+
+struct CompareOptions {
+  std::vector<std::string> models = {"field", "lm"};
+  TrainConfig config;
+  double static_scale = 1024.0;
+  int64_t seeds = 1;
+};
+
+std::vector<Variant> variants(const CompareOptions& options) {
+  const std::string fixed = fmt::format("static:{}", options.static_scale);
+  return {{"fp32", "fp32", "fp32", "none"},
+          {"fp16, no scaling", "fp16-none", "fp16", "none"},
+          {"fp16, static scale", "fp16-static", "fp16", fixed},
+          {"fp16, dynamic scale", "fp16-dynamic", "fp16", "dynamic"},
+          {"bf16, no scaling", "bf16-none", "bf16", "none"}};
+}
+
+// Mean of a number over the seeds, with the spread if there are several.
+template <typename Get>
+std::string cell(const std::vector<RunResult>& runs, const char* format, const Get& get) {
+  double sum = 0.0, low = INFINITY, high = -INFINITY;
+  for (const RunResult& run : runs) {
+    const auto value = static_cast<double>(get(run));
+    sum += value;
+    low = std::min(low, value);
+    high = std::max(high, value);
+  }
+  const double mean = sum / static_cast<double>(runs.size());
+  std::string text = fmt::format(fmt::runtime(format), mean);
+  if (runs.size() > 1) text += " +-" + fmt::format(fmt::runtime(format), (high - low) / 2.0);
+  return text;
+}
+
+std::string lost_cell(const std::vector<RunResult>& runs) {
+  if (runs[0].lost.values == 0) return "-";
+  return cell(runs, "{:.1f} %", [](const RunResult& run) {
+    return 100.0 * static_cast<double>(run.lost.zeroed) / static_cast<double>(run.lost.values);
+  });
+}
+
+void print_table(const std::vector<Variant>& rows,
+                 const std::vector<std::vector<RunResult>>& results) {
+  std::vector<std::vector<std::string>> table = {{"run", "final loss", results[0][0].metric_name,
+                                                  "skipped", "final scale", "gradients lost",
+                                                  "time"}};
+  for (size_t i = 0; i < results.size(); ++i) {
+    const std::vector<RunResult>& runs = results[i];
+    table.push_back(
+        {rows[i].name, cell(runs, "{:.4g}", [](const RunResult& r) { return r.score.loss; }),
+         cell(runs, "{:.4f}", [](const RunResult& r) { return r.score.metric; }),
+         cell(runs, "{:.0f}", [](const RunResult& r) { return r.skipped; }),
+         cell(runs, "{:.0f}", [](const RunResult& r) { return r.final_scale; }), lost_cell(runs),
+         cell(runs, "{:.1f} s", [](const RunResult& r) { return r.seconds; })});
+  }
+  std::vector<size_t> widths(table[0].size(), 0);
+  for (const auto& row : table) {
+    for (size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], row[c].size());
+  }
+  for (const auto& row : table) {
+    std::string line = fmt::format("  {:<{}}", row[0], widths[0]);
+    for (size_t c = 1; c < row.size(); ++c) line += fmt::format("  {:>{}}", row[c], widths[c]);
+    fmt::print("{}\n", line);
+  }
+}
+
+const char* explanation(const TrainConfig& config) {
+  if (!config.data.empty()) return "";
+  if (config.model == "field") {
+    return "A network fits the displacement of a plate, left in metres: values of about 1e-3, so "
+           "the\n"
+           "gradients of the mean squared error are around 1e-8, below what FP16 can hold. Giving "
+           "the\n"
+           "field in millimetres would be the other cure.";
+  }
+  if (config.model == "lm") {
+    return "A softmax model of 1024 words whose loss is the mean over N words: each word that did "
+           "not\n"
+           "come is pushed down by p/N, which vanishes in FP16, while the push up on the word "
+           "that\n"
+           "came survives. Summing the loss instead of averaging it would be the other cure.";
+  }
+  return "";
+}
+
+// False if the user stopped it.
+bool compare_model(const CompareOptions& options, const std::string& model) {
+  TrainConfig base = options.config;
+  base.model = model;
+  const std::string folder = options.config.out + "/" + model;
+  const std::vector<Variant> rows = variants(options);
+  std::vector<std::vector<RunResult>> results;
+  nlohmann::ordered_json summary = nlohmann::ordered_json::array();
+  bool interrupted = false;
+  for (const Variant& variant : rows) {
+    if (interrupted) break;
+    std::vector<RunResult>& runs = results.emplace_back();
+    for (int64_t i = 0; i < options.seeds && !interrupted; ++i) {
+      TrainConfig config = base;
+      config.precision = variant.precision;
+      config.loss_scale = variant.loss_scale;
+      config.opt_level = config.precision == "fp32" ? "" : base.opt_level;
+      config.seed = base.seed + static_cast<uint64_t>(i);
+      resolve(&config);
+      const auto task = make_task(config);
+      if (results.size() == 1 && i == 0) {
+        fmt::print("\n{}: {} steps, batch {}, {} {}, seed {}{}\n{}\n", model, config.steps,
+                   config.batch * config.accumulate, config.optimizer, config.lr, base.seed,
+                   options.seeds > 1 ? fmt::format(" to {}", base.seed + options.seeds - 1) : "",
+                   explanation(config));
+        std::fflush(stdout);
+      }
+      std::string place = folder + "/" + variant.folder;
+      if (options.seeds > 1) place += fmt::format("/seed{}", config.seed);
+      runs.push_back(watched_run(config, *task, fmt::format("{}: {}", model, variant.name), place));
+      interrupted = runs.back().interrupted;
+      summary.push_back(nlohmann::ordered_json::parse(summary_json(config, runs.back())));
+      summary.back()["run"] = variant.name;
+    }
+  }
+  fmt::print("\n");
+  print_table(rows, results);
+  for (size_t i = 0; i < results.size(); ++i) {
+    for (const RunResult& run : results[i]) {
+      if (!run.alarm.empty()) fmt::print("  {}: stopped. {}\n", rows[i].name, run.alarm);
+    }
+  }
+  write_file(folder + "/compare.json", summary.dump(2) + "\n");
+  if (!can_draw()) return !interrupted;
+
+  std::vector<Curve> curves;
+  std::vector<Panel> panels;
+  if (!results[0][0].target.values.empty())
+    panels.push_back({"true field", "", results[0][0].target});
+  for (size_t i = 0; i < results.size(); ++i) {
+    const RunResult& first = results[i][0];
+    curves.push_back(curve_of(rows[i].name, first));
+    if (first.picture.values.empty()) continue;
+    panels.push_back({rows[i].name, fmt::format("{} {:.4f}", first.metric_name, first.score.metric),
+                      first.picture});
+  }
+  fmt::print("\n  {}\n", folder + "/curves.png");
+  write_curves(folder + "/curves.png", model, curves);
+  if (!panels.empty()) {
+    fmt::print("  {}\n", folder + "/field.png");
+    write_panels(folder + "/field.png", model, panels);
+  }
+  return !interrupted;
+}
+
+int compare(const CompareOptions& options) {
+  if (options.seeds < 1 || options.seeds > 1000) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("--seeds is {}; it has to be from 1 to 1000.", options.seeds));
+  }
+  if (!options.config.data.empty() && options.models.size() > 1) {
+    throw Error(ErrorCode::kInvalidArgument, "--data is for one model; name it.");
+  }
+  for (const std::string& model : options.models) {  // all mistakes before the first step
+    for (const Variant& variant : variants(options)) {
+      TrainConfig config = options.config;
+      config.model = model;
+      config.precision = variant.precision;
+      config.loss_scale = variant.loss_scale;
+      if (config.precision == "fp32") config.opt_level.clear();
+      resolve(&config);
+    }
+  }
+  const Interrupt interrupt;
+  for (const std::string& model : options.models) {
+    if (!compare_model(options, model)) return 130;
+  }
+  return 0;
+}
+
+}  // namespace
+
+void add_compare(CLI::App& app, Action* action) {
+  const auto options = std::make_shared<CompareOptions>();
+  options->config.out = "headroom-compare";
+  CLI::App* const command = app.add_subcommand(
+      "compare", "Train the same model in fp32, fp16 with and without scaling, and bf16");
+  command->add_option("--model,model", options->models, "field, lm, mlp, cnn, gpt")
+      ->capture_default_str();
+  command->add_option("--static", options->static_scale, "The scale of the static run")
+      ->capture_default_str();
+  command->add_option("--seeds", options->seeds, "Repeat with this many seeds")
+      ->capture_default_str();
+  command->add_option("--out", options->config.out, "Folder for step logs, tables and pictures")
+      ->capture_default_str();
+  add_training_options(*command, &options->config);
+  command->callback([=] { *action = [=] { return compare(*options); }; });
+}
+
+}  // namespace headroom::cli

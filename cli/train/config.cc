@@ -1,0 +1,167 @@
+#include "cli/train/config.h"
+
+#include <fmt/format.h>
+#include <headroom/error.h>
+#include <torch/torch.h>
+
+#include <charconv>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <vector>
+
+namespace headroom::cli {
+namespace {
+
+struct Defaults {
+  const char* optimizer;
+  const char* schedule;
+  double lr;
+  int64_t steps;
+  int64_t batch;
+  int64_t width;
+  int64_t depth;
+  int64_t context;
+};
+
+const std::map<std::string, Defaults>& models() {
+  static const std::map<std::string, Defaults> kModels = {
+      {"field", {"adam", "cosine", 2e-3, 3000, 1024, 64, 2, 0}},
+      {"lm", {"adam", "constant", 0.1, 40, 65536, 16, 1, 0}},
+      {"mlp", {"adamw", "cosine", 2e-3, 400, 128, 128, 2, 0}},
+      {"cnn", {"adamw", "cosine", 4e-3, 200, 64, 16, 2, 0}},
+      {"gpt", {"adamw", "cosine", 4e-3, 300, 16, 64, 2, 64}},
+  };
+  return kModels;
+}
+
+template <typename Map>
+std::string names(const Map& map) {
+  std::string text;
+  for (const auto& [name, value] : map) text += (text.empty() ? "" : ", ") + std::string(name);
+  return text;
+}
+
+[[noreturn]] void refuse(const std::string& sentence) {
+  throw Error(ErrorCode::kInvalidArgument, sentence);
+}
+
+void one_of(const char* option, const std::string& value, const std::vector<std::string>& allowed) {
+  for (const std::string& name : allowed) {
+    if (value == name) return;
+  }
+  refuse(
+      fmt::format("{} is '{}'; it has to be one of {}.", option, value, fmt::join(allowed, ", ")));
+}
+
+void in_range(const char* option, int64_t value, int64_t least, int64_t most) {
+  if (value < least || value > most) {
+    refuse(fmt::format("{} is {}; it has to be from {} to {}.", option, value, least, most));
+  }
+}
+
+template <typename T>
+void use_default(T* value, const T& unset, const T& model_default) {
+  if (*value == unset) *value = model_default;
+}
+
+float static_scale(const std::string& spec) {
+  const std::string text = spec.substr(spec.find(':') + 1);
+  float scale = 0.0f;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), scale);
+  if (error != std::errc() || end != text.data() + text.size()) {
+    refuse(fmt::format("--loss-scale is '{}'; write static:S with a number, such as static:1024.",
+                       spec));
+  }
+  return scale;
+}
+
+}  // namespace
+
+torch::ScalarType TrainConfig::dtype() const {
+  if (precision == "fp16") return torch::kHalf;
+  return precision == "bf16" ? torch::kBFloat16 : torch::kFloat;
+}
+
+OptLevel TrainConfig::level() const {
+  if (opt_level.empty()) return precision == "fp32" ? OptLevel::kO0 : OptLevel::kO1;
+  return static_cast<OptLevel>(opt_level[1] - '0');
+}
+
+ScalePolicy TrainConfig::policy() const {
+  if (loss_scale == "none") return NoScale{};
+  if (loss_scale == "dynamic") return DynamicScale{};
+  if (loss_scale.rfind("static", 0) == 0 && loss_scale.find(':') != std::string::npos) {
+    ScalePolicy policy = StaticScale{static_scale(loss_scale)};
+    validate(policy);
+    return policy;
+  }
+  try {
+    return preset(loss_scale);
+  } catch (const Error&) {
+    std::string known;
+    for (const PresetInfo& info : presets()) known += std::string(", ") + info.name;
+    refuse(fmt::format("--loss-scale is '{}'; it has to be static:S with a number, or one of {}.",
+                       loss_scale, known.substr(2)));
+  }
+}
+
+void resolve(TrainConfig* config) {
+  const auto model = models().find(config->model);
+  if (model == models().end()) {
+    refuse(fmt::format("There is no model '{}'; there are {}.", config->model, names(models())));
+  }
+  const Defaults& defaults = model->second;
+  one_of("--precision", config->precision, {"fp32", "fp16", "bf16"});
+  if (!config->opt_level.empty()) {
+    one_of("--opt-level", config->opt_level, {"O0", "O1", "O2", "O3"});
+    const bool plain = config->opt_level == "O0";
+    if (plain != (config->precision == "fp32")) {
+      refuse(
+          fmt::format("--opt-level {} and --precision {} contradict each other; O0 is fp32, O1 "
+                      "to O3 need fp16 or bf16.",
+                      config->opt_level, config->precision));
+    }
+  }
+  if (!config->fake_quant.empty()) one_of("--fake-quant", config->fake_quant, {"int8"});
+  use_default(&config->optimizer, {}, std::string(defaults.optimizer));
+  use_default(&config->schedule, {}, std::string(defaults.schedule));
+  use_default(&config->lr, kDefaultRate, defaults.lr);
+  use_default(&config->steps, kDefaultCount, defaults.steps);
+  use_default(&config->batch, kDefaultCount, defaults.batch);
+  use_default(&config->width, kDefaultCount, defaults.width);
+  use_default(&config->depth, kDefaultCount, defaults.depth);
+  use_default(&config->context, kDefaultCount, defaults.context);
+  one_of("--optimizer", config->optimizer, {"sgd", "adam", "adamw"});
+  one_of("--schedule", config->schedule, {"cosine", "constant"});
+  use_default(&config->loss_scale, {},
+              std::string(config->precision == "fp16" ? "dynamic" : "none"));
+  config->policy();
+  if (!(config->lr > 0.0) || !std::isfinite(config->lr)) {
+    refuse(fmt::format("--lr is {}; it has to be a number above 0.", config->lr));
+  }
+  if (!(config->clip >= 0.0) || config->clip > std::numeric_limits<float>::max()) {
+    refuse(fmt::format("--clip is {}; it has to be a number above 0.", config->clip));
+  }
+  in_range("--steps", config->steps, 1, int64_t{1} << 40);
+  in_range("--batch", config->batch, 1, int64_t{1} << 24);
+  in_range("--accumulate", config->accumulate, 1, int64_t{1} << 20);
+  in_range("--width", config->width, 1, 1 << 14);
+  in_range("--depth", config->depth, 1, 256);
+  in_range("--context", config->context, config->model == "gpt" ? 1 : 0, 1 << 14);
+  in_range("--threads", config->threads, 0, 1024);
+  if (config->model == "gpt" && config->width % 4 != 0) {
+    refuse(fmt::format("--width is {}; gpt has four heads, so it has to be a multiple of 4.",
+                       config->width));
+  }
+  if (config->model == "cnn" && config->depth > 3) {
+    refuse(fmt::format("--depth is {}; cnn halves the image after every layer and can have 3.",
+                       config->depth));
+  }
+  one_of("--device", config->device, {"cpu", "cuda"});
+  if (config->device == "cuda" && !torch::cuda::is_available()) {
+    refuse("--device cuda: this LibTorch has no CUDA, or there is no CUDA device here; use cpu.");
+  }
+}
+
+}  // namespace headroom::cli

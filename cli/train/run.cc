@@ -1,0 +1,142 @@
+#include "cli/train/run.h"
+
+#include <dlfcn.h>
+#include <headroom/headroom.h>
+
+#include <chrono>
+#include <cmath>
+#include <memory>
+#include <optional>
+#include <thread>
+
+#include "cli/train/layers.h"
+
+namespace headroom::cli {
+namespace {
+
+constexpr int64_t kLooks = 8;  // steps of a run in which lost gradients are counted
+
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(const TrainConfig& config,
+                                                        const torch::nn::Module& model) {
+  Precision precision;
+  precision.master_weights = config.level() != OptLevel::kO3;
+  const std::vector<torch::Tensor> params = model.parameters();
+  if (config.optimizer == "sgd") {
+    return std::make_unique<libtorch::FusedSGD>(
+        params, torch::optim::SGDOptions(config.lr).momentum(0.9), precision);
+  }
+  if (config.optimizer == "adam") {
+    return std::make_unique<libtorch::FusedAdam>(params, torch::optim::AdamOptions(config.lr),
+                                                 precision);
+  }
+  return std::make_unique<libtorch::FusedAdamW>(params, torch::optim::AdamWOptions(config.lr),
+                                                precision);
+}
+
+double lr_at(const TrainConfig& config, int64_t step) {
+  if (config.schedule == "constant") return config.lr;
+  const double done = static_cast<double>(step - 1) / static_cast<double>(config.steps);
+  return 0.5 * config.lr * (1.0 + std::cos(3.14159265358979323846 * done));
+}
+
+void use_threads(int threads) {
+  const int count = threads > 0 ? threads : static_cast<int>(std::thread::hardware_concurrency());
+  // An OpenBLAS with threads of its own would fight with LibTorch's for the cores, at a fifth of
+  // the speed; its other builds share them.
+  constexpr int kOwnThreads = 1;
+  const auto parallel = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "openblas_get_parallel"));
+  const auto set_blas =
+      reinterpret_cast<void (*)(int)>(dlsym(RTLD_DEFAULT, "openblas_set_num_threads"));
+  if (parallel != nullptr && set_blas != nullptr && parallel() == kOwnThreads) set_blas(1);
+  torch::set_num_threads(count);
+  headroom::set_num_threads(count);
+}
+
+// The scope in which losses and scores are computed.
+class Forward {
+ public:
+  explicit Forward(const TrainConfig& config) {
+    if (config.level() == OptLevel::kO1) scope_.emplace(config.torch_device(), config.dtype());
+  }
+
+ private:
+  std::optional<libtorch::Autocast> scope_;
+};
+
+// Backward through every slice of `config.accumulate` batches; the mean loss.
+double accumulate_gradients(const TrainConfig& config, Task& task, libtorch::GradScaler& scaler) {
+  torch::Tensor total = torch::zeros({}, config.torch_device());
+  for (int64_t batch = 0; batch < config.accumulate; ++batch) {
+    task.next_batch();
+    for (int64_t slice = 0; slice < task.slices(); ++slice) {
+      torch::Tensor loss;
+      {
+        const Forward forward(config);
+        loss = task.loss(slice) / static_cast<double>(config.accumulate);
+      }
+      scaler.scale(loss).backward();
+      total += loss.detach();
+    }
+  }
+  return total.item<double>();
+}
+
+}  // namespace
+
+RunResult run(const TrainConfig& config, Task& task,
+              const std::function<bool(const StepRecord&, const RunResult&)>& on_step) {
+  use_threads(config.threads);
+  RunResult result;
+  set_parameter_types(task.model(), config.level(), config.dtype());
+  task.model().to(config.torch_device());
+  const auto optimizer = make_optimizer(config, task.model());
+  libtorch::GradScaler scaler(
+      libtorch::GradScalerOptions(config.policy()).on_alarm([&](const AlarmReport& report) {
+        result.alarm = report.sentence;
+      }));
+  scaler.name_parameters(task.model());
+  const StepOptions options{static_cast<float>(config.clip), ClearGrads::kNever};
+  const int64_t look_every = std::max<int64_t>(1, config.steps / kLooks);
+
+  const auto start = std::chrono::steady_clock::now();
+  for (int64_t step = 1; step <= config.steps && result.alarm.empty(); ++step) {
+    StepRecord record;
+    record.step = step;
+    record.lr = lr_at(config, step);
+    record.scale = scaler.get_scale();
+    for (auto& group : optimizer->param_groups()) group.options().set_lr(record.lr);
+    optimizer->zero_grad();
+    {
+      std::optional<libtorch::CastMeter> meter;
+      if (step % look_every == 0) meter.emplace();
+      record.loss = accumulate_gradients(config, task, scaler);
+      if (meter.has_value()) {
+        result.lost.values += meter->loss().values;
+        result.lost.zeroed += meter->loss().zeroed;
+      }
+    }
+    const StepReport report = scaler.step(*optimizer, options);
+    scaler.update();
+    record.applied = report.applied;
+    record.grad_norm = report.grad_norm;
+    record.culprit = report.culprit;
+    record.seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    result.skipped += !report.applied;
+    result.final_scale = scaler.get_scale();
+    result.seconds = record.seconds;
+    result.steps.push_back(record);
+    if (!on_step(record, result)) {
+      result.interrupted = true;
+      break;
+    }
+  }
+  const Forward forward(config);
+  result.score = task.score();
+  result.metric_name = task.metric_name();
+  result.target = task.target();
+  result.picture = task.result();
+  return result;
+}
+
+}  // namespace headroom::cli

@@ -1,0 +1,47 @@
+#ifndef HEADROOM_CLI_TRAIN_RUN_H_
+#define HEADROOM_CLI_TRAIN_RUN_H_
+
+#include <headroom/libtorch.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "cli/train/config.h"
+#include "cli/train/task.h"
+
+namespace headroom::cli {
+
+/// What one step did.
+struct StepRecord {
+  int64_t step = 0;  // from 1
+  double loss = 0.0;
+  double scale = 1.0;  // that this step's loss was multiplied by
+  double grad_norm = 0.0;
+  double lr = 0.0;
+  double seconds = 0.0;  // since the run began
+  bool applied = true;
+  std::string culprit;  // of a skipped step
+};
+
+/// What a run did, up to its end or to where it was stopped.
+struct RunResult {
+  std::vector<StepRecord> steps;
+  int64_t skipped = 0;
+  double final_scale = 1.0;  // for the step that would have come next
+  double seconds = 0.0;      // of training alone
+  Score score;
+  std::string metric_name;
+  libtorch::CastLoss lost;  // of the gradients, in the steps that were looked at
+  Picture target, picture;
+  bool interrupted = false;
+  std::string alarm;  // why the scaler gave up; empty if it did not
+};
+
+/// Trains. `on_step` is called after every step, and ends the run by returning false.
+RunResult run(const TrainConfig& config, Task& task,
+              const std::function<bool(const StepRecord&, const RunResult&)>& on_step);
+
+}  // namespace headroom::cli
+
+#endif  // HEADROOM_CLI_TRAIN_RUN_H_

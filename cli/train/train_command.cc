@@ -1,0 +1,99 @@
+#include <fmt/format.h>
+
+#include <memory>
+
+#include "cli/commands.h"
+#include "cli/train/image.h"
+#include "cli/train/options.h"
+#include "cli/train/watch.h"
+
+namespace headroom::cli {
+namespace {
+
+constexpr int kInterrupted = 130;
+constexpr int kGaveUp = 1;
+
+std::string percent(const libtorch::CastLoss& lost) {
+  if (lost.values == 0) return "not measured";
+  return fmt::format("{:.2f} % of the values that were not zero",
+                     100.0 * static_cast<double>(lost.zeroed) / static_cast<double>(lost.values));
+}
+
+void draw(const TrainConfig& config, const RunResult& result) {
+  if (!can_draw() || result.steps.empty()) return;
+  write_curves(config.out + "/curves.png", config.model, {curve_of(config.precision, result)});
+  if (result.picture.values.empty()) return;
+  const std::string caption = fmt::format("{} {:.4f}", result.metric_name, result.score.metric);
+  write_panels(config.out + "/field.png", config.model,
+               {{"target", "", result.target}, {"fitted", caption, result.picture}});
+}
+
+int train(TrainConfig config) {
+  resolve(&config);
+  const auto task = make_task(config);
+  const Interrupt interrupt;
+  const RunResult result = watched_run(
+      config, *task, fmt::format("{} {} {}", config.model, config.precision, config.loss_scale),
+      config.out);
+  if (!config.out.empty()) draw(config, result);
+
+  fmt::print("{} in {}, loss scale {}: {} of {} steps{}\n", config.model, config.precision,
+             config.loss_scale, result.steps.size(), config.steps,
+             result.interrupted ? ", then stopped by hand" : "");
+  fmt::print("  loss            {:.6g}\n", result.score.loss);
+  fmt::print("  {:<14}  {:.4f}\n", result.metric_name, result.score.metric);
+  fmt::print("  skipped steps   {}\n", result.skipped);
+  fmt::print("  final scale     {}\n", result.final_scale);
+  fmt::print("  gradients lost  {}\n", percent(result.lost));
+  fmt::print("  time            {:.1f} s, {:.4g} steps/s\n", result.seconds,
+             static_cast<double>(result.steps.size()) / std::max(result.seconds, 1e-9));
+  if (!config.out.empty()) fmt::print("  written to      {}\n", config.out);
+  if (!result.alarm.empty()) {
+    fmt::print(stderr, "headroom: stopped at step {}. {}\n", result.steps.size(), result.alarm);
+    return kGaveUp;
+  }
+  return result.interrupted ? kInterrupted : 0;
+}
+
+}  // namespace
+
+void add_training_options(CLI::App& command, TrainConfig* config) {
+  command
+      .add_option("--data", config->data,
+                  "Your data: a PNG (field), a text (lm, gpt), a folder of IDX files (mlp, cnn)")
+      ->type_name("PATH");
+  command.add_option("--opt-level", config->opt_level,
+                     "O0 FP32, O1 autocast (default), O2 16-bit model with FP32 masters and norms, "
+                     "O3 all 16-bit");
+  command.add_option("--optimizer", config->optimizer, "sgd, adam or adamw");
+  command.add_option("--lr", config->lr, "Learning rate");
+  command.add_option("--schedule", config->schedule, "cosine or constant");
+  command.add_option("--clip", config->clip, "Clip gradients to this norm");
+  command.add_option("--steps", config->steps, "Steps to train");
+  command.add_option("--batch", config->batch, "Samples in a batch");
+  command.add_option("--accumulate", config->accumulate, "Batches whose gradients make one step");
+  command.add_option("--fake-quant", config->fake_quant,
+                     "int8: train with fake-quantized linear layers");
+  command.add_option("--width", config->width, "Width of the layers");
+  command.add_option("--depth", config->depth, "Number of hidden layers or blocks");
+  command.add_option("--context", config->context, "Bytes that gpt looks back on");
+  command.add_option("--device", config->device, "cpu or cuda");
+  command.add_option("--seed", config->seed, "For weights and batches");
+  command.add_option("--threads", config->threads, "CPU threads (default: all)");
+}
+
+void add_train(CLI::App& app, Action* action) {
+  const auto config = std::make_shared<TrainConfig>();
+  CLI::App* const command = app.add_subcommand("train", "Train a model in mixed precision");
+  command->add_option("--model,model", config->model, "field, lm, mlp, cnn or gpt")
+      ->capture_default_str();
+  command->add_option("--precision", config->precision, "fp32, fp16 or bf16")
+      ->capture_default_str();
+  command->add_option("--loss-scale", config->loss_scale,
+                      "none, static:S, dynamic or a preset (default: dynamic for fp16, else none)");
+  command->add_option("--out", config->out, "Folder for steps.jsonl, summary.json and pictures");
+  add_training_options(*command, config.get());
+  command->callback([=] { *action = [=] { return train(*config); }; });
+}
+
+}  // namespace headroom::cli

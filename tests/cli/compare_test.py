@@ -1,0 +1,45 @@
+#!/usr/bin/env python3
+"""compare_test.py PROGRAM MODEL: what the README shows is so for three seeds.
+
+FP16 without scaling ends clearly worse than FP32; FP16 with dynamic scaling and BF16 without any do not.
+"""
+import json
+import subprocess
+import sys
+import tempfile
+
+from runs import train
+
+program, model = sys.argv[1], sys.argv[2]
+runs = {"fp32": ("--precision", "fp32"),
+        "none": ("--precision", "fp16", "--loss-scale", "none"),
+        "dynamic": ("--precision", "fp16", "--loss-scale", "dynamic"),
+        "bf16": ("--precision", "bf16", "--loss-scale", "none")}
+with tempfile.TemporaryDirectory() as temp:
+    for seed in (1, 2, 3):
+        score = {}
+        for name, arguments in runs.items():
+            summary, _ = train(program, temp, model, "--seed", seed, *arguments)
+            score[name] = summary["score"] if model == "field" else summary["loss"]
+        print(model, seed, score)
+        if model == "field":  # R2
+            assert score["none"] < score["fp32"] - 0.1, score
+            assert abs(score["dynamic"] - score["fp32"]) < 0.002, score
+            assert abs(score["bf16"] - score["fp32"]) < 0.005, score
+        else:  # loss
+            assert score["none"] > score["fp32"] + 0.2, score
+            assert abs(score["dynamic"] - score["fp32"]) < 0.002, score
+            assert abs(score["bf16"] - score["fp32"]) < 0.02, score
+
+    # The command itself: all five runs, a table, logs and pictures.
+    result = subprocess.run([program, "compare", model, "--steps", "2", "--batch", "512", "--out", temp],
+                            capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    for row in ("fp32", "fp16, no scaling", "fp16, static scale", "fp16, dynamic scale", "bf16"):
+        assert f"\n  {row}" in result.stdout, result.stdout
+    assert "gradients lost" in result.stdout and "final loss" in result.stdout
+    with open(f"{temp}/{model}/compare.json") as file:
+        assert len(json.load(file)) == 5
+    with open(f"{temp}/{model}/curves.png", "rb") as file:
+        assert file.read(4) == b"\x89PNG"
+print("1 passed, 0 failed")

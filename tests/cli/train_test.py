@@ -1,0 +1,199 @@
+#!/usr/bin/env python3
+"""`headroom train`: every model, level and kind of data, bad input, Ctrl-C, what is written."""
+import fcntl
+import json
+import os
+import pty
+import random
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import time
+import zlib
+
+program = sys.argv[1]
+failures = 0
+cases = 0
+
+
+def check(ok, what):
+    global failures, cases
+    cases += 1
+    if not ok:
+        failures += 1
+        print("FAILED:", what)
+
+
+def train(*arguments, threads=1):
+    return subprocess.run([program, "train", *map(str, arguments), "--threads", str(threads)],
+                          capture_output=True, text=True)
+
+
+def steps_of(folder):
+    with open(os.path.join(folder, "steps.jsonl")) as file:
+        return [json.loads(line) for line in file]
+
+
+def write(path, data):
+    with open(path, "wb") as file:
+        file.write(data)
+    return path
+
+
+def png(width, height):
+    def chunk(kind, data):
+        body = kind + data
+        return struct.pack(">I", len(data)) + body + struct.pack(">I", zlib.crc32(body))
+    rows = b"".join(b"\0" + bytes((x * 255 // width, y * 255 // height, 128)[c]
+                                  for x in range(width) for c in range(3)) for y in range(height))
+    return (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+            + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b""))
+
+
+def idx_folder(path, side=12, count=64):
+    os.makedirs(path)
+    random.seed(1)
+    for prefix in ("train", "t10k"):
+        labels = bytes(random.randrange(10) for _ in range(count))
+        images = b"".join(bytes(random.randrange(64) + 19 * label for _ in range(side * side))
+                          for label in labels)
+        write(f"{path}/{prefix}-images-idx3-ubyte", struct.pack(">IIII", 0x803, count, side, side) + images)
+        write(f"{path}/{prefix}-labels-idx1-ubyte", struct.pack(">II", 0x801, count) + labels)
+    return path
+
+
+with tempfile.TemporaryDirectory() as temp:
+    # Every model at every level: it runs, and its log is a trace that `replay` reads.
+    short = {"field": [], "mlp": [], "cnn": ["--batch", 8], "gpt": ["--batch", 2, "--context", 16],
+             "lm": ["--batch", 2000]}
+    for model, small in short.items():
+        for level in (["--precision", "fp32"], ["--precision", "fp16"], ["--precision", "bf16"],
+                      ["--precision", "fp16", "--opt-level", "O2"],
+                      ["--precision", "fp16", "--opt-level", "O3", "--optimizer", "sgd", "--lr", 0.01],
+                      ["--precision", "bf16", "--opt-level", "O2", "--loss-scale", "none"],
+                      ["--precision", "fp16", "--fake-quant", "int8", "--clip", 1, "--accumulate", 2]):
+            out = f"{temp}/{model}"
+            result = train(model, "--steps", 4, "--out", out, *small, *level)
+            check(result.returncode == 0, f"{model} {level}: {result.stderr}")
+            if result.returncode != 0:
+                continue
+            steps = steps_of(out)
+            check([step["step"] for step in steps] == [1, 2, 3, 4], f"{model} {level}: {steps}")
+            check(all(step["loss"] > 0 for step in steps if not step["overflow"]),
+                  f"{model} {level}: {steps}")
+            summary = json.load(open(f"{out}/summary.json"))
+            check(summary["steps"] == 4 and summary["model"] == model, summary)
+            check(os.path.getsize(f"{out}/curves.png") > 1000, "curves.png")
+    replay = subprocess.run([program, "replay", f"{temp}/lm/steps.jsonl"], capture_output=True)
+    check(replay.returncode == 0, "replay reads steps.jsonl")
+    check(os.path.exists(f"{temp}/field/field.png"), "field.png")
+
+    # The same seed, the same run; another seed, another one.
+    losses = {}
+    for name, seed in (("a", 7), ("b", 7), ("c", 8)):
+        train("mlp", "--precision", "fp16", "--steps", 5, "--seed", seed, "--out", f"{temp}/{name}")
+        losses[name] = [step["loss"] for step in steps_of(f"{temp}/{name}")]
+    check(losses["a"] == losses["b"] and losses["a"] != losses["c"], losses)
+
+    # Overflow: the scale starts too high, is halved, and every skip has its culprit.
+    train("mlp", "--precision", "fp16", "--steps", 12, "--loss-scale", "megatron", "--out", f"{temp}/over")
+    steps = steps_of(f"{temp}/over")
+    check(steps[0]["overflow"] and ".weight: " in steps[0]["culprit"], steps[0])
+    check(steps[-1]["scale"] < steps[0]["scale"], steps[-1])
+    result = train("mlp", "--precision", "fp16", "--steps", 200, "--loss-scale", "static:1e30",
+                   "--out", f"{temp}/stuck")
+    check(result.returncode == 1 and "100 steps in a row" in result.stderr, result.stderr)
+    check(len(steps_of(f"{temp}/stuck")) == 100, "what was done is written")
+
+    # The user's own data.
+    image = write(f"{temp}/image.png", png(20, 14))
+    text = write(f"{temp}/text", b"to be or not to be, that is the question. " * 30)
+    folder = idx_folder(f"{temp}/idx")
+    for model, data in (("field", image), ("gpt", text), ("lm", text), ("mlp", folder), ("cnn", folder)):
+        result = train(model, "--data", data, "--steps", 3, "--precision", "fp16", "--batch", 32,
+                       *(["--context", 16] if model == "gpt" else []))
+        check(result.returncode == 0, f"{model} --data: {result.stderr}")
+        if model == "field":
+            check("PSNR" in result.stdout, result.stdout)
+
+    # Bad input: one sentence, exit 2, nothing written.
+    lying = idx_folder(f"{temp}/lying")
+    write(f"{lying}/train-images-idx3-ubyte", struct.pack(">IIII", 0x803, 1 << 30, 1 << 30, 1 << 30))
+    packed = idx_folder(f"{temp}/packed")
+    write(f"{packed}/train-images-idx3-ubyte", b"\x1f\x8b" + bytes(100))
+    fewer = idx_folder(f"{temp}/fewer")
+    write(f"{fewer}/train-labels-idx1-ubyte", struct.pack(">II", 0x801, 3) + bytes(3))
+    for part, arguments in (
+            ("no model 'nosuch'", ["nosuch"]),
+            ("--batch is 0", ["gpt", "--batch", 0]),
+            ("--steps is -3", ["field", "--steps", -3]),
+            ("--width is 63", ["gpt", "--width", 63]),
+            ("--depth is 0", ["mlp", "--depth", 0]),
+            ("--lr is nan", ["field", "--lr", "nan"]),
+            ("--lr is -1", ["field", "--lr", -1]),
+            ("--clip is -1", ["field", "--clip", -1]),
+            ("'fp8'", ["field", "--precision", "fp8"]),
+            ("contradict", ["field", "--opt-level", "O2"]),
+            ("init_scale is 0", ["lm", "--loss-scale", "static:0"]),
+            ("static:x", ["lm", "--loss-scale", "static:x"]),
+            ("megatron", ["lm", "--loss-scale", "foo"]),
+            ("no CUDA", ["mlp", "--device", "cuda"]),
+            ("'int4'", ["mlp", "--fake-quant", "int4"]),
+            ("cannot be opened", ["field", "--data", "/nope.png"]),
+            ("no PNG", ["field", "--data", text]),
+            ("damaged", ["field", "--data", write(f"{temp}/cut.png", png(20, 14)[:60])]),
+            ("no folder", ["cnn", "--data", "/nope"]),
+            ("has no train-images", ["cnn", "--data", temp]),
+            ("impossible size", ["cnn", "--data", lying]),
+            ("gunzip", ["cnn", "--data", packed]),
+            ("different sets", ["cnn", "--data", fewer]),
+            ("is a folder", ["gpt", "--data", temp]),
+            ("is empty", ["lm", "--data", "/dev/null"]),
+            ("smaller --context", ["gpt", "--data", write(f"{temp}/tiny", b"tiny")]),
+            ("cannot be made", ["mlp", "--out", "/proc/no/such"]),
+            ("not expected", ["mlp", "--nonsense"])):
+        out = f"{temp}/untouched"
+        result = train(*arguments, *([] if "--out" in arguments else ["--out", out]))
+        message = result.stderr.strip()
+        check(result.returncode == 2 and part in message and not result.stdout,
+              f"{arguments}: {result.returncode} {message}")
+        check(not os.path.exists(out), f"{arguments} wrote something")
+
+    # A full disk is told.
+    result = train("mlp", "--steps", 3, "--out", f"{temp}/full")
+    os.remove(f"{temp}/full/steps.jsonl")
+    os.symlink("/dev/full", f"{temp}/full/steps.jsonl")
+    result = train("mlp", "--steps", 3, "--out", f"{temp}/full")
+    check(result.returncode == 2 and "disk full" in result.stderr, result.stderr)
+
+    # Ctrl-C: what was done so far is there.
+    process = subprocess.Popen([program, "train", "mlp", "--steps", "10000000", "--out", f"{temp}/stop"],
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    time.sleep(3)
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=60)
+    check(process.returncode == 130 and "stopped by hand" in output, (process.returncode, output, errors))
+    steps = steps_of(f"{temp}/stop")
+    summary = json.load(open(f"{temp}/stop/summary.json"))
+    check(summary["interrupted"] and summary["steps"] == len(steps) > 10, summary)
+    check("steps/s" in errors and "\r" not in errors, "plain lines where there is no terminal")
+
+    # On a terminal: a bar.
+    parent, child = pty.openpty()
+    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
+    process = subprocess.Popen([program, "train", "mlp", "--steps", "300"], stdout=subprocess.DEVNULL,
+                               stderr=child)
+    os.close(child)
+    shown = b""
+    try:
+        while data := os.read(parent, 4096):
+            shown += data
+    except OSError:
+        pass
+    check(process.wait() == 0 and b"[#" in shown and b"left" in shown and b"\r" in shown, shown[:200])
+
+print(f"{cases - failures} passed, {failures} failed")
+sys.exit(failures != 0)
