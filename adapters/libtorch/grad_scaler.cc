@@ -53,10 +53,12 @@ class Bridges {
 
   void next_round() { ++round_; }
 
-  /// Calls `action` while the core sees all gradients as they are now.
+  /// Calls `action` while the core sees all gradients that may wait as they are now. Those of an
+  /// optimizer that was used in this round do not, unless another backward came after it.
   void with_all(const std::function<void()>& action) {
     std::vector<std::shared_ptr<Binding>> bound;
     for (auto& [optimizer, entry] : entries_) {
+      if (entry.round == round_ && *waiting == 0) continue;
       if (auto binding = entry.alive()) bound.push_back(std::move(binding));
     }
     const auto release = [&] {

@@ -87,11 +87,10 @@ void print_table(const std::vector<Variant>& rows,
 const char* explanation(const TrainConfig& config) {
   if (!config.data.empty()) return "";
   if (config.model == "field") {
-    return "A network fits the displacement of a plate, left in metres: values of about 1e-3, so "
-           "the\n"
-           "gradients of the mean squared error are around 1e-8, below what FP16 can hold. Giving "
-           "the\n"
-           "field in millimetres would be the other cure.";
+    return "A network fits the displacement of a plate, left in metres: values of about 1e-3, so\n"
+           "the gradients of the mean squared error fall below 6e-8, the smallest number FP16 "
+           "has.\n"
+           "Giving the field in millimetres would be the other cure.";
   }
   if (config.model == "lm") {
     return "A softmax model of 1024 words whose loss is the mean over N words: each word that did "
