@@ -170,7 +170,8 @@ with tempfile.TemporaryDirectory() as temp:
     check(result.returncode == 2 and "disk full" in result.stderr, result.stderr)
 
     # Ctrl-C: what was done so far is there.
-    process = subprocess.Popen([program, "train", "mlp", "--steps", "10000000", "--out", f"{temp}/stop"],
+    process = subprocess.Popen([program, "train", "mlp", "--steps", "10000000", "--threads", "1",
+                                "--out", f"{temp}/stop"],
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     time.sleep(3)
     process.send_signal(signal.SIGINT)
@@ -184,7 +185,7 @@ with tempfile.TemporaryDirectory() as temp:
     # On a terminal: a bar.
     parent, child = pty.openpty()
     fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
-    process = subprocess.Popen([program, "train", "mlp", "--steps", "300"], stdout=subprocess.DEVNULL,
+    process = subprocess.Popen([program, "train", "mlp", "--steps", "300", "--threads", "1"], stdout=subprocess.DEVNULL,
                                stderr=child)
     os.close(child)
     shown = b""
