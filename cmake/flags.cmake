@@ -4,13 +4,15 @@
 add_library(headroom_flags INTERFACE)
 target_compile_features(headroom_flags INTERFACE cxx_std_20)
 target_compile_options(headroom_flags INTERFACE
-  -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion
-  -fno-fast-math -ffp-contract=off)
+  "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wshadow;-Wconversion;-Wno-sign-conversion>"
+  "$<$<COMPILE_LANGUAGE:CXX>:-fno-fast-math;-ffp-contract=off>"
+  "$<$<COMPILE_LANGUAGE:CUDA>:--fmad=false;--expt-relaxed-constexpr>")
 if(HEADROOM_SANITIZE)
   target_compile_options(headroom_flags INTERFACE
     -fsanitize=${HEADROOM_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
   target_link_options(headroom_flags INTERFACE -fsanitize=${HEADROOM_SANITIZE})
 endif()
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-  target_compile_options(headroom_flags INTERFACE -Wno-restrict)  # wrong alarms on std::string +
+  target_compile_options(headroom_flags INTERFACE  # wrong alarms on std::string +
+    $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>)
 endif()

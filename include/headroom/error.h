@@ -16,6 +16,7 @@ enum class ErrorCode {
   kUnsupported,      // understood, but not in this build or not for this type
   kBadState,         // a saved state that is damaged, incomplete or from something else
   kOverflow,         // inf or nan in the gradients, and the caller asked for an exception
+  kOutOfMemory,      // of a CUDA device
   kScaleCollapsed,   // the scale is at its floor, or too many steps were skipped in a row
 };
 

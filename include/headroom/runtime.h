@@ -1,4 +1,4 @@
-// How the library runs on this machine: threads and SIMD instructions.
+// How the library runs on this machine: threads, SIMD instructions, CUDA streams.
 #ifndef HEADROOM_RUNTIME_H_
 #define HEADROOM_RUNTIME_H_
 
@@ -24,6 +24,22 @@ HEADROOM_API std::vector<std::string> simd_targets();
 /// Uses the named one from now on, in all threads. Throws Error(kInvalidArgument) if it is not in
 /// simd_targets(). Not to be called while another thread is inside the library.
 HEADROOM_API void set_simd_target(const std::string& name);
+
+/// Whether this build has CUDA and there is a device to use.
+HEADROOM_API bool cuda_available();
+
+/// As long as it lives, everything that this thread asks of CUDA tensors is enqueued on this stream
+/// (a cudaStream_t). Outside of any it is the default stream. Scopes nest.
+class HEADROOM_API StreamScope {
+ public:
+  explicit StreamScope(void* cuda_stream);
+  ~StreamScope();
+  StreamScope(const StreamScope&) = delete;
+  StreamScope& operator=(const StreamScope&) = delete;
+
+ private:
+  void* before_;
+};
 
 }  // namespace headroom
 

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
+#include <map>
 #include <string>
 
 #include "apply/checks.h"
@@ -50,33 +52,102 @@ bool has_master(WeightKind kind) {
   return kind == WeightKind::kF16Master || kind == WeightKind::kBF16Master;
 }
 
-// The key of the random rounding of a parameter's elements, from the number of steps applied
-// before. Mixes well, so that neighbouring steps and parameters are unrelated.
 uint32_t random_key(const Precision& precision, size_t parameter, int64_t steps, uint64_t index) {
-  uint64_t x = precision.seed;
-  for (const uint64_t part :
-       {static_cast<uint64_t>(parameter), static_cast<uint64_t>(steps), index >> 32}) {
-    x = (x ^ part) + 0x9E3779B97F4A7C15u;
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-    x ^= x >> 31;
-  }
-  return static_cast<uint32_t>(x);
+  return random_key_at(random_base(precision.seed, parameter, steps), index);
 }
+
+TensorView master_view(const Slot& slot, const TensorView& weight) {
+  return view(static_cast<void*>(slot.master), DType::kF32, weight.count, weight.device);
+}
+
+// From any memory to any other.
+void copy_bytes(const TensorView& to, const TensorView& from) {
+  if (from.count == 0) return;
+  const bool cuda =
+      from.device.type == DeviceType::kCUDA || to.device.type == DeviceType::kCUDA;
+  if (cuda) {
+    cuda_copy(to.data, from.data, from.bytes());
+  } else {
+    std::memmove(to.data, from.data, from.bytes());
+  }
+}
+void copy_bytes(float* to, const TensorView& from) { copy_bytes(view(to, from.count), from); }
 
 // Writes a 16-bit weight from its master, rounded just as the last step did.
 void copy_from_master(const TensorView& weight, size_t parameter, const Slot& slot,
                       const Precision& precision) {
   if (weight.dtype != DType::kBF16 || !precision.stochastic_rounding || slot.steps == 0) {
-    convert(view(slot.master, weight.count), weight);
+    convert(master_view(slot, weight), weight);
     return;
   }
-  for (size_t i = 0; i < static_cast<size_t>(weight.count); ++i) {
+  std::vector<float> master(static_cast<size_t>(weight.count));
+  std::vector<bf16> rounded(master.size());
+  copy_bytes(master.data(), master_view(slot, weight));
+  for (size_t i = 0; i < master.size(); ++i) {
     const uint32_t key = random_key(precision, parameter, slot.steps - 1, i);
-    const bf16 rounded = round_stochastic(slot.master[i], static_cast<uint32_t>(i), key);
-    std::memcpy(static_cast<char*>(weight.data) + i * sizeof(rounded), &rounded, sizeof(rounded));
+    rounded[i] = round_stochastic(master[i], static_cast<uint32_t>(i), key);
   }
+  copy_bytes(weight, view(rounded));
 }
+
+// The CUDA side of an update.
+void apply_on_cuda(const std::vector<Parameter>& parameters, const ApplyJob& job,
+                   FusedState* state) {
+  std::map<int, std::vector<CudaSlot>> by_device;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const Parameter& parameter = parameters[i];
+    if (parameter.grad.device.type != DeviceType::kCUDA || parameter.grad.count == 0) continue;
+    const Slot& slot = state->slots[i];
+    CudaSlot work{};
+    work.master = slot.master;
+    work.weight = slot.kind == WeightKind::kF32 ? nullptr : parameter.weight.data;
+    work.grad = parameter.grad.data;
+    work.state[0] = slot.state[0];
+    work.state[1] = slot.state[1];
+    work.count = parameter.grad.count;
+    work.random_base = random_base(state->precision.seed, i, slot.steps);
+    work.rule = state->groups[slot.group].rule;
+    work.grad_type = parameter.grad.dtype;
+    work.kind = slot.kind;
+    work.numbers = state->numbers[i];
+    by_device[parameter.grad.device.index].push_back(work);
+  }
+  for (auto& [device, slots] : by_device) state->cuda[device].apply(device, &slots, job);
+}
+
+// Room for masters and state on one device. All masters, then all first buffers, then all second
+// ones: small tensors, too, are walked in long streams that the processor can fetch ahead.
+class Arena {
+ public:
+  void plan(int64_t count, bool master) {
+    states_ += whole_lines(count);
+    if (master) masters_ += whole_lines(count);
+  }
+  void allocate(const Device& device, size_t buffers, FusedState* state) {
+    const size_t count = masters_ + buffers * (states_ + kStagger);
+    if (device.type == DeviceType::kCUDA) {
+      state->cuda_memory.emplace_back(device.index, count * sizeof(float));
+      base_ = static_cast<float*>(state->cuda_memory.back().data());
+    } else {
+      base_ = state->memory.emplace_back(count).data();
+    }
+    next_[1] = masters_ + kStagger;
+    next_[2] = masters_ + states_ + 2 * kStagger;
+  }
+  // From array 0, the masters, or 1 and 2, the state buffers.
+  float* take(size_t array, int64_t count) {
+    if (count == 0) return nullptr;
+    float* const begin = base_ + next_[array];
+    next_[array] += whole_lines(count);
+    return begin;
+  }
+
+ private:
+  size_t masters_ = 0;
+  size_t states_ = 0;
+  float* base_ = nullptr;
+  size_t next_[3] = {0, 0, 0};
+};
 
 void prepare_numbers(const std::vector<Parameter>& parameters, float multiplier,
                      FusedState* state) {
@@ -105,11 +176,14 @@ std::vector<NamedTensor> state_tensors(const std::vector<Parameter>& parameters,
   for (size_t i = 0; i < parameters.size(); ++i) {
     const Slot& slot = state.slots[i];
     const std::string name = name_of(parameters[i], i) + "/";
-    const int64_t count = parameters[i].weight.count;
-    if (has_master(slot.kind)) tensors.push_back({name + "master", view(slot.master, count), i});
+    const TensorView& weight = parameters[i].weight;
+    const auto view_of = [&](float* data) {
+      return view(static_cast<void*>(data), DType::kF32, weight.count, weight.device);
+    };
+    if (has_master(slot.kind)) tensors.push_back({name + "master", view_of(slot.master), i});
     const Rule rule = state.groups[slot.group].rule;
     for (size_t b = 0; b < state_buffers(rule); ++b) {
-      tensors.push_back({name + state_name(rule, b), view(slot.state[b], count), i});
+      tensors.push_back({name + state_name(rule, b), view_of(slot.state[b]), i});
     }
   }
   return tensors;
@@ -125,8 +199,9 @@ const Slot& slot_at(const FusedState& state, size_t index) {
 
 // A variance that is negative would make the next step NaN.
 bool has_negative(const TensorView& tensor) {
-  const float* values = static_cast<const float*>(tensor.data);
-  return std::any_of(values, values + tensor.count, [](float value) { return value < 0.0f; });
+  std::vector<float> values(static_cast<size_t>(tensor.count));
+  copy_bytes(values.data(), tensor);
+  return std::any_of(values.begin(), values.end(), [](float value) { return value < 0.0f; });
 }
 
 void check_state_tensor(const NamedTensor& mine, const NamedTensor& other) {
@@ -175,8 +250,10 @@ size_t FusedOptimizer::append_group(std::vector<Parameter> added,
   internal::check_parameters(all);  // before memory is taken for what they claim
   const size_t buffers = internal::state_buffers(settings.rule);
   std::vector<internal::Slot> slots = state_->slots;
-  size_t masters = 0;
-  size_t states = 0;
+  std::map<int, internal::Arena> arenas;  // by device, -1 for the CPU
+  const auto arena_of = [&](const TensorView& weight) -> internal::Arena& {
+    return arenas[weight.device.type == DeviceType::kCUDA ? weight.device.index : -1];
+  };
   for (size_t i = slots.size(); i < all.size(); ++i) {
     const bool no_weight = all[i].weight.count == 0 && all[i].grad.count > 0;
     require(!no_weight, ErrorCode::kMismatch, [&] {
@@ -185,34 +262,31 @@ size_t FusedOptimizer::append_group(std::vector<Parameter> added,
     const internal::WeightKind kind = internal::kind_of(all[i], i, state_->precision);
     internal::check_grad_type(all[i].grad, internal::name_of(all[i], i));
     slots.push_back({state_->groups.size(), kind, nullptr, {nullptr, nullptr}, 0});
-    states += internal::whole_lines(all[i].weight.count);
-    if (internal::has_master(kind)) masters += internal::whole_lines(all[i].weight.count);
+    arena_of(all[i].weight).plan(all[i].weight.count, internal::has_master(kind));
   }
-  // All masters, then all first buffers, then all second ones: small tensors, too, are walked in
-  // long streams that the processor can fetch ahead.
-  internal::FloatBuffer memory(masters + buffers * (states + internal::kStagger));
-  size_t next[3] = {0, masters + internal::kStagger, masters + states + 2 * internal::kStagger};
-  const auto take = [&](size_t array, int64_t count) -> float* {
-    if (count == 0) return nullptr;
-    float* const begin = memory.data() + next[array];
-    next[array] += internal::whole_lines(count);
-    return begin;
-  };
+  internal::FusedState fresh;  // what is taken, until nothing can throw any more
+  for (auto& [device, arena] : arenas) {
+    const Device where{device < 0 ? DeviceType::kCPU : DeviceType::kCUDA, std::max(device, 0)};
+    arena.allocate(where, buffers, &fresh);
+  }
   for (size_t i = state_->slots.size(); i < slots.size(); ++i) {
     const TensorView& weight = all[i].weight;
     internal::Slot& slot = slots[i];
     if (slot.kind == internal::WeightKind::kF32) slot.master = static_cast<float*>(weight.data);
     if (internal::has_master(slot.kind)) {
-      slot.master = take(0, weight.count);
-      convert(weight, view(slot.master, weight.count));
+      slot.master = arena_of(weight).take(0, weight.count);
+      convert(weight, internal::master_view(slot, weight));
     }
-    for (size_t b = 0; b < buffers; ++b) slot.state[b] = take(b + 1, weight.count);
+    for (size_t b = 0; b < buffers; ++b) slot.state[b] = arena_of(weight).take(b + 1, weight.count);
   }
   // All that can throw comes before the first change.
-  state_->memory.reserve(state_->memory.size() + 1);
+  state_->memory.reserve(state_->memory.size() + fresh.memory.size());
+  state_->cuda_memory.reserve(state_->cuda_memory.size() + fresh.cuda_memory.size());
   state_->groups.reserve(state_->groups.size() + 1);
   append(std::move(added));
-  state_->memory.push_back(std::move(memory));
+  std::move(fresh.memory.begin(), fresh.memory.end(), std::back_inserter(state_->memory));
+  std::move(fresh.cuda_memory.begin(), fresh.cuda_memory.end(),
+            std::back_inserter(state_->cuda_memory));
   state_->groups.push_back(settings);
   state_->slots = std::move(slots);
   state_->planned = false;
@@ -274,6 +348,7 @@ void FusedOptimizer::apply(float multiplier, bool clear_grads) {
                    [static_cast<size_t>(work.kind)](state_->spans.data() + work.begin,
                                                     work.end - work.begin, job);
   });
+  internal::apply_on_cuda(parameters(), job, state_.get());
   for (size_t i = 0; i < state_->slots.size(); ++i) {
     if (parameters()[i].grad.data != nullptr) ++state_->slots[i].steps;
   }
@@ -295,7 +370,7 @@ void FusedOptimizer::refresh_master(size_t index) {
   const internal::Slot& slot = internal::slot_at(*state_, index);
   if (!internal::has_master(slot.kind)) return;
   const TensorView& weight = parameters()[index].weight;
-  convert(weight, view(slot.master, weight.count));
+  convert(weight, internal::master_view(slot, weight));
 }
 
 OptimizerState FusedOptimizer::state() const {
@@ -322,8 +397,7 @@ void FusedOptimizer::load_state(const OptimizerState& saved) {
   }
   for (size_t i = 0; i < mine.size(); ++i) internal::check_state_tensor(mine[i], saved.tensors[i]);
   for (size_t i = 0; i < mine.size(); ++i) {
-    if (mine[i].tensor.count == 0) continue;
-    std::memmove(mine[i].tensor.data, saved.tensors[i].tensor.data, mine[i].tensor.bytes());
+    internal::copy_bytes(mine[i].tensor, saved.tensors[i].tensor);
   }
   for (size_t i = 0; i < state_->slots.size(); ++i) {
     internal::Slot& slot = state_->slots[i];

@@ -6,8 +6,10 @@
 #include <headroom/optimizer.h>
 
 #include <memory>
+#include <map>
 #include <vector>
 
+#include "apply/cuda.h"
 #include "apply/kernels.h"
 #include "apply/rules.h"
 #include "core/buffer.h"
@@ -28,6 +30,8 @@ struct FusedState {
   std::vector<RuleSettings> groups;
   std::vector<Slot> slots;  // as Optimizer::parameters()
   std::vector<FloatBuffer> memory;
+  std::vector<CudaBuffer> cuda_memory;
+  std::map<int, CudaApply> cuda;  // by device
 
   // Made anew when parameters or gradients change.
   struct Job {

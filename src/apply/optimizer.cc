@@ -7,6 +7,7 @@
 
 #include "apply/checks.h"
 #include "core/check.h"
+#include "core/cuda.h"
 #include "core/parallel.h"
 
 namespace headroom {
@@ -36,6 +37,11 @@ void check_parameter(const Parameter& parameter, size_t index) {
   check_view(parameter.grad, Access::kWrite,
              [&] { return "The gradient of " + name_of(parameter, index); });
   if (!given(parameter.weight)) return;
+  const Device& there = parameter.grad.device;
+  require(there.type == parameter.weight.device.type && there.index == parameter.weight.device.index,
+          ErrorCode::kMismatch, [&] {
+            return name_of(parameter, index) + " has its weight and its gradient on different devices.";
+          });
   require(parameter.grad.count == parameter.weight.count, ErrorCode::kMismatch, [&] {
     return name_of(parameter, index) + " has a weight of " +
            std::to_string(parameter.weight.count) + " elements and a gradient of " +
@@ -130,10 +136,15 @@ void Optimizer::rebind(std::vector<Parameter> parameters) {
 }
 
 void Optimizer::zero_grad() {
+  for (const Parameter& parameter : parameters_) {
+    const TensorView& grad = parameter.grad;
+    if (grad.device.type == DeviceType::kCUDA && grad.count > 0) internal::cuda_zero(grad);
+  }
   size_t bytes = 0;
   for (const Parameter& parameter : parameters_) bytes += parameter.grad.bytes();
   internal::parallel_for(parameters_.size(), bytes, [&](size_t i) {
     const TensorView& grad = parameters_[i].grad;
+    if (grad.device.type == DeviceType::kCUDA) return;
     if (grad.count > 0) std::memset(grad.data, 0, grad.bytes());
   });
 }

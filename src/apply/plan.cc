@@ -42,6 +42,7 @@ void make_plan(const std::vector<Parameter>& parameters, FusedState* state) {
   for (size_t i = 0; i < parameters.size(); ++i) {
     const Slot& slot = state->slots[i];
     const TensorView& grad = parameters[i].grad;
+    if (grad.device.type == DeviceType::kCUDA) continue;
     const Rule rule = state->groups[slot.group].rule;
     const auto fits = [&] {
       if (room == 0 || state->jobs.empty()) return false;

@@ -59,13 +59,32 @@ RuleNumbers rule_numbers(const RuleSettings& settings, int64_t steps, float mult
 
 /// A float rounded to bf16 up or down at random, by the element's index and a key: the reference of
 /// what the kernels do.
-inline bf16 round_stochastic(float value, uint32_t index, uint32_t key) {
+HEADROOM_HOST_DEVICE inline bf16 round_stochastic(float value, uint32_t index, uint32_t key) {
   const uint32_t bits = float_bits(value);
   if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return bf16(value);  // NaN
   uint32_t x = index ^ key;
   x = (x ^ (x >> 16)) * 0x7FEB352Du;
   x = (x ^ (x >> 15)) * 0x846CA68Bu;
   return bf16::from_bits(static_cast<uint16_t>((bits + (x >> 16)) >> 16));
+}
+
+/// Mixes well, so that neighbouring inputs are unrelated.
+HEADROOM_HOST_DEVICE inline uint64_t mix(uint64_t x, uint64_t part) {
+  x = (x ^ part) + 0x9E3779B97F4A7C15u;
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+  return x ^ (x >> 31);
+}
+
+/// What the random rounding of a parameter's elements depends on, beside the element: the seed, the
+/// parameter, and the number of steps applied before.
+inline uint64_t random_base(uint64_t seed, size_t parameter, int64_t steps) {
+  return mix(mix(seed, static_cast<uint64_t>(parameter)), static_cast<uint64_t>(steps));
+}
+
+/// The key of round_stochastic for the element at `index`.
+HEADROOM_HOST_DEVICE inline uint32_t random_key_at(uint64_t base, uint64_t index) {
+  return static_cast<uint32_t>(mix(base, index >> 32));
 }
 
 /// Throws unless every option is possible.

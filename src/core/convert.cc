@@ -8,6 +8,7 @@
 
 #include "core/check.h"
 #include "core/convert-inl.h"
+#include "core/cuda.h"
 #include "core/parallel.h"
 #include "core/simd.h"
 
@@ -76,6 +77,14 @@ void convert(const TensorView& from, const TensorView& to) {
     return std::string(
         "convert() got a source and a target that share memory; use another target.");
   });
+  if (to.device.type == DeviceType::kCUDA || from.device.type == DeviceType::kCUDA) {
+    require(from.device.type == to.device.type && from.device.index == to.device.index,
+            ErrorCode::kMismatch, [] {
+              return std::string("convert() got a source and a target on different devices.");
+            });
+    internal::cuda_convert(from, to);
+    return;
+  }
   if (from.dtype == to.dtype) {
     if (from.count > 0) std::memcpy(to.data, from.data, from.bytes());
     return;

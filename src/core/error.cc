@@ -16,6 +16,8 @@ const char* to_string(ErrorCode code) {
       return "bad state";
     case ErrorCode::kOverflow:
       return "overflow";
+    case ErrorCode::kOutOfMemory:
+      return "out of memory";
     case ErrorCode::kScaleCollapsed:
       return "scale collapsed";
   }

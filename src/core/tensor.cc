@@ -5,6 +5,7 @@
 #include <string>
 
 #include "core/check.h"
+#include "core/cuda.h"
 
 namespace headroom {
 
@@ -46,7 +47,7 @@ std::string unusable(const TensorView& view, Access access) {
     return " has null data but a count of " + std::to_string(view.count) +
            "; pass its memory, or a count of 0.";
   }
-  if (view.device.type != DeviceType::kCPU) {
+  if (view.device.type != DeviceType::kCPU && !built_with_cuda()) {
     return " lives on a CUDA device, and this build of Headroom works on the CPU only; copy it to "
            "host memory.";
   }

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 
 #include "core/check.h"
 #include "core/float_environment.h"
 #include "core/parallel.h"
+#include "measure/cuda.h"
 #include "measure/kernels.h"
 
 namespace headroom {
@@ -53,7 +55,7 @@ Plan make_plan(const std::vector<TensorView>& grads, Access access) {
   return plan;
 }
 
-Partial run(const std::vector<TensorView>& grads, Access access, const MeasureJob& job) {
+Partial run_on_cpu(const std::vector<TensorView>& grads, Access access, const MeasureJob& job) {
   const DefaultFloatEnvironment environment;
   const Plan plan = make_plan(grads, access);
   std::vector<Partial> partials(plan.ranges.size());
@@ -70,6 +72,41 @@ Partial run(const std::vector<TensorView>& grads, Access access, const MeasureJo
     whole.new_zeros += part.new_zeros;
   }
   return whole;
+}
+
+// The lists of each device, merged; a culprit is the first in the whole list.
+Partial run_on_devices(const std::vector<TensorView>& grads, Access access, const MeasureJob& job) {
+  std::map<int, std::vector<size_t>> by_device;  // -1 for the CPU
+  for (size_t i = 0; i < grads.size(); ++i) {
+    check_view(grads[i], access, [i] { return "Gradient " + std::to_string(i); });
+    const bool cuda = grads[i].device.type == DeviceType::kCUDA;
+    by_device[cuda ? grads[i].device.index : -1].push_back(i);
+  }
+  std::vector<Partial> parts;
+  for (const auto& [device, indices] : by_device) {
+    std::vector<TensorView> list;
+    for (const size_t i : indices) list.push_back(grads[i]);
+    parts.push_back(device < 0 ? run_on_cpu(list, access, job) : cuda_measure(list, job));
+    int64_t& culprit = parts.back().stats.culprit;
+    if (culprit >= 0) culprit = static_cast<int64_t>(indices[static_cast<size_t>(culprit)]);
+  }
+  std::sort(parts.begin(), parts.end(), [](const Partial& a, const Partial& b) {
+    return static_cast<uint64_t>(a.stats.culprit) < static_cast<uint64_t>(b.stats.culprit);
+  });
+  Partial whole;
+  for (const Partial& part : parts) {
+    merge(part.stats, &whole.stats);
+    whole.new_inf += part.new_inf;
+    whole.new_zeros += part.new_zeros;
+  }
+  return whole;
+}
+
+Partial run(const std::vector<TensorView>& grads, Access access, const MeasureJob& job) {
+  const bool cuda = std::any_of(grads.begin(), grads.end(), [](const TensorView& grad) {
+    return grad.device.type == DeviceType::kCUDA;
+  });
+  return cuda ? run_on_devices(grads, access, job) : run_on_cpu(grads, access, job);
 }
 
 }  // namespace

@@ -1,0 +1,346 @@
+// Everything on a CUDA device against the same on the CPU: same bits wherever the CPU promises them.
+#include <cuda_runtime.h>
+
+#include <cstring>
+
+#include "tests/support.h"
+
+namespace headroom {
+namespace {
+
+// A copy of host memory on the device, at any offset from the alignment of its block.
+class OnDevice {
+ public:
+  explicit OnDevice(const TensorView& host, size_t offset = 0) : host_(host), offset_(offset) {
+    EXPECT_EQ(cudaMalloc(&block_, host.bytes() + 64), cudaSuccess);
+    if (host.count > 0) {
+      EXPECT_EQ(cudaMemcpy(data(), host.data, host.bytes(), cudaMemcpyDefault), cudaSuccess);
+    }
+  }
+  ~OnDevice() { cudaFree(block_); }
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+
+  TensorView view() const {
+    return {data(), host_.dtype, host_.count, {DeviceType::kCUDA, 0}, false};
+  }
+
+  std::vector<unsigned char> bytes() const {
+    std::vector<unsigned char> copy(host_.bytes());
+    EXPECT_EQ(cudaMemcpy(copy.data(), data(), copy.size(), cudaMemcpyDefault), cudaSuccess);
+    return copy;
+  }
+
+ private:
+  void* data() const { return static_cast<char*>(block_) + offset_ * size_of(host_.dtype); }
+  TensorView host_;
+  size_t offset_;
+  void* block_ = nullptr;
+};
+
+std::vector<unsigned char> bytes_at(const TensorView& view) {
+  const auto* data = static_cast<const unsigned char*>(view.data);
+  return {data, data + view.bytes()};
+}
+
+// Host memory of a type, filled with ordinary numbers.
+class Host {
+ public:
+  Host(DType dtype, int64_t count, unsigned seed, double size = 1.0)
+      : memory_(static_cast<size_t>(count) * size_of(dtype) + 8),
+        view_(headroom::view(static_cast<void*>(memory_.data()), dtype, count)) {
+    std::mt19937 random(seed);
+    std::normal_distribution<double> normal(0.0, size);
+    for (int64_t i = 0; i < count; ++i) set(i, normal(random));
+  }
+  void set(int64_t i, double value) {
+    void* to = memory_.data() + static_cast<size_t>(i) * size_of(view_.dtype);
+    const auto put = [&](auto x) { std::memcpy(to, &x, sizeof(x)); };
+    if (view_.dtype == DType::kF16) put(f16(static_cast<float>(value)));
+    if (view_.dtype == DType::kBF16) put(bf16(static_cast<float>(value)));
+    if (view_.dtype == DType::kF32) put(static_cast<float>(value));
+    if (view_.dtype == DType::kF64) put(value);
+  }
+  const TensorView& view() const { return view_; }
+
+ private:
+  std::vector<unsigned char> memory_;
+  TensorView view_;
+};
+
+class Cuda : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!cuda_available()) GTEST_SKIP() << "there is no CUDA device here";
+  }
+};
+
+constexpr DType kAll[] = {DType::kF16, DType::kBF16, DType::kF32, DType::kF64};
+constexpr DType kGrads[] = {DType::kF16, DType::kBF16, DType::kF32};
+
+void expect_same(const GradStats& cuda, const GradStats& cpu) {
+  EXPECT_EQ(cuda.count, cpu.count);
+  EXPECT_EQ(cuda.inf_count, cpu.inf_count);
+  EXPECT_EQ(cuda.nan_count, cpu.nan_count);
+  EXPECT_EQ(cuda.amax, cpu.amax);
+  EXPECT_EQ(cuda.culprit, cpu.culprit);
+  EXPECT_EQ(cuda.culprit_inf, cpu.culprit_inf);
+  EXPECT_EQ(cuda.culprit_nan, cpu.culprit_nan);
+  if (cpu.finite()) {
+    EXPECT_NEAR(cuda.norm(), cpu.norm(), 1e-6 * cpu.norm());
+  } else {
+    EXPECT_EQ(std::isnan(cuda.norm()), std::isnan(cpu.norm()));
+  }
+}
+
+TEST_F(Cuda, ConvertsEveryPatternAsTheCpuDoes) {
+  std::vector<uint16_t> patterns(65536);
+  for (size_t i = 0; i < patterns.size(); ++i) patterns[i] = static_cast<uint16_t>(i);
+  for (const DType narrow : {DType::kF16, DType::kBF16}) {
+    const TensorView from = view(static_cast<void*>(patterns.data()), narrow, 65536);
+    std::vector<float> wide(65536);
+    convert(from, view(wide));
+    const OnDevice device_from(from), device_wide(view(wide));
+    const Host cleared(DType::kF32, 65536, 1);
+    const OnDevice result(cleared.view());
+    convert(device_from.view(), result.view());
+    EXPECT_EQ(result.bytes(), bytes_at(view(wide)));
+    for (float& x : wide) x *= 1.0009765f;  // between two 16-bit numbers
+    const OnDevice between(view(wide));
+    std::vector<uint16_t> back(65536);
+    const TensorView to = view(static_cast<void*>(back.data()), narrow, 65536);
+    convert(view(wide), to);
+    const OnDevice device_to(to);
+    cudaMemset(device_to.view().data, 0, to.bytes());
+    convert(between.view(), device_to.view());
+    // NaN payloads may differ; everything else is the same.
+    const auto got = device_to.bytes();
+    for (size_t i = 0; i < 65536; ++i) {
+      uint16_t bits;
+      std::memcpy(&bits, got.data() + 2 * i, 2);
+      if (!std::isnan(wide[i])) {
+        EXPECT_EQ(bits, back[i]) << wide[i];
+      }
+    }
+  }
+}
+
+TEST_F(Cuda, MeasuresAsTheCpuDoes) {
+  for (const DType dtype : kAll) {
+    for (const int64_t count : {0, 1, 7, 8, 9, 255, 8191, 8192, 8193, 100000}) {
+      for (const size_t offset : {0, 1, 3}) {
+        Host host(dtype, count, 5);
+        expect_same(measure({OnDevice(host.view(), offset).view()}), measure({host.view()}));
+        if (count == 0) continue;
+        host.set(count / 2, kInf);
+        host.set(count - 1, -kInf);
+        expect_same(measure({OnDevice(host.view(), offset).view()}), measure({host.view()}));
+        host.set(count / 3, kNan);
+        expect_same(measure({OnDevice(host.view(), offset).view()}), measure({host.view()}));
+      }
+    }
+  }
+}
+
+TEST_F(Cuda, MeasuresManyTensorsOfMixedTypesAndNamesTheFirstCulprit) {
+  std::vector<std::unique_ptr<Host>> hosts;
+  for (int i = 0; i < 300; ++i) {
+    hosts.push_back(std::make_unique<Host>(kAll[i % 4], (i * 37) % 20000, i));
+  }
+  const auto compare = [&] {
+    std::vector<std::unique_ptr<OnDevice>> copies;
+    std::vector<TensorView> cpu, cuda;
+    for (const auto& host : hosts) {
+      copies.push_back(std::make_unique<OnDevice>(host->view()));
+      cpu.push_back(host->view());
+      cuda.push_back(copies.back()->view());
+    }
+    expect_same(measure(cuda), measure(cpu));
+    const GradStats again = measure(cuda);
+    EXPECT_EQ(again.squares.value, measure(cuda).squares.value) << "the same bits every time";
+    cuda[7] = cpu[7];  // some here, some there
+    expect_same(measure(cuda), measure(cpu));
+  };
+  compare();
+  for (const int bad : {250, 41, 42}) {
+    hosts[bad]->set(3, kNan);
+    hosts[bad]->set(5, kInf);
+    compare();
+  }
+}
+
+TEST_F(Cuda, NormsBeyondFp32ComeOutRight) {
+  Host large(DType::kF32, 1000, 1, 1e37), small(DType::kF32, 1000, 1, 1e-42);
+  expect_same(measure({OnDevice(large.view()).view()}), measure({large.view()}));
+  expect_same(measure({OnDevice(small.view()).view()}), measure({small.view()}));
+  Host wild(DType::kF64, 1000, 1, 1e300), tiny(DType::kF64, 1000, 1, 1e-300);
+  expect_same(measure({OnDevice(wild.view()).view()}), measure({wild.view()}));
+  expect_same(measure({OnDevice(tiny.view()).view()}), measure({tiny.view()}));
+}
+
+TEST_F(Cuda, UnscalesToTheSameBits) {
+  for (const DType dtype : kAll) {
+    for (const float inverse : {0x1p-16f, 0x1p-30f, 0x1p30f, 0.3f}) {
+      Host host(dtype, 20001, 9, 100.0);
+      host.set(17, kInf);
+      host.set(9000, kNan);
+      const OnDevice device(host.view(), 1);
+      const UnscaleResult cuda = unscale_({device.view()}, inverse);
+      const UnscaleResult cpu = unscale_({host.view()}, inverse);
+      expect_same(cuda.before, cpu.before);
+      EXPECT_EQ(cuda.new_inf, cpu.new_inf);
+      EXPECT_EQ(cuda.new_zeros, cpu.new_zeros);
+      host.set(9000, 0.0);  // NaN payloads may differ
+      auto got = device.bytes();
+      std::memset(got.data() + 9000 * size_of(dtype), 0, size_of(dtype));
+      EXPECT_EQ(got, bytes_at(host.view()));
+    }
+  }
+}
+
+// The same optimizer on both sides, and its parameters.
+template <typename Optimizer, typename Options>
+struct Pair {
+  Pair(DType weight, DType grad, const Options& options, const Precision& precision, size_t offset) {
+    for (const int64_t count : {1, 70, 8192, 20003}) {
+      hosts.push_back(std::make_unique<Host>(weight, count, static_cast<unsigned>(count)));
+      hosts.push_back(std::make_unique<Host>(grad, count, 7, 1000.0));
+    }
+    std::vector<Parameter> here, there;
+    for (size_t i = 0; i < hosts.size(); i += 2) {
+      for (const size_t j : {i, i + 1}) {
+        devices.push_back(std::make_unique<OnDevice>(hosts[j]->view(), offset));
+      }
+      const std::string name = std::to_string(i / 2);
+      here.push_back({name, hosts[i]->view(), hosts[i + 1]->view()});
+      there.push_back({name, devices[i]->view(), devices[i + 1]->view()});
+    }
+    cpu = std::make_unique<Optimizer>(here, options, precision);
+    cuda = std::make_unique<Optimizer>(there, options, precision);
+  }
+
+  void expect_same_bits() {
+    for (size_t i = 0; i < hosts.size(); ++i) {
+      EXPECT_EQ(devices[i]->bytes(), bytes_at(hosts[i]->view())) << i;
+    }
+    const OptimizerState a = cpu->state();
+    const OptimizerState b = cuda->state();
+    EXPECT_EQ(a.steps, b.steps);
+    ASSERT_EQ(a.tensors.size(), b.tensors.size());
+    for (size_t i = 0; i < a.tensors.size(); ++i) {
+      std::vector<unsigned char> copy(a.tensors[i].tensor.bytes());
+      cudaMemcpy(copy.data(), b.tensors[i].tensor.data, copy.size(), cudaMemcpyDefault);
+      EXPECT_EQ(copy, bytes_at(a.tensors[i].tensor)) << a.tensors[i].name;
+    }
+  }
+
+  std::vector<std::unique_ptr<Host>> hosts;
+  std::vector<std::unique_ptr<OnDevice>> devices;
+  std::unique_ptr<Optimizer> cpu, cuda;
+};
+
+template <typename Optimizer, typename Options>
+void expect_same_course(const Options& options) {
+  for (const DType grad : kGrads) {
+    for (const DType weight : kGrads) {
+      for (const Precision& precision :
+           {Precision{}, Precision{.master_weights = false},
+            Precision{.stochastic_rounding = true, .seed = 3}}) {
+        for (const size_t offset : {0, 1}) {
+          Pair<Optimizer, Options> pair(weight, grad, options, precision, offset);
+          for (int step = 0; step < 3; ++step) {
+            pair.cpu->apply(0x1p-10f, step == 2);
+            pair.cuda->apply(0x1p-10f, step == 2);
+          }
+          pair.expect_same_bits();
+        }
+      }
+    }
+  }
+}
+
+TEST_F(Cuda, SgdGivesTheCpusBits) {
+  expect_same_course<SGD>(SGDOptions{.lr = 0.01, .weight_decay = 0.1});
+  expect_same_course<SGD>(
+      SGDOptions{.lr = 0.01, .momentum = 0.9, .weight_decay = 0.1, .nesterov = true});
+}
+
+TEST_F(Cuda, AdamGivesTheCpusBits) {
+  expect_same_course<Adam>(AdamOptions{.lr = 0.01, .weight_decay = 0.1});
+  expect_same_course<AdamW>(AdamWOptions{.lr = 0.01});
+}
+
+TEST_F(Cuda, AStateGoesFromDeviceToHostAndBack) {
+  const Precision random{.stochastic_rounding = true, .seed = 3};
+  for (const Precision& precision : {Precision{}, random}) {
+    using P = Pair<AdamW, AdamWOptions>;
+    P one(DType::kBF16, DType::kBF16, {.lr = 0.01}, precision, 0);
+    for (int step = 0; step < 3; ++step) one.cuda->apply(0x1p-10f, false);
+    P two(DType::kBF16, DType::kBF16, {.lr = 0.5}, precision, 0);
+    two.cpu->load_state(one.cuda->state());
+    two.cuda->load_state(two.cpu->state());
+    two.expect_same_bits();
+  }
+}
+
+TEST_F(Cuda, AScalerRunsTheSameCourse) {
+  using P = Pair<AdamW, AdamWOptions>;
+  P pair(DType::kF16, DType::kF16, {.lr = 0.01}, {}, 0);
+  GradScaler cpu(DynamicScale{.growth_interval = 3}), cuda(DynamicScale{.growth_interval = 3});
+  for (int step = 0; step < 12; ++step) {
+    const bool bad = step == 0 || step == 5;
+    pair.hosts[3]->set(11, bad ? kInf : 1.0);
+    cudaMemcpy(pair.devices[3]->view().data, pair.hosts[3]->view().data,
+               pair.hosts[3]->view().bytes(), cudaMemcpyDefault);
+    cpu.scale(1.0f);
+    cuda.scale(1.0f);
+    const StepReport a = cpu.step(*pair.cpu, {.clear_grads = ClearGrads::kNever});
+    const StepReport b = cuda.step(*pair.cuda, {.clear_grads = ClearGrads::kNever});
+    EXPECT_EQ(a.applied, b.applied);
+    EXPECT_EQ(a.applied, !bad);
+    EXPECT_EQ(a.culprit, b.culprit);
+    cpu.update();
+    cuda.update();
+    EXPECT_EQ(cpu.save(), cuda.save());
+  }
+  pair.expect_same_bits();
+  pair.hosts[1]->set(0, kNan);
+  cudaMemcpy(pair.devices[1]->view().data, pair.hosts[1]->view().data, pair.hosts[1]->view().bytes(),
+             cudaMemcpyDefault);
+  cuda.scale(1.0f);
+  EXPECT_FALSE(cuda.step(*pair.cuda).applied);
+  for (size_t i = 1; i < pair.devices.size(); i += 2) {
+    const auto bytes = pair.devices[i]->bytes();
+    EXPECT_EQ(std::count(bytes.begin(), bytes.end(), 0), static_cast<long>(bytes.size()));
+  }
+}
+
+TEST_F(Cuda, TakesMoreThanTwoToTheThirtyOneElements) {
+  const int64_t count = (int64_t{1} << 31) + 12345;
+  char* memory = nullptr;
+  ASSERT_EQ(cudaMalloc(&memory, static_cast<size_t>(count) * 2), cudaSuccess);
+  cudaMemset(memory, 0, static_cast<size_t>(count) * 2);
+  const uint16_t values[2] = {0x3C00, 0x7C00};  // 1 and inf
+  cudaMemcpy(memory + (count - 2) * 2, values, 4, cudaMemcpyDefault);
+  const TensorView big{memory, DType::kF16, count, {DeviceType::kCUDA, 0}, false};
+  const GradStats stats = measure({big});
+  EXPECT_EQ(stats.inf_count, 1);
+  EXPECT_EQ(stats.amax, 1.0);
+  cudaFree(memory);
+}
+
+TEST_F(Cuda, WeightAndGradientBelongTogether) {
+  Host weight(DType::kF32, 8, 1), grad(DType::kF32, 8, 2);
+  const OnDevice there(grad.view());
+  expect_error(ErrorCode::kMismatch, "different devices",
+               [&] { SGD({{"w", weight.view(), there.view()}}); });
+}
+
+TEST(WithoutADevice, CudaSaysSo) {
+  if (cuda_available()) GTEST_SKIP() << "there is a CUDA device here";
+  const TensorView view{reinterpret_cast<void*>(64), DType::kF32, 8, {DeviceType::kCUDA, 0}, false};
+  expect_error(ErrorCode::kUnsupported, "CUDA says", [&] { measure({view}); });
+}
+
+}  // namespace
+}  // namespace headroom
