@@ -10,7 +10,7 @@ namespace headroom::internal {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kPiece = 8192;  // elements
+constexpr int kPiece = 4096;  // elements
 
 // The rules, in the same operations and order as kernels-inl.h. The file is compiled without fused
 // multiply-add, so that the bits are the same too.
@@ -44,58 +44,104 @@ __device__ inline W rounded(float w, const ApplyJob& job, int64_t index, uint64_
   return from_float<W>(w);
 }
 
+// A parameter's arrays at some element, and kCount of their elements in registers.
+template <Rule kRule, typename G, typename W, bool kMaster>
+struct Arrays {
+  static constexpr size_t kStates = state_buffers(kRule);
+  static constexpr bool kNarrow = !std::is_same_v<W, float>;
+  float* master;
+  W* weight;
+  G* grad;
+  float* s0;
+  float* s1;
+
+  __device__ bool aligned() const {
+    return aligned_16(master) && aligned_16(weight) && aligned_16(grad) && aligned_16(s0) &&
+           aligned_16(s1);
+  }
+
+  template <int kCount>
+  struct Values {
+    Pack<float, kCount> w, m, v;
+    Pack<W, kCount> narrow;
+    Pack<G, kCount> g;
+  };
+
+  template <int kCount>
+  __device__ void load(int at, Values<kCount>* x) const {
+    x->g = load_pack<kCount>(grad + at, false);
+    if constexpr (kMaster) x->w = load_pack<kCount>(master + at, true);
+    if constexpr (!kMaster) x->narrow = load_pack<kCount>(weight + at, true);
+    if constexpr (kStates > 0) x->m = load_pack<kCount>(s0 + at, true);
+    if constexpr (kStates > 1) x->v = load_pack<kCount>(s1 + at, true);
+  }
+
+  template <int kCount>
+  __device__ void update(const RuleNumbers& n, const ApplyJob& job, int64_t index, uint64_t base,
+                         Values<kCount>* x) const {
+#pragma unroll
+    for (int e = 0; e < kCount; ++e) {
+      if constexpr (!kMaster) x->w.at[e] = to_float(x->narrow.at[e]);
+      x->w.at[e] = updated<kRule>(n, to_float(x->g.at[e]) * n.multiplier, x->w.at[e], &x->m.at[e],
+                                  &x->v.at[e]);
+      if constexpr (kNarrow) x->narrow.at[e] = rounded<W>(x->w.at[e], job, index + e, base);
+    }
+  }
+
+  template <int kCount>
+  __device__ void store(int at, const ApplyJob& job, const Values<kCount>& x) const {
+    if constexpr (kMaster) store_pack(master + at, x.w);
+    if constexpr (kNarrow) store_pack(weight + at, x.narrow);
+    if constexpr (kStates > 0) store_pack(s0 + at, x.m);
+    if constexpr (kStates > 1) store_pack(s1 + at, x.v);
+    if (job.clear_grads) store_pack(grad + at, Pack<G, kCount>{});
+  }
+};
+
 template <Rule kRule, typename G, typename W, bool kMaster>
 __device__ void update_piece(const CudaSlot& slot, int64_t first, int count, const ApplyJob& job) {
-  constexpr int kStates = static_cast<int>(state_buffers(kRule));
+  using A = Arrays<kRule, G, W, kMaster>;
   const RuleNumbers n = slot.numbers;
-  float* const master = kMaster ? slot.master + first : nullptr;
-  W* const weight = static_cast<W*>(slot.weight) + first;
-  G* const grad = static_cast<G*>(slot.grad) + first;
-  float* const s0 = kStates > 0 ? slot.state[0] + first : nullptr;
-  float* const s1 = kStates > 1 ? slot.state[1] + first : nullptr;
-  constexpr bool kNarrow = !std::is_same_v<W, float>;
+  const uint64_t base = slot.random_base;
+  const A a = {kMaster ? slot.master + first : nullptr,
+               A::kNarrow ? static_cast<W*>(slot.weight) + first : nullptr,
+               static_cast<G*>(slot.grad) + first, A::kStates > 0 ? slot.state[0] + first : nullptr,
+               A::kStates > 1 ? slot.state[1] + first : nullptr};
+  const auto thread = static_cast<int>(threadIdx.x);
   int done = 0;
-  const bool aligned = aligned_16(master) && (!kNarrow || aligned_16(weight)) && aligned_16(grad) &&
-                       aligned_16(s0) && aligned_16(s1);
-  if (aligned) {
-    const int vectors = count / 8;
-    for (int v = static_cast<int>(threadIdx.x); v < vectors; v += kThreads) {
-      const int at = v * 8;
-      Eight<float> w, m, q;
-      Eight<W> narrow;
-      const Eight<G> g = load_eight(grad + at, false);
-      if constexpr (kMaster) w = load_eight(master + at, true);
-      if constexpr (!kMaster) narrow = load_eight(weight + at, true);
-      if constexpr (kStates > 0) m = load_eight(s0 + at, true);
-      if constexpr (kStates > 1) q = load_eight(s1 + at, true);
-#pragma unroll
-      for (int e = 0; e < 8; ++e) {
-        if constexpr (!kMaster) w.at[e] = to_float(narrow.at[e]);
-        w.at[e] = updated<kRule>(n, to_float(g.at[e]) * n.multiplier, w.at[e], &m.at[e], &q.at[e]);
-        if constexpr (kNarrow) {
-          narrow.at[e] = rounded<W>(w.at[e], job, first + at + e, slot.random_base);
-        }
-      }
-      if constexpr (kMaster) store_eight(master + at, w);
-      if constexpr (kNarrow) store_eight(weight + at, narrow);
-      if constexpr (kStates > 0) store_eight(s0 + at, m);
-      if constexpr (kStates > 1) store_eight(s1 + at, q);
-      if (job.clear_grads) store_eight(grad + at, Eight<G>{});
+  if (a.aligned()) {
+    constexpr int kTwo = 2 * 4 * kThreads;  // elements of two turns of all threads
+    for (; done + kTwo <= count; done += kTwo) {
+      typename A::template Values<4> x, y;
+      const int at = done + 4 * thread;
+      a.template load<4>(at, &x);
+      a.template load<4>(at + kTwo / 2, &y);
+      a.template update<4>(n, job, first + at, base, &x);
+      a.template store<4>(at, job, x);
+      a.template update<4>(n, job, first + at + kTwo / 2, base, &y);
+      a.template store<4>(at + kTwo / 2, job, y);
     }
-    done = vectors * 8;
+    const int whole = count / 4 * 4;
+    for (int at = done + 4 * thread; at < whole; at += 4 * kThreads) {
+      typename A::template Values<4> x;
+      a.template load<4>(at, &x);
+      a.template update<4>(n, job, first + at, base, &x);
+      a.template store<4>(at, job, x);
+    }
+    done = whole;
   }
-  for (int i = done + static_cast<int>(threadIdx.x); i < count; i += kThreads) {
-    float w = 0.0f, m = 0.0f, q = 0.0f;
-    if constexpr (kMaster) w = master[i];
-    if constexpr (!kMaster) w = to_float(weight[i]);
-    if constexpr (kStates > 0) m = s0[i];
-    if constexpr (kStates > 1) q = s1[i];
-    w = updated<kRule>(n, to_float(grad[i]) * n.multiplier, w, &m, &q);
-    if constexpr (kMaster) master[i] = w;
-    if constexpr (kNarrow) weight[i] = rounded<W>(w, job, first + i, slot.random_base);
-    if constexpr (kStates > 0) s0[i] = m;
-    if constexpr (kStates > 1) s1[i] = q;
-    if (job.clear_grads) grad[i] = G{};
+  for (int i = done + thread; i < count; i += kThreads) {
+    float w = 0.0f, m = 0.0f, v = 0.0f;
+    if constexpr (kMaster) w = a.master[i];
+    if constexpr (!kMaster) w = to_float(a.weight[i]);
+    if constexpr (A::kStates > 0) m = a.s0[i];
+    if constexpr (A::kStates > 1) v = a.s1[i];
+    w = updated<kRule>(n, to_float(a.grad[i]) * n.multiplier, w, &m, &v);
+    if constexpr (kMaster) a.master[i] = w;
+    if constexpr (A::kNarrow) a.weight[i] = rounded<W>(w, job, first + i, base);
+    if constexpr (A::kStates > 0) a.s0[i] = m;
+    if constexpr (A::kStates > 1) a.s1[i] = v;
+    if (job.clear_grads) a.grad[i] = G{};
   }
 }
 
@@ -124,24 +170,10 @@ __device__ void update_grad(const CudaSlot& slot, int64_t first, int count, cons
 
 template <Rule kRule>
 __global__ void __launch_bounds__(kThreads)
-    apply_kernel(const CudaSlot* slots, int count, int64_t pieces, ApplyJob job) {
-  __shared__ CudaSlot slot;
+    apply_kernel(const CudaSlot* slots, const uint32_t* slot_of, int64_t pieces, ApplyJob job) {
   for (int64_t k = blockIdx.x; k < pieces; k += gridDim.x) {
     const int64_t piece = pieces - 1 - k;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      int low = 0, high = count - 1;
-      while (low < high) {
-        const int middle = (low + high + 1) / 2;
-        if (slots[middle].first_piece <= piece) {
-          low = middle;
-        } else {
-          high = middle - 1;
-        }
-      }
-      slot = slots[low];
-    }
-    __syncthreads();
+    const CudaSlot& slot = slots[slot_of[piece]];
     if (slot.rule != kRule) continue;
     const int64_t first = (piece - slot.first_piece) * kPiece;
     const int size = static_cast<int>(min(static_cast<int64_t>(kPiece), slot.count - first));
@@ -152,30 +184,41 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void CudaApply::apply(int device, std::vector<CudaSlot>* slots, const ApplyJob& job) {
-  int64_t pieces = 0;
   bool used[kRules] = {};
+  std::vector<int64_t> counts;
+  int64_t pieces = 0;
   for (CudaSlot& slot : *slots) {
     slot.first_piece = pieces;
     pieces += (slot.count + kPiece - 1) / kPiece;
+    counts.push_back(slot.count);
     used[static_cast<size_t>(slot.rule)] = true;
   }
   if (pieces == 0) return;
   const DeviceScope scope(device);
   const cudaStream_t stream = current_stream();
-  if (slots->size() > capacity_) {
-    capacity_ = 2 * slots->size();
-    table_ = CudaBuffer(device, capacity_ * sizeof(CudaSlot));
+  if (counts != counts_) {
+    std::vector<uint32_t> slot_of;
+    slot_of.reserve(static_cast<size_t>(pieces));
+    for (size_t i = 0; i < slots->size(); ++i) {
+      const auto end = static_cast<size_t>((*slots)[i].first_piece +
+                                           (counts[i] + kPiece - 1) / kPiece);
+      slot_of.resize(end, static_cast<uint32_t>(i));
+    }
+    table_ = CudaBuffer(device, slots->size() * sizeof(CudaSlot));
+    slot_of_ = CudaBuffer(device, slot_of.size() * sizeof(uint32_t));
+    cuda_copy(slot_of_.data(), slot_of.data(), slot_of.size() * sizeof(uint32_t));
+    counts_ = counts;
   }
   HEADROOM_CUDA(cudaMemcpyAsync(table_.data(), slots->data(), slots->size() * sizeof(CudaSlot),
                                 cudaMemcpyHostToDevice, stream));
   const auto* const table = static_cast<const CudaSlot*>(table_.data());
-  const auto count = static_cast<int>(slots->size());
+  const auto* const slot_of = static_cast<const uint32_t*>(slot_of_.data());
   const auto grid = static_cast<unsigned>(std::min<int64_t>(pieces, 4 * multiprocessors()));
-  if (used[0]) apply_kernel<Rule::kSgd><<<grid, kThreads, 0, stream>>>(table, count, pieces, job);
+  if (used[0]) apply_kernel<Rule::kSgd><<<grid, kThreads, 0, stream>>>(table, slot_of, pieces, job);
   if (used[1]) {
-    apply_kernel<Rule::kSgdMomentum><<<grid, kThreads, 0, stream>>>(table, count, pieces, job);
+    apply_kernel<Rule::kSgdMomentum><<<grid, kThreads, 0, stream>>>(table, slot_of, pieces, job);
   }
-  if (used[2]) apply_kernel<Rule::kAdam><<<grid, kThreads, 0, stream>>>(table, count, pieces, job);
+  if (used[2]) apply_kernel<Rule::kAdam><<<grid, kThreads, 0, stream>>>(table, slot_of, pieces, job);
   HEADROOM_CUDA(cudaGetLastError());
 }
 

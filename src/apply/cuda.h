@@ -31,8 +31,9 @@ class CudaApply {
   void apply(int device, std::vector<CudaSlot>* slots, const ApplyJob& job);
 
  private:
+  std::vector<int64_t> counts_;  // of the slots that the tables were made for
   CudaBuffer table_;
-  size_t capacity_ = 0;
+  CudaBuffer slot_of_;  // the slot of each piece
 };
 
 }  // namespace headroom::internal

@@ -56,41 +56,39 @@ __device__ inline T from_float(float x) {
   if constexpr (std::is_same_v<T, f16>) {
     return f16::from_bits(__half_as_ushort(__float2half_rn(x)));
   } else if constexpr (std::is_same_v<T, bf16>) {
-    return bf16(x);
+    return bf16::from_bits(__bfloat16_as_ushort(__float2bfloat16_rn(x)));
   } else {
     return x;
   }
 }
 
-/// Eight elements, loaded and stored 16 bytes at a time.
-template <typename T>
-struct alignas(16) Eight {
-  T at[8];
+/// kCount elements, moved 16 bytes at a time, or 8 where they are fewer.
+template <typename T, int kCount>
+struct alignas(kCount * sizeof(T) < 16 ? kCount * sizeof(T) : 16) Pack {
+  T at[kCount];
 };
 
-__device__ inline uint4 load_16(const void* from, bool streaming) {
-  const auto* p = static_cast<const uint4*>(from);
-  return streaming ? __ldcs(p) : *p;
-}
-
 /// `streaming`: not wanted again soon.
-template <typename T>
-__device__ inline Eight<T> load_eight(const T* from, bool streaming) {
-  Eight<T> values;
-  auto* parts = reinterpret_cast<uint4*>(&values);
+template <int kCount, typename T>
+__device__ inline Pack<T, kCount> load_pack(const T* from, bool streaming) {
+  using Word = std::conditional_t<kCount * sizeof(T) == 8, uint2, uint4>;
+  Pack<T, kCount> pack;
+  auto* words = reinterpret_cast<Word*>(&pack);
+  const auto* source = reinterpret_cast<const Word*>(from);
 #pragma unroll
-  for (int i = 0; i < static_cast<int>(sizeof(T)) / 2; ++i) {
-    parts[i] = load_16(reinterpret_cast<const uint4*>(from) + i, streaming);
+  for (size_t i = 0; i < sizeof(pack) / sizeof(Word); ++i) {
+    words[i] = streaming ? __ldcs(source + i) : source[i];
   }
-  return values;
+  return pack;
 }
 
-template <typename T>
-__device__ inline void store_eight(T* to, const Eight<T>& values) {
-  const auto* parts = reinterpret_cast<const uint4*>(&values);
+template <int kCount, typename T>
+__device__ inline void store_pack(T* to, const Pack<T, kCount>& pack) {
+  using Word = std::conditional_t<kCount * sizeof(T) == 8, uint2, uint4>;
+  const auto* words = reinterpret_cast<const Word*>(&pack);
 #pragma unroll
-  for (int i = 0; i < static_cast<int>(sizeof(T)) / 2; ++i) {
-    __stcs(reinterpret_cast<uint4*>(to) + i, parts[i]);
+  for (size_t i = 0; i < sizeof(pack) / sizeof(Word); ++i) {
+    __stcs(reinterpret_cast<Word*>(to) + i, words[i]);
   }
 }
 

@@ -34,30 +34,36 @@ struct CudaPartial {
   int64_t new_inf, new_zeros;
 };
 
+// Magnitudes as integers. A thread's share whose largest is below kMost, and zero or not below
+// kLeast, can be squared without care.
 template <typename T>
 struct Bits;
 template <>
 struct Bits<f16> {
   using Type = uint32_t;
   static constexpr Type kInf = 0x7C00u;
+  static constexpr Type kLeast = 1, kMost = kInf;
   __device__ static Type of(f16 x) { return x.bits & 0x7FFFu; }
 };
 template <>
 struct Bits<bf16> {
   using Type = uint32_t;
   static constexpr Type kInf = 0x7F80u;
+  static constexpr Type kLeast = (127 - 50) << 7, kMost = (127 + 60) << 7;
   __device__ static Type of(bf16 x) { return x.bits & 0x7FFFu; }
 };
 template <>
 struct Bits<float> {
   using Type = uint32_t;
   static constexpr Type kInf = 0x7F800000u;
+  static constexpr Type kLeast = 1, kMost = kInf;
   __device__ static Type of(float x) { return __float_as_uint(x) & 0x7FFFFFFFu; }
 };
 template <>
 struct Bits<double> {
   using Type = unsigned long long;
   static constexpr Type kInf = 0x7FF0000000000000ull;
+  static constexpr Type kLeast = 1, kMost = kInf;
   __device__ static Type of(double x) { return __double_as_longlong(x) & 0x7FFFFFFFFFFFFFFFll; }
 };
 
@@ -70,6 +76,7 @@ __device__ inline double widen(double x) { return x; }
 struct Squares {
   double of[3] = {0.0, 0.0, 0.0};
 
+  // Right for all finite values.
   template <typename T>
   __device__ void add(T x) {
     const double value = widen(x);
@@ -80,7 +87,24 @@ struct Squares {
       const double scaled = value * factor;
       of[which] += scaled * scaled;
     } else {
-      of[1] = fma(value, value, of[1]);
+      of[1] += value * value;
+    }
+  }
+
+  // Adds a few 16-bit values in FP32 first, whose squares it has to hold: see Bits.
+  template <typename T, int kCount>
+  __device__ void add_pack(const Pack<T, kCount>& pack) {
+    if constexpr (sizeof(T) == 2) {
+      float sum = 0.0f;
+#pragma unroll
+      for (int e = 0; e < kCount; ++e) {
+        const float x = to_float(pack.at[e]);
+        sum += x * x;
+      }
+      of[1] += static_cast<double>(sum);
+    } else {
+#pragma unroll
+      for (int e = 0; e < kCount; ++e) add(pack.at[e]);
     }
   }
   __device__ void add(const Squares& other) {
@@ -88,38 +112,33 @@ struct Squares {
   }
 };
 
-// One thread's share of a piece: calls visit(x, index) for its elements.
+// One thread's share of a piece: calls visit(pack of n elements) for its elements.
 template <typename T, typename Visit>
 __device__ void for_elements(const T* data, int count, const Visit& visit) {
+  constexpr int kPack = 16 / sizeof(T);
+  const auto thread = static_cast<int>(threadIdx.x);
   int i = 0;
-  if constexpr (sizeof(T) <= 4) {
-    if (aligned_16(data)) {
-      constexpr int kVectors = kPiece / 8 / kThreads;
-      if (count == kPiece) {
-        Eight<T> values[kVectors];
+  if (aligned_16(data)) {
+    constexpr int kTurns = kPiece / kPack / kThreads;
+    if (count == kPiece) {
+      Pack<T, kPack> packs[kTurns];
 #pragma unroll
-        for (int v = 0; v < kVectors; ++v) {
-          values[v] = load_eight(data + (v * kThreads + threadIdx.x) * 8, false);
-        }
-#pragma unroll
-        for (int v = 0; v < kVectors; ++v) {
-#pragma unroll
-          for (int e = 0; e < 8; ++e) {
-            visit(values[v].at[e], (v * kThreads + static_cast<int>(threadIdx.x)) * 8 + e);
-          }
-        }
-        return;
+      for (int turn = 0; turn < kTurns; ++turn) {
+        packs[turn] = load_pack<kPack>(data + (turn * kThreads + thread) * kPack, false);
       }
-      const int vectors = count / 8;
-      for (int v = static_cast<int>(threadIdx.x); v < vectors; v += kThreads) {
-        const Eight<T> values = load_eight(data + v * 8, false);
 #pragma unroll
-        for (int e = 0; e < 8; ++e) visit(values.at[e], v * 8 + e);
-      }
-      i = vectors * 8;
+      for (int turn = 0; turn < kTurns; ++turn) visit(packs[turn]);
+      return;
     }
+    const int whole = count / kPack;
+    for (int p = thread; p < whole; p += kThreads) visit(load_pack<kPack>(data + p * kPack, false));
+    i = whole * kPack;
   }
-  for (i += static_cast<int>(threadIdx.x); i < count; i += kThreads) visit(data[i], i);
+  for (i += thread; i < count; i += kThreads) {
+    Pack<T, kPack> pack{};
+    pack.at[0] = data[i];
+    visit(pack);
+  }
 }
 
 // Adds one piece to this thread's `partial`.
@@ -129,12 +148,13 @@ __device__ void measure_piece(T* data, int count, int64_t tensor, CudaPartial* p
   using B = Bits<T>;
   typename B::Type largest = 0;
   Squares sums;
-  for_elements(data, count, [&](T x, int) {
-    largest = max(largest, B::of(x));
-    sums.add(x);
+  for_elements(data, count, [&](const auto& pack) {
+    for (const T& x : pack.at) largest = max(largest, B::of(x));
+    sums.add_pack(pack);
   });
   double amax = 0.0;
-  if (!__syncthreads_or(largest >= B::kInf)) {
+  const bool ordinary = largest < B::kMost && (largest == 0 || largest >= B::kLeast);
+  if (!__syncthreads_or(!ordinary)) {
     if constexpr (std::is_same_v<T, double>) {
       amax = __longlong_as_double(static_cast<long long>(largest));
     } else if constexpr (std::is_same_v<T, float>) {
@@ -146,16 +166,18 @@ __device__ void measure_piece(T* data, int count, int64_t tensor, CudaPartial* p
     partial->amax = fmax(partial->amax, amax);
     return;
   }
-  // Something here is not finite: look at each element again.
+  // Something here is not finite, or its square is beyond FP32: look at each element again.
   int inf = 0, nan = 0;
   Squares finite;
-  for_elements(data, count, [&](T x, int) {
-    const auto bits = B::of(x);
-    inf += bits == B::kInf;
-    nan += bits > B::kInf;
-    if (bits >= B::kInf) return;
-    amax = fmax(amax, fabs(widen(x)));
-    finite.add(x);
+  for_elements(data, count, [&](const auto& pack) {
+    for (const T& x : pack.at) {
+      const auto bits = B::of(x);
+      inf += bits == B::kInf;
+      nan += bits > B::kInf;
+      if (bits >= B::kInf) continue;
+      amax = fmax(amax, fabs(widen(x)));
+      finite.add(x);
+    }
   });
   squares->add(finite);
   partial->amax = fmax(partial->amax, amax);
