@@ -3,8 +3,9 @@
 #include <headroom/headroom.h>
 
 #include <algorithm>
-#include <functional>
 #include <cstdio>
+#include <functional>
+#include <string>
 #include <vector>
 
 namespace hr = headroom;
@@ -14,7 +15,8 @@ namespace {
 std::vector<int64_t> gpt2(int64_t layers, int64_t d) {
   std::vector<int64_t> sizes = {50257 * d, 1024 * d};
   for (int64_t i = 0; i < layers; ++i) {
-    for (const int64_t n : {d, d, 3 * d * d, 3 * d, d * d, d, d, d, 4 * d * d, 4 * d, 4 * d * d, d}) {
+    for (const int64_t n :
+         {d, d, 3 * d * d, 3 * d, d * d, d, d, d, 4 * d * d, 4 * d, 4 * d * d, d}) {
       sizes.push_back(n);
     }
   }
@@ -30,7 +32,8 @@ std::vector<int64_t> resnet50() {
   for (int stage = 0; stage < 4; ++stage) {
     const int64_t w = widths[stage];
     for (int64_t i = 0; i < blocks[stage]; ++i) {
-      for (const int64_t n : {w * in, w, w, w * w * 9, w, w, 4 * w * w, 4 * w, 4 * w}) sizes.push_back(n);
+      for (const int64_t n : {w * in, w, w, w * w * 9, w, w, 4 * w * w, 4 * w, 4 * w})
+        sizes.push_back(n);
       if (i == 0) {
         for (const int64_t n : {4 * w * in, 4 * w, 4 * w}) sizes.push_back(n);
       }
@@ -69,11 +72,13 @@ void* device_memory(size_t bytes) {
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
+  const std::string only = argc > 1 ? argv[1] : "";
   const size_t bytes = size_t{4} << 30;
   void* const from = device_memory(bytes);
   void* const to = device_memory(bytes);
-  const float copy = median_ms(20, [&] { cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice); });
+  const float copy =
+      median_ms(20, [&] { cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice); });
   const double speed = 2.0 * static_cast<double>(bytes) / copy / 1e6;
   std::printf("copy %.0f GB/s\n", speed);
   cudaFree(from);
@@ -82,6 +87,7 @@ int main() {
        {std::make_pair("resnet50", resnet50()), std::make_pair("gpt2-124M", gpt2(12, 768)),
         std::make_pair("gpt2-xl", gpt2(48, 1600)),
         std::make_pair("2000 x 100", std::vector<int64_t>(2000, 100))}) {
+    if (!only.empty() && only != name) continue;
     for (const hr::DType type : {hr::DType::kF32, hr::DType::kF16, hr::DType::kBF16}) {
       std::vector<hr::Parameter> parameters;
       std::vector<hr::TensorView> grads;
@@ -110,10 +116,11 @@ int main() {
         const double n = static_cast<double>(total);
         const double size = static_cast<double>(hr::size_of(type));
         const double per = 24 + 2 * size + (type == hr::DType::kF32 ? 0 : 2);
-        std::printf("%-12s %-5s step %8.3f ms  floor %8.3f  x%.3f | measure %7.3f (%.0f %% of copy)  apply %7.3f\n",
-                    name, hr::to_string(type), step, n * per / speed / 1e6,
-                    step / (n * per / speed / 1e6), measure,
-                    100.0 * n * size / measure / 1e6 / speed, apply);
+        std::printf(
+            "%-12s %-5s step %8.3f ms  floor %8.3f  x%.3f | measure %7.3f (%.0f %% of copy)  apply "
+            "%7.3f\n",
+            name, hr::to_string(type), step, n * per / speed / 1e6, step / (n * per / speed / 1e6),
+            measure, 100.0 * n * size / measure / 1e6 / speed, apply);
       }
       for (void* data : memory) cudaFree(data);
     }

@@ -1,5 +1,8 @@
 # Finds LibTorch. Sets HEADROOM_HAS_LIBTORCH and makes the target headroom_torch.
 set(HEADROOM_HAS_LIBTORCH OFF)
+if(NOT DEFINED TORCH_CUDA_ARCH_LIST AND NOT DEFINED ENV{TORCH_CUDA_ARCH_LIST})
+  set(TORCH_CUDA_ARCH_LIST 9.0)  # for code that LibTorch compiles; there is none
+endif()
 if(HEADROOM_LIBTORCH STREQUAL "OFF")
   return()
 endif()
@@ -12,5 +15,12 @@ if(NOT Torch_FOUND)
   return()
 endif()
 set(HEADROOM_HAS_LIBTORCH ON)
+if(HEADROOM_HAS_CUDA)  # which a LibTorch with CUDA makes CMake forget
+  set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
+  set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
+endif()
 add_library(headroom_torch INTERFACE)
 target_link_libraries(headroom_torch INTERFACE ${TORCH_LIBRARIES})
+if(HEADROOM_HAS_CUDA AND TORCH_CUDA_LIBRARIES)
+  target_compile_definitions(headroom_torch INTERFACE HEADROOM_TORCH_CUDA)
+endif()

@@ -100,6 +100,7 @@ FusedOptimizer::FusedOptimizer(std::vector<torch::optim::OptimizerParamGroup> gr
                                std::unique_ptr<torch::optim::OptimizerOptions> defaults,
                                std::shared_ptr<internal::FusedBody> body)
     : torch::optim::Optimizer(std::move(groups), std::move(defaults)), body_(std::move(body)) {
+  const internal::TorchStream stream;
   body_->bind(*this, {});
   body_->release();
 }
@@ -112,6 +113,7 @@ torch::Tensor FusedOptimizer::step(LossClosure closure) {
     const torch::AutoGradMode with_grad(true);
     loss = closure();
   }
+  const internal::TorchStream stream;
   headroom::Optimizer& core = body_->bind(*this, {});
   core.apply(1.0f, false);
   body_->weights_written();
@@ -120,12 +122,17 @@ torch::Tensor FusedOptimizer::step(LossClosure closure) {
 }
 
 void FusedOptimizer::save(torch::serialize::OutputArchive& archive) const {
+  const internal::TorchStream stream;
   body_->save(*this, archive);
 }
 
-void FusedOptimizer::load(torch::serialize::InputArchive& archive) { body_->load(*this, archive); }
+void FusedOptimizer::load(torch::serialize::InputArchive& archive) {
+  const internal::TorchStream stream;
+  body_->load(*this, archive);
+}
 
 std::vector<torch::Tensor> FusedOptimizer::master_params() {
+  const internal::TorchStream stream;
   body_->bind(*this, {});
   std::vector<torch::Tensor> masters;
   for (const auto& group : param_groups()) {
@@ -135,8 +142,9 @@ std::vector<torch::Tensor> FusedOptimizer::master_params() {
         masters.push_back(parameter.detach());
         continue;
       }
-      masters.push_back(torch::from_blob(const_cast<float*>(master), parameter.sizes(),
-                                         parameter.strides(), torch::kFloat));
+      masters.push_back(
+          torch::from_blob(const_cast<float*>(master), parameter.sizes(), parameter.strides(),
+                           parameter.options().dtype(torch::kFloat).requires_grad(false)));
     }
   }
   body_->release();

@@ -56,6 +56,7 @@ class Bridges {
   /// Calls `action` while the core sees all gradients that may wait as they are now. Those of an
   /// optimizer that was used in this round do not, unless another backward came after it.
   void with_all(const std::function<void()>& action) {
+    const TorchStream stream;
     std::vector<std::shared_ptr<Binding>> bound;
     for (auto& [optimizer, entry] : entries_) {
       if (entry.round == round_ && *waiting == 0) continue;
@@ -114,6 +115,7 @@ class Bound {
   headroom::Optimizer& core() { return core_; }
 
  private:
+  TorchStream stream_;
   Binding& binding_;
   headroom::Optimizer& core_;
 };

@@ -142,8 +142,9 @@ void FusedOf<Rule>::save(const torch::optim::Optimizer& optimizer,
   std::vector<std::vector<Tensor>> buffers(tensors_.size());
   for (const NamedTensor& named : state.tensors) {
     const Tensor& like = tensors_[named.parameter];
-    const Tensor copy =
-        torch::from_blob(named.tensor.data, like.sizes(), like.strides(), torch::kFloat).clone();
+    const Tensor copy = torch::from_blob(named.tensor.data, like.sizes(), like.strides(),
+                                         like.options().dtype(torch::kFloat).requires_grad(false))
+                            .clone();
     if (is_master(named)) {
       beside.write(master_key(named.parameter), copy);
     } else {

@@ -4,8 +4,20 @@
 
 #include <utility>
 
+#ifdef HEADROOM_TORCH_CUDA
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAStream.h>
+#endif
+
 namespace headroom::libtorch::internal {
 namespace {
+
+void* current_torch_stream() {
+#ifdef HEADROOM_TORCH_CUDA
+  if (c10::cuda::device_count() > 0) return c10::cuda::getCurrentCUDAStream().stream();
+#endif
+  return nullptr;
+}
 
 [[noreturn]] void unsupported(const std::string& sentence) {
   throw Error(ErrorCode::kUnsupported, sentence);
@@ -65,6 +77,8 @@ TensorView view_of(const torch::Tensor& tensor, const std::string& name) {
   }
   return view(plain.data_ptr(), dtype, plain.numel(), device);
 }
+
+TorchStream::TorchStream() : scope_(current_torch_stream()) {}
 
 bool is_dense(const torch::Tensor& tensor) {
   return tensor.layout() == torch::kStrided && tensor.is_non_overlapping_and_dense() &&

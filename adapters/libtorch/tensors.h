@@ -3,6 +3,7 @@
 #ifndef HEADROOM_ADAPTERS_LIBTORCH_TENSORS_H_
 #define HEADROOM_ADAPTERS_LIBTORCH_TENSORS_H_
 
+#include <headroom/runtime.h>
 #include <headroom/tensor.h>
 #include <torch/types.h>
 
@@ -14,6 +15,15 @@ namespace headroom::libtorch::internal {
 /// The memory of a dense tensor. Throws Error(kUnsupported) if its type or device is none of ours;
 /// `name` begins the sentence.
 TensorView view_of(const torch::Tensor& tensor, const std::string& name);
+
+/// As long as it lives, the core's work on CUDA tensors goes to LibTorch's current stream.
+class TorchStream {
+ public:
+  TorchStream();
+
+ private:
+  StreamScope scope_;
+};
 
 /// True if the tensor's elements fill one block of memory, in any order.
 bool is_dense(const torch::Tensor& tensor);

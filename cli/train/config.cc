@@ -47,11 +47,12 @@ std::string names(const Map& map) {
 }
 
 void one_of(const char* option, const std::string& value, const std::vector<std::string>& allowed) {
+  std::string list;
   for (const std::string& name : allowed) {
     if (value == name) return;
+    list += (list.empty() ? "" : ", ") + name;
   }
-  refuse(
-      fmt::format("{} is '{}'; it has to be one of {}.", option, value, fmt::join(allowed, ", ")));
+  refuse(fmt::format("{} is '{}'; it has to be one of {}.", option, value, list));
 }
 
 void in_range(const char* option, int64_t value, int64_t least, int64_t most) {

@@ -3,6 +3,7 @@
 // come is p/N.
 #include <fmt/format.h>
 #include <headroom/error.h>
+#include <headroom/libtorch.h>
 
 #include <algorithm>
 #include <cmath>
@@ -153,7 +154,7 @@ class LanguageModel : public Task {
  private:
   torch::Tensor sum(const torch::Tensor& before, const torch::Tensor& after) {
     return torch::nn::functional::cross_entropy(
-        wide(model_->forward(before)), after,
+        libtorch::cast(model_->forward(before), torch::kFloat), after,
         torch::nn::functional::CrossEntropyFuncOptions().reduction(torch::kSum));
   }
 

@@ -63,8 +63,7 @@ TensorView master_view(const Slot& slot, const TensorView& weight) {
 // From any memory to any other.
 void copy_bytes(const TensorView& to, const TensorView& from) {
   if (from.count == 0) return;
-  const bool cuda =
-      from.device.type == DeviceType::kCUDA || to.device.type == DeviceType::kCUDA;
+  const bool cuda = from.device.type == DeviceType::kCUDA || to.device.type == DeviceType::kCUDA;
   if (cuda) {
     cuda_copy(to.data, from.data, from.bytes());
   } else {

@@ -5,8 +5,8 @@
 
 #include <headroom/optimizer.h>
 
-#include <memory>
 #include <map>
+#include <memory>
 #include <vector>
 
 #include "apply/cuda.h"

@@ -38,10 +38,11 @@ void check_parameter(const Parameter& parameter, size_t index) {
              [&] { return "The gradient of " + name_of(parameter, index); });
   if (!given(parameter.weight)) return;
   const Device& there = parameter.grad.device;
-  require(there.type == parameter.weight.device.type && there.index == parameter.weight.device.index,
-          ErrorCode::kMismatch, [&] {
-            return name_of(parameter, index) + " has its weight and its gradient on different devices.";
-          });
+  require(
+      there.type == parameter.weight.device.type && there.index == parameter.weight.device.index,
+      ErrorCode::kMismatch, [&] {
+        return name_of(parameter, index) + " has its weight and its gradient on different devices.";
+      });
   require(parameter.grad.count == parameter.weight.count, ErrorCode::kMismatch, [&] {
     return name_of(parameter, index) + " has a weight of " +
            std::to_string(parameter.weight.count) + " elements and a gradient of " +

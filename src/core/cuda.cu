@@ -82,8 +82,8 @@ __global__ void convert_kernel(const From* from, To* to, int64_t count) {
 template <typename From, typename To>
 void launch_convert(const TensorView& from, const TensorView& to) {
   const int blocks = 8 * multiprocessors();
-  convert_kernel<<<blocks, 256, 0, current_stream()>>>(
-      static_cast<const From*>(from.data), static_cast<To*>(to.data), from.count);
+  convert_kernel<<<blocks, 256, 0, current_stream()>>>(static_cast<const From*>(from.data),
+                                                       static_cast<To*>(to.data), from.count);
   HEADROOM_CUDA(cudaGetLastError());
 }
 
@@ -100,8 +100,8 @@ void cuda_convert(const TensorView& from, const TensorView& to) {
   if (from.count == 0) return;
   const DeviceScope scope(to.device.index);
   if (from.dtype == to.dtype) {
-    HEADROOM_CUDA(cudaMemcpyAsync(to.data, from.data, from.bytes(), cudaMemcpyDefault,
-                                  current_stream()));
+    HEADROOM_CUDA(
+        cudaMemcpyAsync(to.data, from.data, from.bytes(), cudaMemcpyDefault, current_stream()));
     return;
   }
   if (from.dtype == DType::kF16) launch_convert_from<f16>(from, to);

@@ -16,9 +16,9 @@ namespace headroom::internal {
 
 [[noreturn]] void cuda_failed(cudaError_t error, const char* call);
 
-#define HEADROOM_CUDA(call)                                                        \
-  do {                                                                             \
-    const cudaError_t headroom_error = (call);                                     \
+#define HEADROOM_CUDA(call)                                                                      \
+  do {                                                                                           \
+    const cudaError_t headroom_error = (call);                                                   \
     if (headroom_error != cudaSuccess) ::headroom::internal::cuda_failed(headroom_error, #call); \
   } while (false)
 
@@ -68,16 +68,14 @@ struct alignas(kCount * sizeof(T) < 16 ? kCount * sizeof(T) : 16) Pack {
   T at[kCount];
 };
 
-/// `streaming`: not wanted again soon.
 template <int kCount, typename T>
-__device__ inline Pack<T, kCount> load_pack(const T* from, bool streaming) {
+__device__ inline Pack<T, kCount> load_pack(const T* from) {
   using Word = std::conditional_t<kCount * sizeof(T) == 8, uint2, uint4>;
   Pack<T, kCount> pack;
   auto* words = reinterpret_cast<Word*>(&pack);
-  const auto* source = reinterpret_cast<const Word*>(from);
 #pragma unroll
   for (size_t i = 0; i < sizeof(pack) / sizeof(Word); ++i) {
-    words[i] = streaming ? __ldcs(source + i) : source[i];
+    words[i] = reinterpret_cast<const Word*>(from)[i];
   }
   return pack;
 }
@@ -88,7 +86,7 @@ __device__ inline void store_pack(T* to, const Pack<T, kCount>& pack) {
   const auto* words = reinterpret_cast<const Word*>(&pack);
 #pragma unroll
   for (size_t i = 0; i < sizeof(pack) / sizeof(Word); ++i) {
-    __stcs(reinterpret_cast<Word*>(to) + i, words[i]);
+    reinterpret_cast<Word*>(to)[i] = words[i];
   }
 }
 

@@ -15,7 +15,11 @@ namespace headroom::internal {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kPiece = 8192;  // elements
+constexpr int kPiece = 32768;  // elements
+
+// Blocks on a multiprocessor. Few with many loads on the way each are faster than many: an H200
+// reads at 97 to 102 % of its copying speed with 3, at 82 with 4 or 5.
+constexpr int kResident = 3;
 
 struct CudaTensor {
   void* data;
@@ -119,19 +123,19 @@ __device__ void for_elements(const T* data, int count, const Visit& visit) {
   const auto thread = static_cast<int>(threadIdx.x);
   int i = 0;
   if (aligned_16(data)) {
-    constexpr int kTurns = kPiece / kPack / kThreads;
-    if (count == kPiece) {
+    constexpr int kTurns = 8;  // packs that a thread has on the way
+    const int whole = count / kPack;
+    int p = thread;
+    for (; p + (kTurns - 1) * kThreads < whole; p += kTurns * kThreads) {
       Pack<T, kPack> packs[kTurns];
 #pragma unroll
       for (int turn = 0; turn < kTurns; ++turn) {
-        packs[turn] = load_pack<kPack>(data + (turn * kThreads + thread) * kPack, false);
+        packs[turn] = load_pack<kPack>(data + (p + turn * kThreads) * kPack);
       }
 #pragma unroll
       for (int turn = 0; turn < kTurns; ++turn) visit(packs[turn]);
-      return;
     }
-    const int whole = count / kPack;
-    for (int p = thread; p < whole; p += kThreads) visit(load_pack<kPack>(data + p * kPack, false));
+    for (; p < whole; p += kThreads) visit(load_pack<kPack>(data + p * kPack));
     i = whole * kPack;
   }
   for (i += thread; i < count; i += kThreads) {
@@ -141,7 +145,7 @@ __device__ void for_elements(const T* data, int count, const Visit& visit) {
   }
 }
 
-// Adds one piece to this thread's `partial`.
+// Adds this thread's share of one piece to its `partial`.
 template <typename T>
 __device__ void measure_piece(T* data, int count, int64_t tensor, CudaPartial* partial,
                               Squares* squares) {
@@ -154,7 +158,7 @@ __device__ void measure_piece(T* data, int count, int64_t tensor, CudaPartial* p
   });
   double amax = 0.0;
   const bool ordinary = largest < B::kMost && (largest == 0 || largest >= B::kLeast);
-  if (!__syncthreads_or(!ordinary)) {
+  if (ordinary) {
     if constexpr (std::is_same_v<T, double>) {
       amax = __longlong_as_double(static_cast<long long>(largest));
     } else if constexpr (std::is_same_v<T, float>) {
@@ -213,6 +217,7 @@ __device__ void do_piece(void* data, int64_t first, int count, int64_t tensor, b
                          float inverse, CudaPartial* partial, Squares* squares) {
   T* const piece = static_cast<T*>(data) + first;
   measure_piece(piece, count, tensor, partial, squares);
+  if (unscale) __syncthreads();  // each thread unscales other elements than it measured
   if (unscale) unscale_piece(piece, count, inverse, partial);
 }
 
@@ -252,9 +257,13 @@ __device__ CudaPartial empty_partial() {
   return partial;
 }
 
-// The tensor that a piece belongs to: the last one that begins at or before it.
-__device__ int tensor_of(const CudaTensor* tensors, int count, int64_t piece) {
-  int low = 0, high = count - 1;
+// The tensor that a piece belongs to: the last one that begins at or before it, `from` or later.
+__device__ int tensor_of(const CudaTensor* tensors, int count, int64_t piece, int from) {
+  int low = from, high = count - 1;
+  for (int i = 0; i < 3; ++i) {  // mostly it is near
+    if (low == high || tensors[low + 1].first_piece > piece) return low;
+    ++low;
+  }
   while (low < high) {
     const int middle = (low + high + 1) / 2;
     if (tensors[middle].first_piece <= piece) {
@@ -266,15 +275,16 @@ __device__ int tensor_of(const CudaTensor* tensors, int count, int64_t piece) {
   return low;
 }
 
-__global__ void __launch_bounds__(kThreads)
-    measure_kernel(const CudaTensor* tensors, int count, int64_t pieces, bool unscale, float inverse,
-                   CudaPartial* blocks, unsigned* finished, CudaPartial* result) {
+__global__ void __launch_bounds__(kThreads, kResident)
+    measure_kernel(const CudaTensor* tensors, int count, int64_t pieces, bool unscale,
+                   float inverse, CudaPartial* blocks, unsigned* finished, CudaPartial* result) {
   __shared__ CudaPartial shared[kThreads];
   __shared__ bool last;
   CudaPartial mine = empty_partial();
   Squares squares;
+  int t = 0;
   for (int64_t piece = blockIdx.x; piece < pieces; piece += gridDim.x) {
-    const int t = tensor_of(tensors, count, piece);
+    t = tensor_of(tensors, count, piece, t);
     const CudaTensor tensor = tensors[t];
     const int64_t first = (piece - tensor.first_piece) * kPiece;
     const int size = static_cast<int>(min(static_cast<int64_t>(kPiece), tensor.count - first));
@@ -324,7 +334,7 @@ class Workspace {
 
   explicit Workspace(int device)
       : device_(device),
-        blocks_(4 * multiprocessors()),
+        blocks_(kResident * multiprocessors()),
         partials_(device, static_cast<size_t>(blocks_ + 1) * sizeof(CudaPartial)),
         finished_(device, sizeof(unsigned)) {}
 
@@ -335,8 +345,9 @@ class Workspace {
       capacity_ = 2 * tensors.size();
       table_ = CudaBuffer(device_, capacity_ * sizeof(CudaTensor));
     }
-    HEADROOM_CUDA(cudaMemcpyAsync(table_.data(), tensors.data(), tensors.size() * sizeof(CudaTensor),
-                                  cudaMemcpyHostToDevice, stream));
+    HEADROOM_CUDA(cudaMemcpyAsync(table_.data(), tensors.data(),
+                                  tensors.size() * sizeof(CudaTensor), cudaMemcpyHostToDevice,
+                                  stream));
     auto* const partials = static_cast<CudaPartial*>(partials_.data());
     CudaPartial* const result = partials + blocks_;
     const auto grid = static_cast<unsigned>(std::min<int64_t>(pieces, blocks_));

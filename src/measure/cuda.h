@@ -8,9 +8,9 @@
 
 namespace headroom::internal {
 
-/// Measures, and unscales if the job says so, tensors that are all on one CUDA device, and waits for
-/// the result. The same list on the same kind of device gives the same bits. `out`'s culprit is an
-/// index into `list`.
+/// Measures, and unscales if the job says so, tensors that are all on one CUDA device, and waits
+/// for the result. The same list on the same kind of device gives the same bits. `out`'s culprit is
+/// an index into `list`.
 Partial cuda_measure(const std::vector<TensorView>& list, const MeasureJob& job);
 
 }  // namespace headroom::internal

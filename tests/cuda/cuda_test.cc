@@ -1,4 +1,5 @@
-// Everything on a CUDA device against the same on the CPU: same bits wherever the CPU promises them.
+// Everything on a CUDA device against the same on the CPU: same bits wherever the CPU promises
+// them.
 #include <cuda_runtime.h>
 
 #include <cstring>
@@ -108,8 +109,9 @@ TEST_F(Cuda, ConvertsEveryPatternAsTheCpuDoes) {
     for (size_t i = 0; i < 65536; ++i) {  // NaN stays NaN, its payload may differ
       float got;
       std::memcpy(&got, widened.data() + 4 * i, 4);
-      EXPECT_TRUE(std::isnan(wide[i]) ? std::isnan(got) : std::bit_cast<uint32_t>(got) ==
-                                                              std::bit_cast<uint32_t>(wide[i]));
+      EXPECT_TRUE(std::isnan(wide[i])
+                      ? std::isnan(got)
+                      : std::bit_cast<uint32_t>(got) == std::bit_cast<uint32_t>(wide[i]));
     }
     for (float& x : wide) x *= 1.0009765f;  // between two 16-bit numbers
     const OnDevice between(view(wide));
@@ -207,7 +209,8 @@ TEST_F(Cuda, UnscalesToTheSameBits) {
 // The same optimizer on both sides, and its parameters.
 template <typename Optimizer, typename Options>
 struct Pair {
-  Pair(DType weight, DType grad, const Options& options, const Precision& precision, size_t offset) {
+  Pair(DType weight, DType grad, const Options& options, const Precision& precision,
+       size_t offset) {
     for (const int64_t count : {1, 70, 8192, 20003}) {
       hosts.push_back(std::make_unique<Host>(weight, count, static_cast<unsigned>(count)));
       hosts.push_back(std::make_unique<Host>(grad, count, 7, 1000.0));
@@ -249,9 +252,8 @@ template <typename Optimizer, typename Options>
 void expect_same_course(const Options& options) {
   for (const DType grad : kGrads) {
     for (const DType weight : kGrads) {
-      for (const Precision& precision :
-           {Precision{}, Precision{.master_weights = false},
-            Precision{.stochastic_rounding = true, .seed = 3}}) {
+      for (const Precision& precision : {Precision{}, Precision{.master_weights = false},
+                                         Precision{.stochastic_rounding = true, .seed = 3}}) {
         for (const size_t offset : {0, 1}) {
           Pair<Optimizer, Options> pair(weight, grad, options, precision, offset);
           for (int step = 0; step < 3; ++step) {
@@ -311,8 +313,8 @@ TEST_F(Cuda, AScalerRunsTheSameCourse) {
   }
   pair.expect_same_bits();
   pair.hosts[1]->set(0, kNan);
-  cudaMemcpy(pair.devices[1]->view().data, pair.hosts[1]->view().data, pair.hosts[1]->view().bytes(),
-             cudaMemcpyDefault);
+  cudaMemcpy(pair.devices[1]->view().data, pair.hosts[1]->view().data,
+             pair.hosts[1]->view().bytes(), cudaMemcpyDefault);
   cuda.scale(1.0f);
   EXPECT_FALSE(cuda.step(*pair.cuda).applied);
   for (size_t i = 1; i < pair.devices.size(); i += 2) {
@@ -338,8 +340,9 @@ TEST_F(Cuda, TakesMoreThanTwoToTheThirtyOneElements) {
 TEST_F(Cuda, WeightAndGradientBelongTogether) {
   Host weight(DType::kF32, 8, 1), grad(DType::kF32, 8, 2);
   const OnDevice there(grad.view());
-  expect_error(ErrorCode::kMismatch, "different devices",
-               [&] { SGD({{"w", weight.view(), there.view()}}); });
+  expect_error(ErrorCode::kMismatch, "different devices", [&] {
+    SGD({{"w", weight.view(), there.view()}});
+  });
 }
 
 TEST(WithoutADevice, CudaSaysSo) {
