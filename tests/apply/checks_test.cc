@@ -1,4 +1,5 @@
 // What an optimizer refuses, leaving everything as it was.
+#include "core/cuda.h"
 #include "tests/support.h"
 
 namespace headroom {
@@ -29,7 +30,11 @@ TEST(OptimizerChecks, RefusesParametersThatDoNotFit) {
   expect_refused(ErrorCode::kInvalidArgument, "null data", {{"w", huge, TensorView{}}});
   TensorView cuda = view(w);
   cuda.device.type = DeviceType::kCUDA;
-  expect_refused(ErrorCode::kUnsupported, "CUDA", {{"w", cuda, view(g)}});
+  if (internal::built_with_cuda()) {
+    expect_refused(ErrorCode::kMismatch, "different devices", {{"w", cuda, view(g)}});
+  } else {
+    expect_refused(ErrorCode::kUnsupported, "CUDA", {{"w", cuda, view(g)}});
+  }
 }
 
 TEST(OptimizerChecks, RefusesSharedMemory) {

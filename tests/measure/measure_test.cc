@@ -229,7 +229,7 @@ TEST(Measure, RefusesImpossibleViews) {
   bad.dtype = static_cast<DType>(9);
   expect_error(ErrorCode::kInvalidArgument, "unknown element type", [&] { measure({bad}); });
   bad = view(values);
-  bad.device.type = DeviceType::kCUDA;
+  bad.device = {DeviceType::kCUDA, 99};
   expect_error(ErrorCode::kUnsupported, "CUDA", [&] { measure({bad}); });
 }
 
