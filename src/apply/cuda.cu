@@ -10,8 +10,8 @@ namespace headroom::internal {
 namespace {
 
 // Measured on an H200: one block a piece (blocks that stay and take turns drift apart, 1.1 times as
-// slow), pieces of two turns of the block, plain stores (streaming ones cost a tenth), registers for
-// 4 blocks on a multiprocessor.
+// slow), pieces of two turns of the block, plain stores (streaming ones cost a tenth), registers
+// for 4 blocks on a multiprocessor.
 constexpr int kThreads = 256;
 constexpr int kResident = 4;
 constexpr int kPiece = 2048;  // elements
