@@ -36,8 +36,9 @@ case $case in
     ;;
   libtorch)
     # The LibTorch quick start of the README: its CMake file and its program.
-    section() { awk '/^## LibTorch$/ {in_it = 1} in_it' "$source/README.md" |
-      awk -v fence="\`\`\`$1" '$0 == fence {on = 1; next} /^```$/ {if (on) exit} on'; }
+    section() { awk -v fence="\`\`\`$1" '/^## LibTorch$/ {inside = 1}
+      inside && !done && $0 == fence {on = 1; next} /^```$/ {done = done || on; on = 0} on' \
+      "$source/README.md"; }
     mkdir -p "$work/source"
     section cmake >"$work/source/CMakeLists.txt"
     section cpp >"$work/source/fit.cc"
