@@ -5,12 +5,17 @@
 #include <algorithm>
 #include <cstdio>
 #include <functional>
+#include <memory>
+#include <random>
 #include <string>
 #include <vector>
 
 namespace hr = headroom;
 
 namespace {
+
+constexpr hr::Device kDevice{hr::DeviceType::kCUDA, 0};
+cudaStream_t stream = nullptr;
 
 std::vector<int64_t> gpt2(int64_t layers, int64_t d) {
   std::vector<int64_t> sizes = {50257 * d, 1024 * d};
@@ -45,84 +50,139 @@ std::vector<int64_t> resnet50() {
   return sizes;
 }
 
+// The median of single runs: device events around each, after waiting for the one before.
 float median_ms(int times, const std::function<void()>& work) {
   cudaEvent_t a, b;
   cudaEventCreate(&a);
   cudaEventCreate(&b);
   std::vector<float> all;
-  for (int i = 0; i < times + 3; ++i) {
-    cudaEventRecord(a);
+  for (int i = 0; i < times + 5; ++i) {
+    cudaDeviceSynchronize();
+    cudaEventRecord(a, stream);
     work();
-    cudaEventRecord(b);
+    cudaEventRecord(b, stream);
     cudaEventSynchronize(b);
     float ms = 0.0f;
     cudaEventElapsedTime(&ms, a, b);
-    if (i >= 3) all.push_back(ms);
+    if (i >= 5) all.push_back(ms);
   }
+  cudaEventDestroy(a);
+  cudaEventDestroy(b);
   std::nth_element(all.begin(), all.begin() + static_cast<long>(all.size() / 2), all.end());
   return all[all.size() / 2];
 }
 
-void* device_memory(size_t bytes) {
-  void* data = nullptr;
-  cudaMalloc(&data, bytes);
-  cudaMemset(data, 0, bytes);
-  return data;
+// Memory filled with random numbers of this size; zeros would flatter.
+class Tensor {
+ public:
+  Tensor(hr::DType type, int64_t count, float size) : type_(type), count_(count) {
+    cudaMalloc(&data_, static_cast<size_t>(count) * hr::size_of(type));
+    static std::vector<float> noise;
+    if (noise.empty()) {
+      std::mt19937 random(1);
+      std::normal_distribution<float> normal;
+      noise.resize(1 << 20);
+      for (float& x : noise) x = normal(random);
+    }
+    float* wide = nullptr;
+    const int64_t most = static_cast<int64_t>(noise.size());
+    std::vector<float> sized(noise);
+    for (float& x : sized) x *= size;
+    cudaMalloc(&wide, sized.size() * 4);
+    cudaMemcpy(wide, sized.data(), sized.size() * 4, cudaMemcpyDefault);
+    for (int64_t at = 0; at < count; at += most) {
+      const int64_t n = std::min(most, count - at);
+      const hr::TensorView to{
+          static_cast<char*>(data_) + static_cast<size_t>(at) * hr::size_of(type), type, n, kDevice,
+          false};
+      hr::convert({wide, hr::DType::kF32, n, kDevice, true}, to);
+    }
+    cudaDeviceSynchronize();
+    cudaFree(wide);
+  }
+  ~Tensor() { cudaFree(data_); }
+  Tensor(const Tensor&) = delete;
+  Tensor& operator=(const Tensor&) = delete;
+  hr::TensorView view() const { return {data_, type_, count_, kDevice, false}; }
+
+ private:
+  hr::DType type_;
+  int64_t count_;
+  void* data_ = nullptr;
+};
+
+struct Model {
+  const char* name;
+  std::vector<int64_t> sizes;
+};
+
+// Steps, one kind of numbers: eager and as a CUDA graph.
+void run(const Model& model, hr::DType type, double copy_speed) {
+  std::vector<std::unique_ptr<Tensor>> memory;
+  std::vector<hr::Parameter> parameters;
+  std::vector<hr::TensorView> grads;
+  double total = 0.0;
+  for (const int64_t n : model.sizes) {
+    memory.push_back(std::make_unique<Tensor>(type, n, 0.02f));
+    memory.push_back(std::make_unique<Tensor>(type, n, 65.0f));
+    parameters.push_back({"", memory[memory.size() - 2]->view(), memory.back()->view()});
+    grads.push_back(memory.back()->view());
+    total += static_cast<double>(n);
+  }
+  hr::AdamW optimizer(parameters, {.lr = 1e-6, .weight_decay = 0.1});
+  hr::GradScaler scaler(hr::DynamicScale{}, {.device = kDevice});
+  const Tensor loss(hr::DType::kF32, 1, 1.0f), scaled(hr::DType::kF32, 1, 1.0f);
+  scaler.scale(loss.view(), scaled.view());
+  const auto enqueue = [&] {
+    scaler.step(optimizer, {.max_norm = 1.0f});
+    scaler.update();
+  };
+  const float eager = median_ms(30, enqueue);
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t exec = nullptr;
+  cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal);
+  enqueue();
+  cudaStreamEndCapture(stream, &graph);
+  cudaGraphInstantiate(&exec, graph, 0);
+  const float replay = median_ms(30, [&] { cudaGraphLaunch(exec, stream); });
+  cudaGraphExecDestroy(exec);
+  cudaGraphDestroy(graph);
+  const float measure = median_ms(30, [&] { hr::measure(grads); });
+  const float apply = median_ms(30, [&] { optimizer.apply(0x1p-16f, false); });
+  const auto size = static_cast<double>(hr::size_of(type));
+  const double bytes = 24 + 2 * size + (type == hr::DType::kF32 ? 0 : 2);  // of one parameter
+  const double floor = total * bytes / copy_speed / 1e6;
+  std::printf("%-12s %-5s %8.3f %8.3f %8.3f %6.2f   %8.3f (%3.0f %%) %8.3f\n", model.name,
+              hr::to_string(type), eager, replay, floor, replay / floor, measure,
+              100.0 * total * size / measure / 1e6 / copy_speed, apply);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   const std::string only = argc > 1 ? argv[1] : "";
-  const size_t bytes = size_t{4} << 30;
-  void* const from = device_memory(bytes);
-  void* const to = device_memory(bytes);
-  const float copy =
-      median_ms(20, [&] { cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice); });
-  const double speed = 2.0 * static_cast<double>(bytes) / copy / 1e6;
-  std::printf("copy %.0f GB/s\n", speed);
-  cudaFree(from);
-  cudaFree(to);
-  for (const auto& [name, sizes] :
-       {std::make_pair("resnet50", resnet50()), std::make_pair("gpt2-124M", gpt2(12, 768)),
-        std::make_pair("gpt2-xl", gpt2(48, 1600)),
-        std::make_pair("2000 x 100", std::vector<int64_t>(2000, 100))}) {
-    if (!only.empty() && only != name) continue;
+  cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+  const hr::StreamScope scope(stream);
+  double speed = 0.0;
+  {
+    const Tensor from(hr::DType::kF32, int64_t{1} << 30, 1.0f), to(hr::DType::kF32, 1 << 30, 1.0f);
+    const float copy = median_ms(20, [&] {
+      cudaMemcpyAsync(to.view().data, from.view().data, to.view().bytes(), cudaMemcpyDefault,
+                      stream);
+    });
+    speed = 2.0 * static_cast<double>(to.view().bytes()) / copy / 1e6;
+  }
+  std::printf("copy %.0f GB/s; step (unscale, clip, AdamW) + update in ms:\n", speed);
+  std::printf("%-12s %-5s %8s %8s %8s %6s   %16s %8s\n", "", "", "eager", "graph", "floor", "x",
+              "measure alone", "apply");
+  const Model models[] = {{"resnet50", resnet50()},
+                          {"gpt2-124M", gpt2(12, 768)},
+                          {"gpt2-xl", gpt2(48, 1600)},
+                          {"2000 x 100", std::vector<int64_t>(2000, 100)}};
+  for (const Model& model : models) {
+    if (!only.empty() && only != model.name) continue;
     for (const hr::DType type : {hr::DType::kF32, hr::DType::kF16, hr::DType::kBF16}) {
-      std::vector<hr::Parameter> parameters;
-      std::vector<hr::TensorView> grads;
-      std::vector<void*> memory;
-      int64_t total = 0;
-      for (const int64_t n : sizes) {
-        hr::TensorView views[2];
-        for (hr::TensorView& view : views) {
-          memory.push_back(device_memory(static_cast<size_t>(n) * hr::size_of(type)));
-          view = {memory.back(), type, n, {hr::DeviceType::kCUDA, 0}, false};
-        }
-        parameters.push_back({"", views[0], views[1]});
-        grads.push_back(views[1]);
-        total += n;
-      }
-      {
-        hr::AdamW optimizer(parameters, {.lr = 1e-6});
-        hr::GradScaler scaler;
-        const float step = median_ms(30, [&] {
-          scaler.scale(1.0f);
-          scaler.step(optimizer, {.max_norm = 1.0f});
-          scaler.update();
-        });
-        const float measure = median_ms(30, [&] { hr::measure(grads); });
-        const float apply = median_ms(30, [&] { optimizer.apply(1.0f, false); });
-        const double n = static_cast<double>(total);
-        const double size = static_cast<double>(hr::size_of(type));
-        const double per = 24 + 2 * size + (type == hr::DType::kF32 ? 0 : 2);
-        std::printf(
-            "%-12s %-5s step %8.3f ms  floor %8.3f  x%.3f | measure %7.3f (%.0f %% of copy)  apply "
-            "%7.3f\n",
-            name, hr::to_string(type), step, n * per / speed / 1e6, step / (n * per / speed / 1e6),
-            measure, 100.0 * n * size / measure / 1e6 / speed, apply);
-      }
-      for (void* data : memory) cudaFree(data);
+      run(model, type, speed);
     }
   }
 }

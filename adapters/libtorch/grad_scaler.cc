@@ -3,6 +3,7 @@
 #include <headroom/libtorch/optim.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <cmath>
 #include <iterator>
 #include <limits>
@@ -20,6 +21,9 @@ class Bridges {
 
   /// Losses whose backward ran since the last step or unscale_. Shared with the hooks on them.
   std::shared_ptr<int64_t> waiting = std::make_shared<int64_t>(0);
+
+  /// What a scaler on a CUDA device multiplies there.
+  torch::Tensor one;
 
   Binding& of(torch::optim::Optimizer& optimizer) {
     Entry& entry = entries_[&optimizer];
@@ -149,6 +153,15 @@ int32_t checked_count(int64_t value, const char* what) {
 
 using internal::Bound;
 
+namespace {
+
+std::unique_ptr<headroom::GradScaler> make_core(const ScalePolicy& policy, ScalerOptions options) {
+  const internal::TorchStream stream;
+  return std::make_unique<headroom::GradScaler>(policy, std::move(options));
+}
+
+}  // namespace
+
 GradScalerOptions& GradScalerOptions::init_scale(double scale) {
   policy_.init_scale = static_cast<float>(scale);
   return *this;
@@ -167,6 +180,11 @@ GradScalerOptions& GradScalerOptions::growth_interval(int64_t steps) {
 }
 GradScalerOptions& GradScalerOptions::enabled(bool enabled) {
   scaler_.enabled = enabled;
+  return *this;
+}
+GradScalerOptions& GradScalerOptions::device(const torch::Device& device) {
+  scaler_.device = {};
+  if (device.is_cuda()) scaler_.device = {DeviceType::kCUDA, std::max<int>(device.index(), 0)};
   return *this;
 }
 GradScalerOptions& GradScalerOptions::min_scale(double scale) {
@@ -195,7 +213,8 @@ GradScalerOptions& GradScalerOptions::on_alarm(std::function<void(const AlarmRep
 }
 
 GradScaler::GradScaler(GradScalerOptions options)
-    : core_(std::make_unique<headroom::GradScaler>(options.policy_, std::move(options.scaler_))),
+    : on_device_(options.scaler_.device.type == DeviceType::kCUDA),
+      core_(make_core(options.policy_, std::move(options.scaler_))),
       bridges_(std::make_unique<internal::Bridges>()) {}
 GradScaler::~GradScaler() = default;
 GradScaler::GradScaler(GradScaler&&) noexcept = default;
@@ -208,13 +227,25 @@ torch::Tensor GradScaler::scale(const torch::Tensor& loss) {
                 "scale() got a tensor that is undefined or not of a floating-point type; pass the "
                 "loss.");
   }
-  const bool narrow = loss.element_size() < 4;
+  const torch::Tensor wide = loss.element_size() < 4 ? loss.to(torch::kFloat) : loss;
   const torch::Tensor scaled =
-      (narrow ? loss.to(torch::kFloat) : loss) * static_cast<double>(core_->scale(1.0f));
+      on_device_ ? wide * scale_on_device(loss) : wide * static_cast<double>(core_->scale(1.0f));
   if (scaled.requires_grad()) {
     scaled.register_hook([waiting = bridges_->waiting](const torch::Tensor&) { ++*waiting; });
   }
   return scaled;
+}
+
+// The present scale as a tensor of its own, which later updates leave alone.
+torch::Tensor GradScaler::scale_on_device(const torch::Tensor& loss) {
+  const internal::TorchStream stream;
+  if (!bridges_->one.defined()) {
+    bridges_->one = torch::ones({}, loss.options().dtype(torch::kFloat).requires_grad(false));
+  }
+  const torch::Tensor factor = torch::empty_like(bridges_->one);
+  core_->scale(internal::view_of(bridges_->one, "The loss"),
+               internal::view_of(factor, "The scaled loss"));
+  return factor;
 }
 
 std::vector<torch::Tensor> GradScaler::scale(const std::vector<torch::Tensor>& losses) {
@@ -248,7 +279,7 @@ StepReport GradScaler::step(torch::optim::Optimizer& optimizer, const StepOption
     if (error.code() == ErrorCode::kOverflow) bound->grads_written();  // zeroed
     throw;
   }
-  if (report.applied) bound->weights_written();
+  if (report.applied || report.pending) bound->weights_written();
   if (clears || !report.applied) bound->grads_written();
   *bridges_->waiting = 0;
   return report;
@@ -278,11 +309,11 @@ StepReport GradScaler::step(torch::optim::Optimizer& optimizer,
 
 void GradScaler::update() {
   if (!is_enabled()) return;
-  const int64_t steps = core_->state().steps;
+  const int64_t rounds = core_->rounds();
   try {
     bridges_->with_all([&] { core_->update(); });
   } catch (...) {
-    if (core_->state().steps != steps) bridges_->next_round();  // an alarm, after the update
+    if (core_->rounds() != rounds) bridges_->next_round();  // an alarm, after the update
     throw;
   }
   bridges_->next_round();
@@ -329,7 +360,19 @@ void GradScaler::discard() {
   core_->discard();
 }
 
-double GradScaler::get_scale() const { return core_->get_scale(); }
+StepReport GradScaler::report() const {
+  const internal::TorchStream stream;
+  return core_->report();
+}
+std::optional<StepReport> GradScaler::try_report() const {
+  const internal::TorchStream stream;
+  return core_->try_report();
+}
+
+double GradScaler::get_scale() const {
+  const internal::TorchStream stream;
+  return core_->get_scale();
+}
 double GradScaler::get_growth_factor() const { return policy().growth_factor; }
 double GradScaler::get_backoff_factor() const { return policy().backoff_factor; }
 int64_t GradScaler::get_growth_interval() const { return policy().growth_interval; }
@@ -338,6 +381,7 @@ bool GradScaler::is_enabled() const { return core_->enabled(); }
 void GradScaler::change(const std::function<void(ScalePolicy&)>& change) {
   ScalePolicy policy = core_->policy();
   change(policy);
+  const internal::TorchStream stream;
   core_->set_policy(policy);
 }
 
@@ -352,14 +396,20 @@ void GradScaler::set_growth_interval(int64_t steps) {
   change([&](ScalePolicy& policy) { policy.growth_interval = interval; });
 }
 
-std::string GradScaler::save() const { return core_->save(); }
+std::string GradScaler::save() const {
+  const internal::TorchStream stream;
+  return core_->save();
+}
 void GradScaler::load(const std::string& json) {
   if (*bridges_->waiting == 0) core_->discard();
   bridges_->with_all([&] { core_->load(json); });
   bridges_->next_round();
 }
 const ScalePolicy& GradScaler::policy() const { return core_->policy(); }
-const ScaleState& GradScaler::state() const { return core_->state(); }
+const ScaleState& GradScaler::state() const {
+  const internal::TorchStream stream;
+  return core_->state();
+}
 
 void GradScaler::name_parameters(const torch::nn::Module& module) { bridges_->names.add(module); }
 

@@ -46,6 +46,7 @@ class HEADROOM_API GradAccumulator : public FusedOptimizer {
 
  private:
   void begin();  // a gradient comes in
+  internal::CudaApply* cuda_side(int device, internal::ApplyJob* job) override;
 
   std::shared_ptr<void> memory_;  // of the sums
   std::vector<Parameter> summed_;

@@ -5,6 +5,7 @@
 #include <headroom/export.h>
 #include <headroom/tensor.h>
 
+#include <cmath>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -17,8 +18,20 @@ struct SumOfSquares {
   double value = 0.0;
   int exponent = 0;
 
-  HEADROOM_API void add(const SumOfSquares& other);
-  HEADROOM_API double root() const;
+  HEADROOM_HOST_DEVICE void add(const SumOfSquares& other) {
+    if (other.value == 0.0) return;
+    if (value == 0.0 || exponent == other.exponent) {
+      value += other.value;
+      exponent = other.exponent;
+      return;
+    }
+    // The smaller unit is converted to the larger one; what that loses is far below rounding.
+    const int larger = exponent > other.exponent ? exponent : other.exponent;
+    value = std::ldexp(value, 2 * (exponent - larger)) +
+            std::ldexp(other.value, 2 * (other.exponent - larger));
+    exponent = larger;
+  }
+  HEADROOM_HOST_DEVICE double root() const { return std::ldexp(std::sqrt(value), exponent); }
 };
 
 /// Counts by magnitude, made on request.

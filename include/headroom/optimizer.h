@@ -25,6 +25,9 @@ struct OptimizerIdentity {
   Optimizer* owner;   // where the optimizer is now
 };
 
+class CudaApply;
+struct ApplyJob;
+
 }  // namespace internal
 
 /// What GradScaler walks: a list of parameters and a way to update them. Derive from it to put an
@@ -68,6 +71,10 @@ class HEADROOM_API Optimizer {
 
  private:
   friend class GradScaler;
+
+  /// What steps this optimizer on a CUDA device without asking the host, or null if it cannot.
+  virtual internal::CudaApply* cuda_side(int device, internal::ApplyJob* job);
+
   std::vector<Parameter> parameters_;
   std::shared_ptr<internal::OptimizerIdentity> identity_;  // null once moved from
 };
@@ -145,6 +152,8 @@ class HEADROOM_API FusedOptimizer : public Optimizer {
   void change_group(size_t group, const internal::RuleSettings& settings);
 
  private:
+  internal::CudaApply* cuda_side(int device, internal::ApplyJob* job) override;
+
   std::unique_ptr<internal::FusedState> state_;
 };
 

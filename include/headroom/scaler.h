@@ -12,11 +12,18 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace headroom {
+
+namespace internal {
+class CudaOptimizer;
+class CudaScaler;
+struct CudaOrder;
+}  // namespace internal
 
 enum class ClearGrads : uint8_t {
   kOnSkip,  // zero the gradients of a skipped step, leave them after an applied one
@@ -32,6 +39,10 @@ struct StepOptions {
 
 /// What one step did.
 struct StepReport {
+  /// The step was enqueued on a CUDA device and the rest of this report is empty: ask the scaler's
+  /// report() or try_report() for it.
+  bool pending = false;
+
   bool applied = false;
   Skip skip = Skip::kNo;     // why not
   float scale = 1.0f;        // the scale these gradients were made with
@@ -39,6 +50,8 @@ struct StepReport {
   double clip_factor = 1.0;  // what clipping multiplied by
   GradStats stats;           // of the gradients in memory: scaled, or unscaled after unscale_
   std::string culprit;       // the first bad tensor: "embed.weight: 3 inf, 0 nan"; empty if none
+  int64_t steps = 0;         // of this optimizer under this scaler so far, this one included,
+  int64_t skipped = 0;       // of which skipped
 
   /// One line for a log: "skipped at scale 65536: embed.weight: 3 inf, 0 nan".
   HEADROOM_API std::string to_string() const;
@@ -58,9 +71,15 @@ struct ScalerOptions {
   /// be called at any time. A step with inf or nan in its gradients is skipped all the same.
   bool enabled = true;
 
+  /// Where the scale lives. On a CUDA device it, all counters and every verdict are there: scale(),
+  /// unscale_(), step() and update() enqueue on the current stream (StreamScope) and return, and
+  /// may be captured in a CUDA graph. All gradients have to be on that device.
+  Device device = {};
+
   /// Called at the end of update() when an overflow finds the scale at its floor, or when
   /// max_skips_in_row is reached. Without it update() throws Error(kScaleCollapsed) instead. Either
-  /// way update() has done its work, and training may go on.
+  /// way update() has done its work, and training may go on. Of a scaler on a CUDA device it comes
+  /// from the first update(), report() or try_report() that can know.
   std::function<void(const AlarmReport&)> on_alarm = nullptr;
 };
 
@@ -72,10 +91,25 @@ struct ScalerOptions {
 ///     scaler.update();                        // once, after all of them
 ///
 /// One thread at a time may use a GradScaler and the optimizers it has stepped.
+///
+/// With ScalerOptions::device on a CUDA device the same calls never wait:
+///
+///     GradScaler scaler(DynamicScale{}, {.device = {DeviceType::kCUDA, 0}});
+///     scaler.scale(loss, scaled);             // tensors; then backward
+///     scaler.step(optimizer);                 // SGD, Adam, AdamW: verdict and update on the
+///     device scaler.update(); if (auto report = scaler.try_report()) ...   // the newest step that
+///     is done
+///
+/// The first step takes memory and the following ones none; a graph may be captured after it.
+/// Replays change the device's state, which all that waits (state(), get_scale(), report(), save())
+/// then tells. Optimizers that are not SGD, Adam or AdamW wait for the verdict in each step.
 class HEADROOM_API GradScaler {
  public:
   /// Throws Error(kInvalidArgument) if a setting is impossible.
   explicit GradScaler(const ScalePolicy& policy = DynamicScale{}, ScalerOptions options = {});
+  ~GradScaler();
+  GradScaler(GradScaler&&) noexcept;
+  GradScaler& operator=(GradScaler&&) noexcept;
 
   bool enabled() const { return options_.enabled; }
   const ScalePolicy& policy() const { return policy_; }
@@ -86,7 +120,8 @@ class HEADROOM_API GradScaler {
   /// the present scale.
   void set_policy(const ScalePolicy& policy);
 
-  /// The scale that the next scale() multiplies by; 1 if disabled.
+  /// The scale that the next scale() multiplies by; 1 if disabled. Waits for a CUDA device, like
+  /// everything that tells or changes the state by hand.
   float get_scale() const;
 
   /// loss x scale, in FP32 whatever the type of the loss. Inf and nan go through. May be called
@@ -95,10 +130,14 @@ class HEADROOM_API GradScaler {
   float scale(f16 loss) { return scale(static_cast<float>(loss)); }
   float scale(bf16 loss) { return scale(static_cast<float>(loss)); }
 
+  /// The same for tensors: scaled = loss x scale. `scaled` is f32 and may be the loss's own memory.
+  /// The only scale() of a scaler on a CUDA device.
+  void scale(const TensorView& loss, const TensorView& scaled);
+
   /// Divides the gradients of `optimizer` by the scale, in place, for those who clip or look at
   /// them by hand before step(). FP16 gradients that underflow again are counted in the result;
   /// StepOptions::max_norm clips without that loss. At most once between updates for each
-  /// optimizer.
+  /// optimizer. On a CUDA device the result is empty; the step's report tells.
   UnscaleResult unscale_(Optimizer& optimizer);
 
   /// Measures, decides, and applies or skips. A skipped step changes no weight, no state and no
@@ -107,6 +146,16 @@ class HEADROOM_API GradScaler {
   /// Error(kOverflow). At most once between updates for each optimizer, and only if at least one of
   /// its parameters has a gradient.
   StepReport step(Optimizer& optimizer, const StepOptions& options = {});
+
+  /// What the last step() did, of all or of one optimizer: waits for it, or takes the newest that
+  /// is done, if any. A scaler on the CPU has it at once.
+  StepReport report() const;
+  StepReport report(const Optimizer& optimizer) const;
+  std::optional<StepReport> try_report() const;
+  std::optional<StepReport> try_report(const Optimizer& optimizer) const;
+
+  /// Updates, and scales set or loaded by hand, so far.
+  int64_t rounds() const { return round_; }
 
   /// Moves the scale by what the steps since the last update found, and opens the next round.
   /// Gradients that still wait under an optimizer that was stepped before (micro-batches that go on
@@ -123,7 +172,7 @@ class HEADROOM_API GradScaler {
   void discard();
 
   /// All that changes: exact, as plain numbers.
-  const ScaleState& state() const { return state_; }
+  const ScaleState& state() const;
 
   /// Takes over a state, and opens the next round. Throws, changing nothing: Error(kBadState) if a
   /// value is impossible under this policy, Error(kWrongOrder) if losses wait (see discard()).
@@ -149,18 +198,37 @@ class HEADROOM_API GradScaler {
     float scale = 0.0f;     // that its gradients in memory have, if no loss came since the update
     bool overflow = false;  // found by unscale_
     std::string culprit;
+    StepReport report;  // of the last step
+    std::shared_ptr<internal::CudaOptimizer> cuda;
+    uint64_t listed = 0;  // the revision whose gradients the device has a list of
+    bool first = true;    // since the device last heard: seen for the first time,
+    bool fresh = true;    // in a new round
   };
 
   Known& enter(const Optimizer& optimizer, const char* call);
+  Known& meet(const Optimizer& optimizer);
   Known& know(const Optimizer& optimizer);
   void record(bool overflow, const std::string& culprit, Known* known);
   void move_to(const ScaleState& next);
   void check_no_waiting(const char* call) const;
-  void raise(Alarm alarm) const;
+  void raise(Alarm alarm, float scale, int64_t skips_in_row, const std::string& culprit) const;
+
+  // The side of a scaler on a CUDA device (on_device.cc).
+  void enqueue_list(const Optimizer& optimizer, Known* known) const;
+  internal::CudaOrder order(Known* known) const;
+  StepReport step_on_device(Optimizer& optimizer, const StepOptions& options, Known* known);
+  void update_on_device();
+  std::optional<StepReport> report_from_device(const Known& known) const;
+  std::optional<StepReport> report_of(uint64_t optimizer, bool wait) const;
+  void tell_alarms() const;
+  void next_round();
 
   ScalePolicy policy_;
   ScalerOptions options_;
-  ScaleState state_;
+  mutable ScaleState state_;                    // with a device: as it was when last asked for
+  std::shared_ptr<internal::CudaScaler> cuda_;  // on the CPU: null
+  mutable uint64_t alarms_told_ = 0;
+  uint64_t last_stepped_ = 0;  // the optimizer
   float used_scale_ = 0.0f;    // of the last scale(); 0 before the first
   int64_t round_ = 0;          // updates and loads so far
   int64_t losses_ = 0;         // scale() calls so far,

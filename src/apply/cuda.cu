@@ -3,7 +3,9 @@
 #include "apply/cuda.h"
 
 #include <algorithm>
+#include <tuple>
 
+#include "apply/cuda.cuh"
 #include "core/cuda.cuh"
 
 namespace headroom::internal {
@@ -15,6 +17,8 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kResident = 4;
 constexpr int kPiece = 2048;  // elements
+
+__host__ __device__ int64_t pieces_of(int64_t count) { return (count + kPiece - 1) / kPiece; }
 
 // The rules, in the same operations and order as kernels-inl.h. The file is compiled without fused
 // multiply-add, so that the bits are the same too.
@@ -103,10 +107,9 @@ struct Arrays {
 };
 
 template <Rule kRule, typename G, typename W, bool kMaster>
-__device__ void update_piece(const CudaSlot& slot, int64_t first, int count, const ApplyJob& job) {
+__device__ void update_piece(const CudaSlot& slot, const RuleNumbers& n, uint64_t base,
+                             int64_t first, int count, const ApplyJob& job) {
   using A = Arrays<kRule, G, W, kMaster>;
-  const RuleNumbers n = slot.numbers;
-  const uint64_t base = slot.random_base;
   const A a = {kMaster ? slot.master + first : nullptr,
                A::kNarrow ? static_cast<W*>(slot.weight) + first : nullptr,
                static_cast<G*>(slot.grad) + first, A::kStates > 0 ? slot.state[0] + first : nullptr,
@@ -149,80 +152,156 @@ __device__ void update_piece(const CudaSlot& slot, int64_t first, int count, con
   }
 }
 
-template <Rule kRule, typename G>
-__device__ void update_kind(const CudaSlot& slot, int64_t first, int count, const ApplyJob& job) {
-  switch (slot.kind) {
-    case WeightKind::kF32:
-      return update_piece<kRule, G, float, true>(slot, first, count, job);
-    case WeightKind::kF16Master:
-      return update_piece<kRule, G, f16, true>(slot, first, count, job);
-    case WeightKind::kBF16Master:
-      return update_piece<kRule, G, bf16, true>(slot, first, count, job);
-    case WeightKind::kF16:
-      return update_piece<kRule, G, f16, false>(slot, first, count, job);
-    case WeightKind::kBF16:
-      return update_piece<kRule, G, bf16, false>(slot, first, count, job);
+template <Rule kRule, typename G, typename W, bool kMaster>
+__global__ void __launch_bounds__(kThreads, kResident)
+    step_kernel(CudaTables tables, int64_t last_piece, ApplyJob job, bool clear_skipped) {
+  const int64_t piece = last_piece - static_cast<int64_t>(blockIdx.x);
+  const uint32_t index = tables.slot_of[piece];
+  const CudaSlot& slot = tables.slots[index];
+  const int64_t first = (piece - slot.first_piece) * kPiece;
+  const int size = static_cast<int>(min(static_cast<int64_t>(kPiece), slot.count - first));
+  wait_for_kernel_before();
+  const CudaGo go = *tables.go;
+  if (go.apply) {
+    RuleNumbers n = tables.numbers[index].rule;
+    n.multiplier = go.multiplier;
+    update_piece<kRule, G, W, kMaster>(slot, n, tables.numbers[index].random_base, first, size,
+                                       job);
+  } else if (clear_skipped) {
+    G* const grad = static_cast<G*>(slot.grad) + first;
+    for (int i = static_cast<int>(threadIdx.x); i < size; i += kThreads) grad[i] = G{};
   }
 }
 
-template <Rule kRule>
-__device__ void update_grad(const CudaSlot& slot, int64_t first, int count, const ApplyJob& job) {
-  if (slot.grad_type == DType::kF16) update_kind<kRule, f16>(slot, first, count, job);
-  if (slot.grad_type == DType::kBF16) update_kind<kRule, bf16>(slot, first, count, job);
-  if (slot.grad_type == DType::kF32) update_kind<kRule, float>(slot, first, count, job);
+using StepKernel = void (*)(CudaTables, int64_t, ApplyJob, bool);
+
+template <Rule kRule, typename G>
+StepKernel kernel_by_weight(WeightKind kind) {
+  switch (kind) {
+    case WeightKind::kF32:
+      return step_kernel<kRule, G, float, true>;
+    case WeightKind::kF16Master:
+      return step_kernel<kRule, G, f16, true>;
+    case WeightKind::kBF16Master:
+      return step_kernel<kRule, G, bf16, true>;
+    case WeightKind::kF16:
+      return step_kernel<kRule, G, f16, false>;
+    case WeightKind::kBF16:
+      return step_kernel<kRule, G, bf16, false>;
+  }
+  return nullptr;
 }
 
 template <Rule kRule>
-__global__ void __launch_bounds__(kThreads, kResident)
-    apply_kernel(const CudaSlot* slots, const uint32_t* slot_of, int64_t pieces, ApplyJob job) {
-  const int64_t piece = pieces - 1 - static_cast<int64_t>(blockIdx.x);
-  const CudaSlot& slot = slots[slot_of[piece]];
-  if (slot.rule != kRule) return;
-  const int64_t first = (piece - slot.first_piece) * kPiece;
-  const int size = static_cast<int>(min(static_cast<int64_t>(kPiece), slot.count - first));
-  update_grad<kRule>(slot, first, size, job);
+StepKernel kernel_by_types(DType grad, WeightKind kind) {
+  if (grad == DType::kF16) return kernel_by_weight<kRule, f16>(kind);
+  if (grad == DType::kBF16) return kernel_by_weight<kRule, bf16>(kind);
+  return kernel_by_weight<kRule, float>(kind);
+}
+
+StepKernel kernel_of(Rule rule, DType grad, WeightKind kind) {
+  if (rule == Rule::kSgd) return kernel_by_types<Rule::kSgd>(grad, kind);
+  if (rule == Rule::kSgdMomentum) return kernel_by_types<Rule::kSgdMomentum>(grad, kind);
+  return kernel_by_types<Rule::kAdam>(grad, kind);
+}
+
+__global__ void prepare_kernel(CudaTables tables, float multiplier) {
+  wait_for_kernel_before();
+  let_next_kernel_begin();
+  prepare_numbers(tables);
+  __syncthreads();
+  prepare_go(tables, {true, multiplier});
+}
+
+// One block for each slot says which pieces are its own.
+__global__ void slot_of_kernel(const CudaSlot* slots, uint32_t* slot_of) {
+  const CudaSlot& slot = slots[blockIdx.x];
+  const int64_t end = slot.first_piece + pieces_of(slot.count);
+  for (int64_t piece = slot.first_piece + threadIdx.x; piece < end; piece += blockDim.x) {
+    slot_of[piece] = blockIdx.x;
+  }
 }
 
 }  // namespace
 
-void CudaApply::apply(int device, std::vector<CudaSlot>* slots, const ApplyJob& job) {
-  bool used[kRules] = {};
-  std::vector<int64_t> counts;
+void CudaApply::set_slots(int device, std::vector<CudaSlot> slots, size_t parameters,
+                          uint64_t seed) {
+  const auto kind_of = [](const CudaSlot& slot) {
+    return std::make_tuple(slot.rule, slot.grad_type, slot.kind);
+  };
+  std::stable_sort(slots.begin(), slots.end(),
+                   [&](const CudaSlot& a, const CudaSlot& b) { return kind_of(a) < kind_of(b); });
+  std::vector<Kind> kinds;
   int64_t pieces = 0;
-  for (CudaSlot& slot : *slots) {
+  for (CudaSlot& slot : slots) {
+    if (slot.grad == nullptr) slot.count = 0;
     slot.first_piece = pieces;
-    pieces += (slot.count + kPiece - 1) / kPiece;
-    counts.push_back(slot.count);
-    used[static_cast<size_t>(slot.rule)] = true;
+    if (slot.count == 0) continue;
+    const bool other =
+        kinds.empty() || kind_of(slot) != std::make_tuple(kinds.back().rule, kinds.back().grad_type,
+                                                          kinds.back().weight);
+    if (other) kinds.push_back({slot.rule, slot.grad_type, slot.kind, pieces, 0});
+    kinds.back().pieces += pieces_of(slot.count);
+    pieces += pieces_of(slot.count);
   }
-  if (pieces == 0) return;
+  if (slots == slots_) return;
   const DeviceScope scope(device);
-  const cudaStream_t stream = current_stream();
-  if (counts != counts_) {
-    std::vector<uint32_t> slot_of;
-    slot_of.reserve(static_cast<size_t>(pieces));
-    for (size_t i = 0; i < slots->size(); ++i) {
-      const auto end =
-          static_cast<size_t>((*slots)[i].first_piece + (counts[i] + kPiece - 1) / kPiece);
-      slot_of.resize(end, static_cast<uint32_t>(i));
-    }
-    table_ = CudaBuffer(device, slots->size() * sizeof(CudaSlot));
-    slot_of_ = CudaBuffer(device, slot_of.size() * sizeof(uint32_t));
-    cuda_copy(slot_of_.data(), slot_of.data(), slot_of.size() * sizeof(uint32_t));
-    counts_ = counts;
-  }
-  HEADROOM_CUDA(cudaMemcpyAsync(table_.data(), slots->data(), slots->size() * sizeof(CudaSlot),
-                                cudaMemcpyHostToDevice, stream));
-  const auto* const table = static_cast<const CudaSlot*>(table_.data());
-  const auto* const slot_of = static_cast<const uint32_t*>(slot_of_.data());
-  const auto grid = static_cast<unsigned>(pieces);
-  if (used[0]) apply_kernel<Rule::kSgd><<<grid, kThreads, 0, stream>>>(table, slot_of, pieces, job);
-  if (used[1]) {
-    apply_kernel<Rule::kSgdMomentum><<<grid, kThreads, 0, stream>>>(table, slot_of, pieces, job);
-  }
-  if (used[2])
-    apply_kernel<Rule::kAdam><<<grid, kThreads, 0, stream>>>(table, slot_of, pieces, job);
+  device_ = device;
+  slots_.clear();
+  slot_array_.reserve(device, slots.size());
+  slot_of_array_.reserve(device, static_cast<size_t>(pieces));
+  number_array_.reserve(device, slots.size());
+  step_array_.reserve(device, parameters);
+  go_array_.reserve(device, 1);
+  tables_.slots = slot_array_.data();
+  tables_.slot_of = slot_of_array_.data();
+  tables_.numbers = number_array_.data();
+  tables_.steps = step_array_.data();
+  tables_.go = go_array_.data();
+  tables_.slot_count = static_cast<uint32_t>(slots.size());
+  tables_.seed = seed;
+  cuda_upload(slot_array_.data(), slots.data(), slots.size() * sizeof(CudaSlot));
+  slot_of_kernel<<<tables_.slot_count, 256, 0, current_stream()>>>(slot_array_.data(),
+                                                                   slot_of_array_.data());
   HEADROOM_CUDA(cudaGetLastError());
+  slots_ = std::move(slots);
+  kinds_ = std::move(kinds);
+}
+
+void CudaApply::set_groups(const std::vector<RuleSettings>& groups) {
+  if (groups == groups_) return;
+  const DeviceScope scope(device_);
+  groups_.clear();
+  group_array_.reserve(device_, groups.size());
+  tables_.groups = group_array_.data();
+  cuda_upload(group_array_.data(), groups.data(), groups.size() * sizeof(RuleSettings));
+  groups_ = groups;
+}
+
+void CudaApply::set_steps(const std::vector<int64_t>& steps) {
+  const DeviceScope scope(device_);
+  cuda_upload(step_array_.data(), steps.data(), steps.size() * sizeof(int64_t));
+}
+
+std::vector<int64_t> CudaApply::wait_steps(size_t parameters) const {
+  const DeviceScope scope(device_);
+  std::vector<int64_t> steps(parameters);
+  cuda_copy(steps.data(), step_array_.data(), steps.size() * sizeof(int64_t));
+  return steps;
+}
+
+void CudaApply::prepare(float multiplier) {
+  const DeviceScope scope(device_);
+  launch_early(prepare_kernel, 1, kPrepareThreads, tables_, multiplier);
+}
+
+void CudaApply::step(const ApplyJob& job, bool clear_skipped) {
+  const DeviceScope scope(device_);
+  for (auto kind = kinds_.rbegin(); kind != kinds_.rend(); ++kind) {
+    const StepKernel kernel = kernel_of(kind->rule, kind->grad_type, kind->weight);
+    launch_early(kernel, static_cast<unsigned>(kind->pieces), kThreads, tables_,
+                 kind->first_piece + kind->pieces - 1, job, clear_skipped);
+  }
 }
 
 }  // namespace headroom::internal

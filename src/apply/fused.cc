@@ -89,31 +89,6 @@ void copy_from_master(const TensorView& weight, size_t parameter, const Slot& sl
   copy_bytes(weight, view(rounded));
 }
 
-// The CUDA side of an update.
-void apply_on_cuda(const std::vector<Parameter>& parameters, const ApplyJob& job,
-                   FusedState* state) {
-  std::map<int, std::vector<CudaSlot>> by_device;
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    const Parameter& parameter = parameters[i];
-    if (parameter.grad.device.type != DeviceType::kCUDA || parameter.grad.count == 0) continue;
-    const Slot& slot = state->slots[i];
-    CudaSlot work{};
-    work.master = slot.master;
-    work.weight = slot.kind == WeightKind::kF32 ? nullptr : parameter.weight.data;
-    work.grad = parameter.grad.data;
-    work.state[0] = slot.state[0];
-    work.state[1] = slot.state[1];
-    work.count = parameter.grad.count;
-    work.random_base = random_base(state->precision.seed, i, slot.steps);
-    work.rule = state->groups[slot.group].rule;
-    work.grad_type = parameter.grad.dtype;
-    work.kind = slot.kind;
-    work.numbers = state->numbers[i];
-    by_device[parameter.grad.device.index].push_back(work);
-  }
-  for (auto& [device, slots] : by_device) state->cuda[device].apply(device, &slots, job);
-}
-
 // Room for masters and state on one device. All masters, then all first buffers, then all second
 // ones: small tensors, too, are walked in long streams that the processor can fetch ahead.
 class Arena {
@@ -244,6 +219,7 @@ FusedOptimizer& FusedOptimizer::operator=(FusedOptimizer&&) noexcept = default;
 size_t FusedOptimizer::append_group(std::vector<Parameter> added,
                                     const internal::RuleSettings& settings) {
   const internal::DefaultFloatEnvironment environment;
+  internal::fetch_steps(parameters(), state_.get());
   std::vector<Parameter> all = parameters();
   all.insert(all.end(), added.begin(), added.end());
   internal::check_parameters(all);  // before memory is taken for what they claim
@@ -288,7 +264,8 @@ size_t FusedOptimizer::append_group(std::vector<Parameter> added,
             std::back_inserter(state_->cuda_memory));
   state_->groups.push_back(settings);
   state_->slots = std::move(slots);
-  state_->planned = false;
+  state_->planned = state_->devices_planned = false;
+  state_->steps_there = false;
   return state_->groups.size() - 1;
 }
 
@@ -298,12 +275,13 @@ void FusedOptimizer::change_group(size_t group, const internal::RuleSettings& se
            "keep it above 0.";
   });
   state_->groups[group] = settings;
+  for (auto& [device, cuda] : state_->cuda) cuda.set_groups(state_->groups);
 }
 
 void FusedOptimizer::set_grad(size_t index, const TensorView& grad) {
   internal::check_grad_type(grad, std::to_string(index));
   Optimizer::set_grad(index, grad);
-  state_->planned = false;
+  state_->planned = state_->devices_planned = false;
 }
 
 void FusedOptimizer::rebind(std::vector<Parameter> changed) {
@@ -325,7 +303,7 @@ void FusedOptimizer::rebind(std::vector<Parameter> changed) {
     if (after.data != before.data) moved.push_back(i);
   }
   Optimizer::rebind(std::move(changed));
-  state_->planned = false;
+  state_->planned = state_->devices_planned = false;
   for (const size_t i : moved) {
     internal::Slot& slot = state_->slots[i];
     if (slot.kind == internal::WeightKind::kF32) {
@@ -347,13 +325,31 @@ void FusedOptimizer::apply(float multiplier, bool clear_grads) {
                    [static_cast<size_t>(work.kind)](state_->spans.data() + work.begin,
                                                     work.end - work.begin, job);
   });
-  internal::apply_on_cuda(parameters(), job, state_.get());
+  internal::prepare_devices(parameters(), state_.get());
+  for (auto& [device, cuda] : state_->cuda) {
+    cuda.prepare(multiplier);
+    cuda.step(job, false);
+  }
   for (size_t i = 0; i < state_->slots.size(); ++i) {
     if (parameters()[i].grad.data != nullptr) ++state_->slots[i].steps;
   }
 }
 
+internal::CudaApply* FusedOptimizer::cuda_side(int device, internal::ApplyJob* job) {
+  const bool all_there =
+      std::all_of(parameters().begin(), parameters().end(), [&](const Parameter& parameter) {
+        return parameter.weight.device.type == DeviceType::kCUDA &&
+               parameter.weight.device.index == device;
+      });
+  if (!all_there || parameters().empty()) return nullptr;
+  internal::prepare_devices(parameters(), state_.get());
+  state_->counts_alone = true;
+  job->stochastic_rounding = state_->precision.stochastic_rounding;
+  return &state_->cuda[device];
+}
+
 int64_t FusedOptimizer::steps(size_t index) const {
+  internal::fetch_steps(parameters(), state_.get());
   return internal::slot_at(*state_, index).steps;
 }
 
@@ -373,6 +369,7 @@ void FusedOptimizer::refresh_master(size_t index) {
 }
 
 OptimizerState FusedOptimizer::state() const {
+  internal::fetch_steps(parameters(), state_.get());
   OptimizerState state;
   for (const internal::Slot& slot : state_->slots) state.steps.push_back(slot.steps);
   state.tensors = internal::state_tensors(parameters(), *state_);
@@ -397,6 +394,9 @@ void FusedOptimizer::load_state(const OptimizerState& saved) {
   for (size_t i = 0; i < mine.size(); ++i) internal::check_state_tensor(mine[i], saved.tensors[i]);
   for (size_t i = 0; i < mine.size(); ++i) {
     internal::copy_bytes(mine[i].tensor, saved.tensors[i].tensor);
+  }
+  if (state_->steps_there) {
+    for (auto& [device, cuda] : state_->cuda) cuda.set_steps(saved.steps);
   }
   for (size_t i = 0; i < state_->slots.size(); ++i) {
     internal::Slot& slot = state_->slots[i];

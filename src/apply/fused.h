@@ -22,7 +22,7 @@ struct Slot {
   WeightKind kind;
   float* master;  // FP32 weight or master; null for 16-bit weights without
   float* state[2];
-  int64_t steps;
+  int64_t steps;  // old on a device that counts_alone; see fetch_steps()
 };
 
 struct FusedState {
@@ -31,7 +31,10 @@ struct FusedState {
   std::vector<Slot> slots;  // as Optimizer::parameters()
   std::vector<FloatBuffer> memory;
   std::vector<CudaBuffer> cuda_memory;
+
   std::map<int, CudaApply> cuda;  // by device
+  bool steps_there = true;        // they have all step counts
+  bool counts_alone = false;      // the device decides which steps count, maybe in a CUDA graph
 
   // Made anew when parameters or gradients change.
   struct Job {
@@ -42,6 +45,7 @@ struct FusedState {
     size_t end;
   };
   bool planned = false;
+  bool devices_planned = false;
   size_t bytes = 0;
   std::vector<Job> jobs;
   std::vector<ApplySpan> spans;
@@ -51,6 +55,12 @@ struct FusedState {
 
 /// Cuts the parameters into spans and jobs.
 void make_plan(const std::vector<Parameter>& parameters, FusedState* state);
+
+/// Brings the devices' tables up to date: memory, options, step counts.
+void prepare_devices(const std::vector<Parameter>& parameters, FusedState* state);
+
+/// Fetches the step counts from the devices if those here may be old.
+void fetch_steps(const std::vector<Parameter>& parameters, FusedState* state);
 
 }  // namespace headroom::internal
 

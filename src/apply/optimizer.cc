@@ -101,6 +101,8 @@ Optimizer::~Optimizer() = default;
 
 void Optimizer::skipped(const std::string&) {}
 
+internal::CudaApply* Optimizer::cuda_side(int, internal::ApplyJob*) { return nullptr; }
+
 void Optimizer::append(std::vector<Parameter> parameters) {
   std::vector<Parameter> all = parameters_;
   all.insert(all.end(), std::make_move_iterator(parameters.begin()),

@@ -22,33 +22,6 @@ bool not_negative(double value) {
 
 }  // namespace
 
-RuleNumbers rule_numbers(const RuleSettings& settings, int64_t steps, float multiplier) {
-  const auto f = [](double value) { return static_cast<float>(value); };
-  RuleNumbers n{};
-  n.multiplier = multiplier;
-  n.l2 = settings.decoupled ? 0.0f : f(settings.weight_decay);
-  n.lr = f(settings.lr);
-  if (settings.rule == Rule::kAdam) {
-    const double beta1 = settings.beta1;
-    const double beta2 = settings.beta2;
-    const double t = static_cast<double>(steps + 1);
-    n.keep = settings.decoupled ? f(1.0 - settings.lr * settings.weight_decay) : 1.0f;
-    n.beta1_rest = f(1.0 - beta1);
-    n.beta2 = f(beta2);
-    n.beta2_rest = f(1.0 - beta2);
-    n.correction2 = f(1.0 / std::sqrt(1.0 - std::pow(beta2, t)));
-    n.step_size = f(settings.lr / (1.0 - std::pow(beta1, t)));
-    n.eps = f(settings.eps);
-  } else {
-    const bool first = steps == 0;
-    n.momentum = f(settings.momentum);
-    n.damped = first ? 1.0f : f(1.0 - settings.dampening);
-    n.from_grad = settings.nesterov ? 1.0f : 0.0f;
-    n.from_buffer = settings.nesterov ? n.momentum : 1.0f;
-  }
-  return n;
-}
-
 void validate(const RuleSettings& settings) {
   check(not_negative(settings.lr), "lr", settings.lr, "a finite number, 0 or more");
   check(not_negative(settings.weight_decay), "weight_decay", settings.weight_decay,

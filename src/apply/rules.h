@@ -5,6 +5,7 @@
 
 #include <headroom/float16.h>
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
@@ -32,6 +33,8 @@ struct RuleSettings {
   double beta1 = 0.0;      // Adam
   double beta2 = 0.0;      // Adam
   double eps = 0.0;        // Adam
+
+  bool operator==(const RuleSettings&) const = default;
 };
 
 /// What a kernel multiplies by in one step. Computed in double, rounded once.
@@ -54,8 +57,42 @@ struct RuleNumbers {
   float from_buffer;
 };
 
+/// x^n for x from 0 to 1, by multiplications alone, so that every machine gives the same bits.
+HEADROOM_HOST_DEVICE inline double power(double x, int64_t n) {
+  double result = 1.0;
+  for (; n > 0; n /= 2) {
+    if (n % 2 != 0) result *= x;
+    x *= x;
+  }
+  return result;
+}
+
 /// The numbers of a parameter's next step, after `steps` applied ones.
-RuleNumbers rule_numbers(const RuleSettings& settings, int64_t steps, float multiplier);
+HEADROOM_HOST_DEVICE inline RuleNumbers rule_numbers(const RuleSettings& settings, int64_t steps,
+                                                     float multiplier) {
+  RuleNumbers n{};
+  n.multiplier = multiplier;
+  n.l2 = settings.decoupled ? 0.0f : static_cast<float>(settings.weight_decay);
+  n.lr = static_cast<float>(settings.lr);
+  if (settings.rule == Rule::kAdam) {
+    const double decay = settings.lr * settings.weight_decay;
+    n.keep = settings.decoupled ? static_cast<float>(1.0 - decay) : 1.0f;
+    n.beta1_rest = static_cast<float>(1.0 - settings.beta1);
+    n.beta2 = static_cast<float>(settings.beta2);
+    n.beta2_rest = static_cast<float>(1.0 - settings.beta2);
+    const double rest1 = 1.0 - power(settings.beta1, steps + 1);
+    const double rest2 = 1.0 - power(settings.beta2, steps + 1);
+    n.correction2 = static_cast<float>(1.0 / std::sqrt(rest2));
+    n.step_size = static_cast<float>(settings.lr / rest1);
+    n.eps = static_cast<float>(settings.eps);
+  } else {
+    n.momentum = static_cast<float>(settings.momentum);
+    n.damped = steps == 0 ? 1.0f : static_cast<float>(1.0 - settings.dampening);
+    n.from_grad = settings.nesterov ? 1.0f : 0.0f;
+    n.from_buffer = settings.nesterov ? n.momentum : 1.0f;
+  }
+  return n;
+}
 
 /// A float rounded to bf16 up or down at random, by the element's index and a key: the reference of
 /// what the kernels do.
@@ -78,7 +115,7 @@ HEADROOM_HOST_DEVICE inline uint64_t mix(uint64_t x, uint64_t part) {
 
 /// What the random rounding of a parameter's elements depends on, beside the element: the seed, the
 /// parameter, and the number of steps applied before.
-inline uint64_t random_base(uint64_t seed, size_t parameter, int64_t steps) {
+HEADROOM_HOST_DEVICE inline uint64_t random_base(uint64_t seed, size_t parameter, int64_t steps) {
   return mix(mix(seed, static_cast<uint64_t>(parameter)), static_cast<uint64_t>(steps));
 }
 

@@ -2,6 +2,8 @@
 
 #include <headroom/runtime.h>
 
+#include <algorithm>
+#include <cstring>
 #include <map>
 
 #include "core/cuda.h"
@@ -34,21 +36,41 @@ bool built_with_cuda() { return true; }
 
 cudaStream_t current_stream() { return static_cast<cudaStream_t>(g_stream); }
 
-int multiprocessors() {
+const DeviceFacts& device_facts() {
   int device = 0;
   HEADROOM_CUDA(cudaGetDevice(&device));
-  thread_local std::map<int, int> counts;
-  int& count = counts[device];
-  if (count == 0) {
-    HEADROOM_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
+  thread_local std::map<int, DeviceFacts> all;
+  DeviceFacts& facts = all[device];
+  if (facts.multiprocessors == 0) {
+    int major = 0;
+    HEADROOM_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+    facts.overlaps = major >= 9;
+    HEADROOM_CUDA(
+        cudaDeviceGetAttribute(&facts.multiprocessors, cudaDevAttrMultiProcessorCount, device));
   }
-  return count;
+  return facts;
 }
+
+namespace {
+
+// Memory cannot be taken while a stream is captured, and trying would end the capture.
+void check_not_capturing() {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  HEADROOM_CUDA(cudaStreamIsCapturing(current_stream(), &status));
+  if (status == cudaStreamCaptureStatusNone) return;
+  throw Error(ErrorCode::kWrongOrder,
+              "Memory is needed while a CUDA graph is captured; run the same step once before the "
+              "capture, so that everything is there.");
+}
+
+}  // namespace
 
 CudaBuffer::CudaBuffer(int device, size_t bytes) {
   if (bytes == 0) return;
+  check_not_capturing();
   const DeviceScope scope(device);
   void* data = nullptr;
+  bytes = (bytes + 15) / 16 * 16;  // cuda_upload() writes whole words
   HEADROOM_CUDA(cudaMalloc(&data, bytes));
   data_.reset(data);
   HEADROOM_CUDA(cudaMemset(data, 0, bytes));
@@ -57,6 +79,54 @@ CudaBuffer::CudaBuffer(int device, size_t bytes) {
 void CudaFree::operator()(void* data) const {
   cudaFree(data);  // waits for kernels that use it; an error here has nobody to tell
 }
+
+CudaHostBuffer::CudaHostBuffer(size_t bytes) {
+  check_not_capturing();
+  void* data = nullptr;
+  HEADROOM_CUDA(cudaHostAlloc(&data, bytes, cudaHostAllocPortable | cudaHostAllocMapped));
+  data_.reset(data);
+  std::memset(data, 0, bytes);
+}
+
+void CudaFreeHost::operator()(void* data) const { cudaFreeHost(data); }
+
+namespace {
+
+template <size_t kCount>
+struct Words {
+  uint64_t at[kCount];
+};
+
+template <size_t kCount>
+__global__ void upload_kernel(const __grid_constant__ Words<kCount> words, uint64_t* to,
+                              int count) {
+  for (auto i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x)) {
+    to[i] = words.at[i];
+  }
+}
+
+template <size_t kCount>
+void upload_part(char* to, const char* from, size_t bytes) {
+  Words<kCount> words;
+  std::memcpy(&words, from, bytes);
+  upload_kernel<kCount><<<1, 256, 0, current_stream()>>>(words, reinterpret_cast<uint64_t*>(to),
+                                                         static_cast<int>((bytes + 7) / 8));
+  HEADROOM_CUDA(cudaGetLastError());
+}
+
+}  // namespace
+
+void cuda_upload(void* to, const void* from, size_t bytes) {
+  constexpr size_t kFew = 64;
+  constexpr size_t kMany = CUDART_VERSION >= 12010 ? 4000 : 480;  // what one launch can carry
+  for (size_t done = 0; done < bytes; done += 8 * kMany) {
+    const size_t part = std::min(8 * kMany, bytes - done);
+    auto* const upload = part <= 8 * kFew ? upload_part<kFew> : upload_part<kMany>;
+    upload(static_cast<char*>(to) + done, static_cast<const char*>(from) + done, part);
+  }
+}
+
+void cuda_wait() { HEADROOM_CUDA(cudaStreamSynchronize(current_stream())); }
 
 void cuda_copy(void* to, const void* from, size_t bytes) {
   HEADROOM_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, current_stream()));
@@ -81,7 +151,7 @@ __global__ void convert_kernel(const From* from, To* to, int64_t count) {
 
 template <typename From, typename To>
 void launch_convert(const TensorView& from, const TensorView& to) {
-  const int blocks = 8 * multiprocessors();
+  const int blocks = 8 * device_facts().multiprocessors;
   convert_kernel<<<blocks, 256, 0, current_stream()>>>(static_cast<const From*>(from.data),
                                                        static_cast<To*>(to.data), from.count);
   HEADROOM_CUDA(cudaGetLastError());

@@ -44,8 +44,42 @@ class DeviceScope {
   bool changed_ = false;
 };
 
-/// Streaming multiprocessors of the current device.
-int multiprocessors();
+/// What is asked of the current device once.
+struct DeviceFacts {
+  int multiprocessors = 0;
+  bool overlaps = false;  // a kernel may begin before the one ahead of it in the stream has ended
+};
+const DeviceFacts& device_facts();
+
+/// Launches a kernel that may begin while the one before it in the stream ends. It calls
+/// wait_for_kernel_before() before it reads or writes what that one has to do with.
+template <typename... Parameters, typename... Arguments>
+void launch_early(void (*kernel)(Parameters...), unsigned blocks, unsigned threads,
+                  Arguments... arguments) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = blocks;
+  config.blockDim = threads;
+  config.stream = current_stream();
+  config.attrs = &early;
+  config.numAttrs = device_facts().overlaps ? 1 : 0;
+  HEADROOM_CUDA(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
+}
+
+__device__ inline void wait_for_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+#endif
+}
+
+/// The next kernel, if launched early, may begin now.
+__device__ inline void let_next_kernel_begin() {
+#if __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
 
 // Conversions by the hardware's instructions. They round as the reference in float16.h does.
 __device__ inline float to_float(f16 x) { return __half2float(__ushort_as_half(x.bits)); }
@@ -78,6 +112,19 @@ __device__ inline Pack<T, kCount> load_pack(const T* from) {
     words[i] = reinterpret_cast<const Word*>(from)[i];
   }
   return pack;
+}
+
+/// Loads 16 bytes that shall stay in the L2 cache as long as possible.
+template <int kCount, typename T>
+__device__ inline Pack<T, kCount> load_and_keep(const T* from) {
+  static_assert(kCount * sizeof(T) == sizeof(uint4));
+  uint64_t keep;
+  uint4 words;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(keep));
+  asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+      : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+      : "l"(from), "l"(keep));
+  return *reinterpret_cast<const Pack<T, kCount>*>(&words);
 }
 
 template <int kCount, typename T>

@@ -27,8 +27,53 @@ class CudaBuffer {
   std::unique_ptr<void, CudaFree> data_;
 };
 
+/// An array on a CUDA device that grows.
+template <typename T>
+class CudaArray {
+ public:
+  /// Makes room; what was there is lost if there was too little.
+  void reserve(int device, size_t count) {
+    if (count <= room_) return;
+    const size_t room = count > 2 * room_ ? count : 2 * room_;
+    room_ = 0;
+    memory_ = {};
+    memory_ = CudaBuffer(device, room * sizeof(T));
+    room_ = room;
+  }
+  size_t room() const { return room_; }
+  T* data() const { return static_cast<T*>(memory_.data()); }
+
+ private:
+  CudaBuffer memory_;
+  size_t room_ = 0;
+};
+
+struct CudaFreeHost {
+  void operator()(void* data) const;
+};
+
+/// Zeroed host memory that kernels write to and the host reads at any time.
+class CudaHostBuffer {
+ public:
+  explicit CudaHostBuffer(size_t bytes);
+  template <typename T>
+  T* as() const {
+    return static_cast<T*>(data_.get());
+  }
+
+ private:
+  std::unique_ptr<void, CudaFreeHost> data_;
+};
+
 /// Copies between any two places, host or device, after all work in the current stream, and waits.
 void cuda_copy(void* to, const void* from, size_t bytes);
+
+/// Enqueues a copy from host to device. The bytes travel with the launch: the host memory may
+/// change at once, nothing waits, and a CUDA graph keeps them.
+void cuda_upload(void* to, const void* from, size_t bytes);
+
+/// Waits for the current stream.
+void cuda_wait();
 
 /// Enqueues zeros for the whole view.
 void cuda_zero(const TensorView& view);

@@ -5,6 +5,7 @@
 #include "apply/cuda.h"
 #include "core/cuda.h"
 #include "measure/cuda.h"
+#include "scaler/cuda.h"
 
 namespace headroom {
 
@@ -27,11 +28,48 @@ bool built_with_cuda() { return false; }
 
 CudaBuffer::CudaBuffer(int, size_t) { without(); }
 void CudaFree::operator()(void*) const {}
+CudaHostBuffer::CudaHostBuffer(size_t) { without(); }
+void CudaFreeHost::operator()(void*) const {}
+void cuda_upload(void*, const void*, size_t) { without(); }
+void cuda_wait() { without(); }
 void cuda_copy(void*, const void*, size_t) { without(); }
 void cuda_zero(const TensorView&) { without(); }
 void cuda_convert(const TensorView&, const TensorView&) { without(); }
 Partial cuda_measure(const std::vector<TensorView>&, const MeasureJob&) { without(); }
-void CudaApply::apply(int, std::vector<CudaSlot>*, const ApplyJob&) { without(); }
+
+Partial partial_of(const CudaStats&, int64_t) { without(); }
+CudaMeasure::CudaMeasure(int) { without(); }
+void CudaMeasure::set_list(const std::vector<TensorView>&) { without(); }
+
+void CudaApply::set_slots(int, std::vector<CudaSlot>, size_t, uint64_t) { without(); }
+void CudaApply::set_groups(const std::vector<RuleSettings>&) { without(); }
+void CudaApply::set_steps(const std::vector<int64_t>&) { without(); }
+std::vector<int64_t> CudaApply::wait_steps(size_t) const { without(); }
+void CudaApply::prepare(float) { without(); }
+void CudaApply::step(const ApplyJob&, bool) { without(); }
+
+template <typename T>
+uint64_t CudaMailbox<T>::latest() const {
+  without();
+}
+template <typename T>
+std::optional<T> CudaMailbox<T>::read() const {
+  without();
+}
+template class CudaMailbox<CudaReport>;
+template class CudaMailbox<CudaAlarm>;
+
+CudaOptimizer::CudaOptimizer(int device) : measure(device) {}
+void CudaOptimizer::set_scale(float) { without(); }
+CudaScaler::CudaScaler(int) { without(); }
+void CudaScaler::set_state(const ScalePolicy&, const ScaleState&) { without(); }
+ScaleState CudaScaler::wait_state() const { without(); }
+void CudaScaler::scale(const TensorView&, const TensorView&) { without(); }
+void CudaScaler::unscale(const CudaOrder&, CudaOptimizer*) { without(); }
+void CudaScaler::decide(const CudaOrder&, const CudaTables&, CudaOptimizer*) { without(); }
+void CudaScaler::update() { without(); }
+void CudaScaler::rescale(CudaOptimizer*) { without(); }
+void cuda_scale(const TensorView&, float, const TensorView&) { without(); }
 
 }  // namespace internal
 }  // namespace headroom

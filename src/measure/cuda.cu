@@ -6,37 +6,33 @@
 
 #include <algorithm>
 #include <map>
-#include <memory>
 
 #include "core/cuda.cuh"
-#include "core/cuda.h"
 
 namespace headroom::internal {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kPiece = 32768;  // elements
+
+// Bytes of the pieces that blocks take: what the threads of a block have on the way at once, or
+// more of it where there are enough pieces for all blocks.
+constexpr int64_t kSmallPiece = 32 << 10;
+constexpr int64_t kLargePiece = 128 << 10;
+constexpr int64_t kRounds = 8;  // pieces for each block, if they may be larger
+
+// Bytes at the end of the list that shall stay in the cache for apply/, which walks it from there.
+constexpr int64_t kKept = 32 << 20;
 
 // Blocks on a multiprocessor. Few with many loads on the way each are faster than many: an H200
 // reads at 97 to 102 % of its copying speed with 3, at 82 with 4 or 5.
 constexpr int kResident = 3;
 
-struct CudaTensor {
-  void* data;
-  int64_t count;
-  int64_t first_piece;
-  DType dtype;
-};
-
-// What a block found, and in the end what all did. The sum is split by magnitude, so that neither
-// the squares of large f64 values overflow nor those of small ones vanish.
-struct CudaPartial {
-  double squares[3];  // of small x 2^600, ordinary, and large x 2^-600 elements
-  double amax;
-  int64_t inf, nan;
-  int64_t culprit, culprit_inf, culprit_nan;
-  int64_t new_inf, new_zeros;
-};
+__host__ __device__ int64_t pieces_of(int64_t count, DType dtype, int64_t piece_bytes) {
+  const int64_t bytes = count * static_cast<int64_t>(dtype == DType::kF64   ? 8
+                                                     : dtype == DType::kF32 ? 4
+                                                                            : 2);
+  return (bytes + piece_bytes - 1) / piece_bytes;
+}
 
 // Magnitudes as integers. A thread's share whose largest is below kMost, and zero or not below
 // kLeast, can be squared without care.
@@ -76,6 +72,38 @@ __device__ inline double widen(bf16 x) { return to_float(x); }
 __device__ inline double widen(float x) { return x; }
 __device__ inline double widen(double x) { return x; }
 
+__device__ inline float2 to_floats(f16 a, f16 b) {
+  return __half22float2(__halves2half2(__ushort_as_half(a.bits), __ushort_as_half(b.bits)));
+}
+__device__ inline float2 to_floats(bf16 a, bf16 b) { return {to_float(a), to_float(b)}; }
+
+// The largest magnitude of a pack and what was before, as an integer; two at a time where they fit
+// in a word.
+template <typename T>
+struct Largest {
+  typename Bits<T>::Type value = 0;
+  template <int kCount>
+  __device__ void add(const Pack<T, kCount>& pack) {
+#pragma unroll
+    for (int e = 0; e < kCount; ++e) value = max(value, Bits<T>::of(pack.at[e]));
+  }
+  __device__ typename Bits<T>::Type of_all() const { return value; }
+};
+template <typename T>
+requires(sizeof(T) == 2) struct Largest<T> {
+  uint32_t pair = 0;
+  template <int kCount>
+  __device__ void add(const Pack<T, kCount>& pack) {
+#pragma unroll
+    for (int p = 0; p < kCount / 2; ++p) {
+      const uint32_t word = pack.at[2 * p].bits | static_cast<uint32_t>(pack.at[2 * p + 1].bits)
+                                                      << 16;
+      pair = __vmaxu2(pair, word & 0x7FFF7FFFu);
+    }
+  }
+  __device__ uint32_t of_all() const { return max(pair & 0xFFFFu, pair >> 16); }
+};
+
 // Squares that are added up, by magnitude.
 struct Squares {
   double of[3] = {0.0, 0.0, 0.0};
@@ -95,17 +123,22 @@ struct Squares {
     }
   }
 
-  // Adds a few 16-bit values in FP32 first, whose squares it has to hold: see Bits.
+  // Adds a few values at once. 16-bit ones are added in FP32 first, whose squares it has to hold:
+  // see Bits.
   template <typename T, int kCount>
   __device__ void add_pack(const Pack<T, kCount>& pack) {
     if constexpr (sizeof(T) == 2) {
-      float sum = 0.0f;
+      float even = 0.0f, odd = 0.0f;
 #pragma unroll
-      for (int e = 0; e < kCount; ++e) {
-        const float x = to_float(pack.at[e]);
-        sum += x * x;
+      for (int p = 0; p < kCount / 2; ++p) {
+        const float2 x = to_floats(pack.at[2 * p], pack.at[2 * p + 1]);
+        even = fmaf(x.x, x.x, even);
+        odd = fmaf(x.y, x.y, odd);
       }
-      of[1] += static_cast<double>(sum);
+      of[1] += static_cast<double>(even + odd);
+    } else if constexpr (sizeof(T) == 4) {
+      const double a = pack.at[0], b = pack.at[1], c = pack.at[2], d = pack.at[3];
+      of[1] += fma(a, a, b * b) + fma(c, c, d * d);
     } else {
 #pragma unroll
       for (int e = 0; e < kCount; ++e) add(pack.at[e]);
@@ -117,9 +150,13 @@ struct Squares {
 };
 
 // One thread's share of a piece: calls visit(pack of n elements) for its elements.
-template <typename T, typename Visit>
+template <bool kKeep, typename T, typename Visit>
 __device__ void for_elements(const T* data, int count, const Visit& visit) {
   constexpr int kPack = 16 / sizeof(T);
+  const auto load = [&](int pack) {
+    if constexpr (kKeep) return load_and_keep<kPack>(data + pack * kPack);
+    if constexpr (!kKeep) return load_pack<kPack>(data + pack * kPack);
+  };
   const auto thread = static_cast<int>(threadIdx.x);
   int i = 0;
   if (aligned_16(data)) {
@@ -130,12 +167,12 @@ __device__ void for_elements(const T* data, int count, const Visit& visit) {
       Pack<T, kPack> packs[kTurns];
 #pragma unroll
       for (int turn = 0; turn < kTurns; ++turn) {
-        packs[turn] = load_pack<kPack>(data + (p + turn * kThreads) * kPack);
+        packs[turn] = load(p + turn * kThreads);
       }
 #pragma unroll
       for (int turn = 0; turn < kTurns; ++turn) visit(packs[turn]);
     }
-    for (; p < whole; p += kThreads) visit(load_pack<kPack>(data + p * kPack));
+    for (; p < whole; p += kThreads) visit(load(p));
     i = whole * kPack;
   }
   for (i += thread; i < count; i += kThreads) {
@@ -147,15 +184,21 @@ __device__ void for_elements(const T* data, int count, const Visit& visit) {
 
 // Adds this thread's share of one piece to its `partial`.
 template <typename T>
-__device__ void measure_piece(T* data, int count, int64_t tensor, CudaPartial* partial,
+__device__ void measure_piece(T* data, int count, int64_t tensor, bool keep, CudaStats* partial,
                               Squares* squares) {
   using B = Bits<T>;
-  typename B::Type largest = 0;
+  Largest<T> found;
   Squares sums;
-  for_elements(data, count, [&](const auto& pack) {
-    for (const T& x : pack.at) largest = max(largest, B::of(x));
+  const auto visit = [&](const auto& pack) {
+    found.add(pack);
     sums.add_pack(pack);
-  });
+  };
+  if (keep) {
+    for_elements<true>(data, count, visit);
+  } else {
+    for_elements<false>(data, count, visit);
+  }
+  const typename B::Type largest = found.of_all();
   double amax = 0.0;
   const bool ordinary = largest < B::kMost && (largest == 0 || largest >= B::kLeast);
   if (ordinary) {
@@ -173,7 +216,7 @@ __device__ void measure_piece(T* data, int count, int64_t tensor, CudaPartial* p
   // Something here is not finite, or its square is beyond FP32: look at each element again.
   int inf = 0, nan = 0;
   Squares finite;
-  for_elements(data, count, [&](const auto& pack) {
+  for_elements<false>(data, count, [&](const auto& pack) {
     for (const T& x : pack.at) {
       const auto bits = B::of(x);
       inf += bits == B::kInf;
@@ -196,7 +239,7 @@ __device__ void measure_piece(T* data, int count, int64_t tensor, CudaPartial* p
 }
 
 template <typename T>
-__device__ void unscale_piece(T* data, int count, float inverse, CudaPartial* partial) {
+__device__ void unscale_piece(T* data, int count, float inverse, CudaStats* partial) {
   for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) {
     const T before = data[i];
     T after;
@@ -213,16 +256,16 @@ __device__ void unscale_piece(T* data, int count, float inverse, CudaPartial* pa
 }
 
 template <typename T>
-__device__ void do_piece(void* data, int64_t first, int count, int64_t tensor, bool unscale,
-                         float inverse, CudaPartial* partial, Squares* squares) {
+__device__ void do_piece(void* data, int64_t first, int count, int64_t tensor, bool keep,
+                         bool unscale, float inverse, CudaStats* partial, Squares* squares) {
   T* const piece = static_cast<T*>(data) + first;
-  measure_piece(piece, count, tensor, partial, squares);
+  measure_piece(piece, count, tensor, keep, partial, squares);
   if (unscale) __syncthreads();  // each thread unscales other elements than it measured
   if (unscale) unscale_piece(piece, count, inverse, partial);
 }
 
 // `part` comes from a thread or block that is later in the order.
-__device__ void merge(const CudaPartial& part, CudaPartial* whole) {
+__device__ void merge(const CudaStats& part, CudaStats* whole) {
   for (int i = 0; i < 3; ++i) whole->squares[i] += part.squares[i];
   whole->amax = fmax(whole->amax, part.amax);
   whole->inf += part.inf;
@@ -241,8 +284,36 @@ __device__ void merge(const CudaPartial& part, CudaPartial* whole) {
   }
 }
 
+// Whether there is more to add up than ordinary squares and amax.
+__device__ bool unusual(const CudaStats& stats) {
+  return stats.culprit >= 0 || stats.new_inf + stats.new_zeros > 0 || stats.squares[0] != 0.0 ||
+         stats.squares[2] != 0.0;
+}
+
 // Of all threads, to thread 0, in a fixed order.
-__device__ void reduce_block(CudaPartial* shared, const CudaPartial& mine) {
+__device__ void reduce_block(CudaStats* shared, const CudaStats& mine) {
+  if (!__syncthreads_or(unusual(mine))) {
+    double sum = mine.squares[1], amax = mine.amax;
+    for (unsigned half = 16; half > 0; half /= 2) {
+      sum += __shfl_down_sync(~0u, sum, half);
+      amax = fmax(amax, __shfl_down_sync(~0u, amax, half));
+    }
+    CudaStats& warp = shared[threadIdx.x / 32];
+    if (threadIdx.x == 0) warp = mine;
+    if (threadIdx.x % 32 == 0) {
+      warp.squares[1] = sum;
+      warp.amax = amax;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      for (unsigned i = 1; i < kThreads / 32; ++i) {
+        shared[0].squares[1] += shared[i].squares[1];
+        shared[0].amax = fmax(shared[0].amax, shared[i].amax);
+      }
+    }
+    __syncthreads();
+    return;
+  }
   shared[threadIdx.x] = mine;
   for (unsigned half = kThreads / 2; half > 0; half /= 2) {
     __syncthreads();
@@ -251,55 +322,54 @@ __device__ void reduce_block(CudaPartial* shared, const CudaPartial& mine) {
   __syncthreads();
 }
 
-__device__ CudaPartial empty_partial() {
-  CudaPartial partial{};
-  partial.culprit = -1;
-  return partial;
+__device__ CudaStats empty_stats() {
+  CudaStats stats{};
+  stats.culprit = -1;
+  return stats;
 }
 
-// The tensor that a piece belongs to: the last one that begins at or before it, `from` or later.
-__device__ int tensor_of(const CudaTensor* tensors, int count, int64_t piece, int from) {
-  int low = from, high = count - 1;
-  for (int i = 0; i < 3; ++i) {  // mostly it is near
-    if (low == high || tensors[low + 1].first_piece > piece) return low;
-    ++low;
+// One block for each tensor says which pieces are its own.
+__global__ void owner_kernel(const CudaTensor* tensors, int64_t piece_bytes, uint32_t* owners) {
+  const CudaTensor& tensor = tensors[blockIdx.x];
+  const int64_t pieces = pieces_of(tensor.count, tensor.dtype, piece_bytes);
+  for (int64_t i = threadIdx.x; i < pieces; i += blockDim.x) {
+    owners[tensor.first_piece + i] = blockIdx.x;
   }
-  while (low < high) {
-    const int middle = (low + high + 1) / 2;
-    if (tensors[middle].first_piece <= piece) {
-      low = middle;
-    } else {
-      high = middle - 1;
-    }
-  }
-  return low;
 }
 
 __global__ void __launch_bounds__(kThreads, kResident)
-    measure_kernel(const CudaTensor* tensors, int count, int64_t pieces, bool unscale,
-                   float inverse, CudaPartial* blocks, unsigned* finished, CudaPartial* result) {
-  __shared__ CudaPartial shared[kThreads];
+    measure_kernel(const CudaTensor* tensors, const uint32_t* owners, int64_t pieces,
+                   int64_t piece_bytes, bool unscale, float inverse, const float* factor,
+                   bool idle_at_one, CudaStats* blocks, unsigned* finished, CudaStats* result) {
+  __shared__ CudaStats shared[kThreads];
   __shared__ bool last;
-  CudaPartial mine = empty_partial();
+  if (factor != nullptr) inverse = *factor;
+  if (idle_at_one && inverse == 1.0f) return;
+  CudaStats mine = empty_stats();
   Squares squares;
-  int t = 0;
   for (int64_t piece = blockIdx.x; piece < pieces; piece += gridDim.x) {
-    t = tensor_of(tensors, count, piece, t);
+    const uint32_t t = owners[piece];
     const CudaTensor tensor = tensors[t];
-    const int64_t first = (piece - tensor.first_piece) * kPiece;
-    const int size = static_cast<int>(min(static_cast<int64_t>(kPiece), tensor.count - first));
+    const bool keep = (pieces - piece) * piece_bytes <= kKept;
+    const auto run = [&](auto element) {
+      using T = decltype(element);
+      const int64_t whole = piece_bytes / static_cast<int64_t>(sizeof(T));
+      const int64_t first = (piece - tensor.first_piece) * whole;
+      const int size = static_cast<int>(min(whole, tensor.count - first));
+      do_piece<T>(tensor.data, first, size, t, keep, unscale, inverse, &mine, &squares);
+    };
     switch (tensor.dtype) {
       case DType::kF16:
-        do_piece<f16>(tensor.data, first, size, t, unscale, inverse, &mine, &squares);
+        run(f16{});
         break;
       case DType::kBF16:
-        do_piece<bf16>(tensor.data, first, size, t, unscale, inverse, &mine, &squares);
+        run(bf16{});
         break;
       case DType::kF32:
-        do_piece<float>(tensor.data, first, size, t, unscale, inverse, &mine, &squares);
+        run(float{});
         break;
       case DType::kF64:
-        do_piece<double>(tensor.data, first, size, t, unscale, inverse, &mine, &squares);
+        run(double{});
         break;
     }
   }
@@ -313,7 +383,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
   __syncthreads();
   if (!last) return;
   __threadfence();
-  CudaPartial all = empty_partial();
+  CudaStats all = empty_stats();
   for (unsigned b = threadIdx.x; b < gridDim.x; b += kThreads) merge(blocks[b], &all);
   reduce_block(shared, all);
   if (threadIdx.x == 0) {
@@ -322,81 +392,100 @@ __global__ void __launch_bounds__(kThreads, kResident)
   }
 }
 
-// Memory that the calls of one thread on one device share; each call waits for its end.
-class Workspace {
- public:
-  static Workspace& of(int device) {
-    thread_local std::map<int, std::unique_ptr<Workspace>> all;
-    auto& mine = all[device];
-    if (mine == nullptr) mine = std::make_unique<Workspace>(device);
-    return *mine;
-  }
-
-  explicit Workspace(int device)
-      : device_(device),
-        blocks_(kResident * multiprocessors()),
-        partials_(device, static_cast<size_t>(blocks_ + 1) * sizeof(CudaPartial)),
-        finished_(device, sizeof(unsigned)) {}
-
-  CudaPartial measure(const std::vector<CudaTensor>& tensors, int64_t pieces,
-                      const MeasureJob& job) {
-    const cudaStream_t stream = current_stream();
-    if (tensors.size() > capacity_) {
-      capacity_ = 2 * tensors.size();
-      table_ = CudaBuffer(device_, capacity_ * sizeof(CudaTensor));
-    }
-    HEADROOM_CUDA(cudaMemcpyAsync(table_.data(), tensors.data(),
-                                  tensors.size() * sizeof(CudaTensor), cudaMemcpyHostToDevice,
-                                  stream));
-    auto* const partials = static_cast<CudaPartial*>(partials_.data());
-    CudaPartial* const result = partials + blocks_;
-    const auto grid = static_cast<unsigned>(std::min<int64_t>(pieces, blocks_));
-    measure_kernel<<<grid, kThreads, 0, stream>>>(
-        static_cast<const CudaTensor*>(table_.data()), static_cast<int>(tensors.size()), pieces,
-        job.unscale, job.inverse_scale, partials, static_cast<unsigned*>(finished_.data()), result);
-    HEADROOM_CUDA(cudaGetLastError());
-    CudaPartial found;
-    cuda_copy(&found, result, sizeof(found));
-    return found;
-  }
-
- private:
-  int device_;
-  int blocks_;
-  CudaBuffer partials_;
-  CudaBuffer finished_;
-  CudaBuffer table_;
-  size_t capacity_ = 0;
-};
-
 }  // namespace
+
+Partial partial_of(const CudaStats& stats, int64_t count) {
+  Partial out;
+  out.stats.count = count;
+  out.stats.amax = stats.amax;
+  out.stats.squares = stats.sum();
+  out.stats.inf_count = stats.inf;
+  out.stats.nan_count = stats.nan;
+  out.stats.culprit = stats.culprit;
+  out.stats.culprit_inf = stats.culprit_inf;
+  out.stats.culprit_nan = stats.culprit_nan;
+  out.new_inf = stats.new_inf;
+  out.new_zeros = stats.new_zeros;
+  return out;
+}
+
+CudaMeasure::CudaMeasure(int device) : device_(device) {
+  const DeviceScope scope(device);
+  blocks_ = kResident * device_facts().multiprocessors;
+  partials_.reserve(device, static_cast<size_t>(blocks_ + 1));
+  finished_.reserve(device, 1);
+}
+
+const CudaStats* CudaMeasure::stats() const { return partials_.data() + blocks_; }
+
+Partial CudaMeasure::wait() const {
+  CudaStats found;
+  cuda_copy(&found, stats(), sizeof(found));
+  return partial_of(found, count_);
+}
+
+void CudaMeasure::set_list(const std::vector<TensorView>& list) {
+  int64_t bytes = 0;
+  int64_t count = 0;
+  for (const TensorView& view : list) {
+    bytes += static_cast<int64_t>(view.bytes());
+    count += view.count;
+  }
+  int64_t piece_bytes = kSmallPiece;
+  while (piece_bytes < kLargePiece && bytes > kRounds * blocks_ * 2 * piece_bytes) piece_bytes *= 2;
+  std::vector<CudaTensor> tensors;
+  tensors.reserve(list.size());
+  int64_t pieces = 0;
+  for (const TensorView& view : list) {
+    tensors.push_back({view.data, view.count, pieces, view.dtype});
+    pieces += pieces_of(view.count, view.dtype, piece_bytes);
+  }
+  if (tensors == tensors_) return;
+  const DeviceScope scope(device_);
+  tensors_.clear();
+  pieces_ = 0;
+  count_ = 0;
+  table_.reserve(device_, tensors.size());
+  owners_.reserve(device_, static_cast<size_t>(pieces));
+  if (tensors.empty()) return;
+  cuda_upload(table_.data(), tensors.data(), tensors.size() * sizeof(CudaTensor));
+  owner_kernel<<<static_cast<unsigned>(tensors.size()), 128, 0, current_stream()>>>(
+      table_.data(), piece_bytes, owners_.data());
+  HEADROOM_CUDA(cudaGetLastError());
+  tensors_ = std::move(tensors);
+  pieces_ = pieces;
+  piece_bytes_ = piece_bytes;
+  count_ = count;
+}
+
+void CudaMeasure::enqueue(const MeasureJob& job, const float* factor) {
+  launch(job, factor, false);
+}
+
+void CudaMeasure::enqueue_rescale(const float* factor) { launch({.unscale = true}, factor, true); }
+
+void CudaMeasure::launch(const MeasureJob& job, const float* factor, bool idle_at_one) {
+  const DeviceScope scope(device_);
+  CudaStats* const partials = partials_.data();
+  const auto grid = static_cast<unsigned>(std::clamp<int64_t>(pieces_, 1, blocks_));
+  measure_kernel<<<grid, kThreads, 0, current_stream()>>>(
+      table_.data(), owners_.data(), pieces_, piece_bytes_, job.unscale, job.inverse_scale, factor,
+      idle_at_one, partials, finished_.data(), partials + blocks_);
+  HEADROOM_CUDA(cudaGetLastError());
+}
 
 Partial cuda_measure(const std::vector<TensorView>& list, const MeasureJob& job) {
   if (job.detail) {
     throw Error(ErrorCode::kUnsupported,
                 "Counts by magnitude are made on the CPU only; copy the gradients there.");
   }
-  Partial out;
-  std::vector<CudaTensor> tensors;
-  int64_t pieces = 0;
-  for (const TensorView& view : list) {
-    tensors.push_back({view.data, view.count, pieces, view.dtype});
-    pieces += (view.count + kPiece - 1) / kPiece;
-    out.stats.count += view.count;
-  }
-  if (pieces == 0) return out;
-  const DeviceScope scope(list[0].device.index);
-  const CudaPartial found = Workspace::of(list[0].device.index).measure(tensors, pieces, job);
-  out.stats.amax = found.amax;
-  for (int i = 0; i < 3; ++i) out.stats.squares.add({found.squares[i], 600 * (i - 1)});
-  out.stats.inf_count = found.inf;
-  out.stats.nan_count = found.nan;
-  out.stats.culprit = found.culprit;
-  out.stats.culprit_inf = found.culprit_inf;
-  out.stats.culprit_nan = found.culprit_nan;
-  out.new_inf = found.new_inf;
-  out.new_zeros = found.new_zeros;
-  return out;
+  // Shared by the calls of one thread, each of which waits for its end.
+  thread_local std::map<int, CudaMeasure> all;
+  const int device = list[0].device.index;
+  CudaMeasure& mine = all.try_emplace(device, device).first->second;
+  mine.set_list(list);
+  mine.enqueue(job);
+  return mine.wait();
 }
 
 }  // namespace headroom::internal

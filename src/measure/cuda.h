@@ -4,13 +4,81 @@
 
 #include <vector>
 
+#include "core/cuda.h"
 #include "measure/kernels.h"
 
 namespace headroom::internal {
 
+/// What a block found, and in the end what all did; it stays on the device for the stations after
+/// this one. The sum is split by magnitude, so that neither the squares of large f64 values
+/// overflow nor those of small ones vanish.
+struct CudaStats {
+  double squares[3];  // of small x 2^600, ordinary, and large x 2^-600 elements
+  double amax;
+  int64_t inf, nan;
+  int64_t culprit, culprit_inf, culprit_nan;
+  int64_t new_inf, new_zeros;
+
+  HEADROOM_HOST_DEVICE bool finite() const { return inf == 0 && nan == 0; }
+  HEADROOM_HOST_DEVICE SumOfSquares sum() const {
+    SumOfSquares sum;
+    for (int i = 0; i < 3; ++i) sum.add({squares[i], 600 * (i - 1)});
+    return sum;
+  }
+};
+
+/// The same for the host.
+Partial partial_of(const CudaStats& stats, int64_t count);
+
+/// A tensor, and where it begins in the list of pieces that blocks take.
+struct CudaTensor {
+  void* data;
+  int64_t count;
+  int64_t first_piece;
+  DType dtype;
+  bool operator==(const CudaTensor&) const = default;
+};
+
+/// Reads lists of tensors on one CUDA device. The same list on the same kind of device gives the
+/// same bits. Memory is taken by the constructor, and when a list is longer than all before.
+class CudaMeasure {
+ public:
+  explicit CudaMeasure(int device);
+
+  /// The tensors to read from now on. Enqueues their table if it is not there already.
+  void set_list(const std::vector<TensorView>& list);
+
+  /// Elements in the list.
+  int64_t count() const { return count_; }
+
+  /// Enqueues one read of the list, which also unscales if the job says so; with `factor`, by that
+  /// number on the device.
+  void enqueue(const MeasureJob& job, const float* factor = nullptr);
+
+  /// Enqueues a multiplication by a number on the device; if that is 1, nothing is touched.
+  void enqueue_rescale(const float* factor);
+
+  /// What the last read found: on the device, or here after waiting.
+  const CudaStats* stats() const;
+  Partial wait() const;
+
+ private:
+  void launch(const MeasureJob& job, const float* factor, bool idle_at_one);
+
+  int device_;
+  int blocks_;
+  CudaArray<CudaStats> partials_;  // of the blocks, then of all
+  CudaArray<unsigned> finished_;
+  CudaArray<CudaTensor> table_;
+  CudaArray<uint32_t> owners_;       // the tensor of each piece
+  std::vector<CudaTensor> tensors_;  // in the table
+  int64_t pieces_ = 0;
+  int64_t piece_bytes_ = 0;
+  int64_t count_ = 0;
+};
+
 /// Measures, and unscales if the job says so, tensors that are all on one CUDA device, and waits
-/// for the result. The same list on the same kind of device gives the same bits. `out`'s culprit is
-/// an index into `list`.
+/// for the result. Its culprit is an index into `list`.
 Partial cuda_measure(const std::vector<TensorView>& list, const MeasureJob& job);
 
 }  // namespace headroom::internal

@@ -135,22 +135,6 @@ void merge(const GradStats& part, GradStats* whole) {
 
 }  // namespace internal
 
-void SumOfSquares::add(const SumOfSquares& other) {
-  if (other.value == 0.0) return;
-  if (value == 0.0 || exponent == other.exponent) {
-    value += other.value;
-    exponent = other.exponent;
-    return;
-  }
-  // The smaller unit is converted to the larger one; what that loses is far below rounding.
-  const int larger = std::max(exponent, other.exponent);
-  value = std::ldexp(value, 2 * (exponent - larger)) +
-          std::ldexp(other.value, 2 * (other.exponent - larger));
-  exponent = larger;
-}
-
-double SumOfSquares::root() const { return std::ldexp(std::sqrt(value), exponent); }
-
 double GradStats::norm() const {
   if (nan_count > 0) return std::nan("");
   if (inf_count > 0) return HUGE_VAL;

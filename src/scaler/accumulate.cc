@@ -59,6 +59,9 @@ void GradAccumulator::apply(float multiplier, bool clear_grads) {
   FusedOptimizer::apply(multiplier, clear_grads);
 }
 
+// What it sums up has to know of every skip.
+internal::CudaApply* GradAccumulator::cuda_side(int, internal::ApplyJob*) { return nullptr; }
+
 void GradAccumulator::skipped(const std::string& culprit) {
   begin();
   bad_ = true;

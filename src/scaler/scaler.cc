@@ -6,6 +6,7 @@
 
 #include "core/check.h"
 #include "core/float_environment.h"
+#include "scaler/cuda.h"
 
 namespace headroom {
 namespace {
@@ -78,10 +79,27 @@ GradScaler::GradScaler(const ScalePolicy& policy, ScalerOptions options)
     : policy_(policy), options_(std::move(options)) {
   validate(policy_);
   state_ = initial_state(policy_);
+  if (options_.device.type == DeviceType::kCPU) return;
+  require(policy_.on_overflow == OnOverflow::kSkip, ErrorCode::kInvalidArgument, [] {
+    return "OnOverflow::kThrow needs the host to wait for every verdict; use it with a scaler on "
+           "the CPU, or on_alarm with max_skips_in_row.";
+  });
+  cuda_ = std::make_shared<internal::CudaScaler>(options_.device.index);
+  cuda_->set_state(policy_, state_);
+}
+
+GradScaler::~GradScaler() = default;
+GradScaler::GradScaler(GradScaler&&) noexcept = default;
+GradScaler& GradScaler::operator=(GradScaler&&) noexcept = default;
+
+const ScaleState& GradScaler::state() const {
+  if (cuda_ != nullptr) state_ = cuda_->wait_state();
+  return state_;
 }
 
 void GradScaler::set_policy(const ScalePolicy& policy) {
   validate(policy);
+  state();
   require(allows(policy, state_.scale) && allows(policy, state_.pending),
           ErrorCode::kInvalidArgument, [&] {
             return "The scale is " + number(state_.scale) + ", but the new policy allows " +
@@ -91,41 +109,53 @@ void GradScaler::set_policy(const ScalePolicy& policy) {
   if (!policy_.late) state_.pending = state_.scale;
   state_.growth_tracker = std::min(state_.growth_tracker, policy_.growth_interval - 1);
   state_.delay_left = std::min(state_.delay_left, policy_.hysteresis);
+  if (cuda_ != nullptr) cuda_->set_state(policy_, state_);
 }
 
-float GradScaler::get_scale() const { return enabled() ? state_.scale : 1.0f; }
+float GradScaler::get_scale() const { return enabled() ? state().scale : 1.0f; }
 
 float GradScaler::scale(float loss) {
   if (!enabled()) return loss;
+  require(cuda_ == nullptr, ErrorCode::kUnsupported, [] {
+    return "This scaler's scale is on a CUDA device; call scale(loss, scaled) with tensors there.";
+  });
   const internal::DefaultFloatEnvironment environment;
   used_scale_ = state_.scale;
   ++losses_;
   return loss * state_.scale;
 }
 
-// Looks the optimizer up, and checks that no other one under this scaler has its memory: a
-// parameter in two would be unscaled and updated twice.
-GradScaler::Known& GradScaler::know(const Optimizer& optimizer) {
+// Looks the optimizer up.
+GradScaler::Known& GradScaler::meet(const Optimizer& optimizer) {
   require(optimizer.identity_ != nullptr, ErrorCode::kInvalidArgument, [] {
     return "This optimizer was moved from and is empty; use the one it was moved to.";
   });
-  const internal::OptimizerIdentity& identity = *optimizer.identity_;
-  const auto found = known_.find(identity.id);
-  if (found != known_.end() && found->second.revision == identity.revision) return found->second;
-  std::vector<TensorView> memory = memory_of(optimizer);
+  const auto found = known_.find(optimizer.identity_->id);
+  if (found != known_.end()) return found->second;
   std::erase_if(known_, [](const auto& entry) { return entry.second.identity.expired(); });
+  Known& known = known_[optimizer.identity_->id];
+  known.identity = optimizer.identity_;
+  return known;
+}
+
+// The same, and checks that no other one under this scaler has its memory: a
+// parameter in two would be unscaled and updated twice.
+GradScaler::Known& GradScaler::know(const Optimizer& optimizer) {
+  Known& known = meet(optimizer);
+  const internal::OptimizerIdentity& identity = *optimizer.identity_;
+  if (known.revision == identity.revision) return known;
+  std::vector<TensorView> memory = memory_of(optimizer);
   for (const auto& [id, other] : known_) {
+    if (other.identity.expired() || id == identity.id) continue;
     const bool stale = other.identity.lock()->revision != other.revision;
     const bool shared =
         share_memory(memory, stale ? memory_of(*other.identity.lock()->owner) : other.memory);
-    require(id == identity.id || !shared, ErrorCode::kInvalidArgument, [] {
+    require(!shared, ErrorCode::kInvalidArgument, [] {
       return "A parameter of this optimizer belongs to another optimizer under the same scaler "
              "too; give each parameter to one optimizer only.";
     });
   }
-  Known& known = known_[identity.id];
   if (known.revision == 0) known.scale = used_scale_;  // seen for the first time
-  known.identity = optimizer.identity_;
   known.revision = identity.revision;
   known.memory = std::move(memory);
   return known;
@@ -145,6 +175,7 @@ GradScaler::Known& GradScaler::enter(const Optimizer& optimizer, const char* cal
       known.stage = Stage::kReady;
       known.overflow = false;
       known.culprit.clear();
+      known.fresh = true;
     }
     known.round = round_;
   }
@@ -171,6 +202,13 @@ UnscaleResult GradScaler::unscale_(Optimizer& optimizer) {
     return "unscale_() was already called for this optimizer and its gradients are unscaled; " +
            std::string("unscale once, just before clipping.");
   });
+  if (cuda_ != nullptr) {
+    enqueue_list(optimizer, &known);
+    cuda_->unscale(order(&known), known.cuda.get());
+    known.stage = Stage::kUnscaled;
+    record(false, "", &known);
+    return {};
+  }
   UnscaleResult result = headroom::unscale_(grads_of(optimizer), inverse(known.scale));
   known.stage = Stage::kUnscaled;
   known.overflow = !result.ok();
@@ -190,9 +228,10 @@ StepReport GradScaler::step(Optimizer& optimizer, const StepOptions& options) {
     return "step() was called for an optimizer none of whose parameters has a gradient; set them, "
            "or do not step it.";
   });
-  Known disabled;
-  disabled.scale = 1.0f;
-  Known& known = enabled() ? enter(optimizer, "step()") : disabled;
+  Known& known = enabled() ? enter(optimizer, "step()") : meet(optimizer);
+  last_stepped_ = optimizer.identity_->id;
+  if (cuda_ != nullptr) return step_on_device(optimizer, options, &known);
+  if (!enabled()) known.scale = 1.0f;
   const float scale = known.stage == Stage::kUnscaled ? 1.0f : known.scale;
 
   const GradStats stats = measure(grads_of(optimizer));
@@ -218,7 +257,10 @@ StepReport GradScaler::step(Optimizer& optimizer, const StepOptions& options) {
   report.clip_factor = verdict.clip_factor;
   report.stats = stats;
   report.culprit = std::move(culprit);
-  known.stage = Stage::kStepped;
+  report.steps = known.report.steps + 1;
+  report.skipped = known.report.skipped + (report.applied ? 0 : 1);
+  known.report = report;
+  if (enabled()) known.stage = Stage::kStepped;
   if (enabled()) record(!report.applied, report.culprit, &known);
   require(report.applied || policy_.on_overflow == OnOverflow::kSkip, ErrorCode::kOverflow, [&] {
     return "The step was " + report.to_string() +
@@ -237,9 +279,10 @@ void GradScaler::update() {
     return "update() was called but no optimizer was stepped or unscaled since the last one; call "
            "step() first. With micro-batches, update once, after the step.";
   });
+  if (cuda_ != nullptr) return update_on_device();
   const Transition next = next_state(policy_, state_, overflow_);
   move_to(next.state);
-  if (next.alarm != Alarm::kNone) raise(next.alarm);
+  if (next.alarm != Alarm::kNone) raise(next.alarm, state_.scale, state_.skips_in_row, culprit_);
 }
 
 void GradScaler::update(float new_scale) {
@@ -249,12 +292,12 @@ void GradScaler::update(float new_scale) {
     return "A scale of " + number(new_scale) + " cannot be set; the policy allows " +
            number(policy_.min_scale) + " to " + number(policy_.max_scale) + ".";
   });
-  ScaleState state = initial_state(policy_);
-  state.scale = new_scale;
-  state.pending = new_scale;
-  state.steps = state_.steps;
-  state.skipped = state_.skipped;
-  move_to(state);
+  ScaleState next = initial_state(policy_);
+  next.scale = new_scale;
+  next.pending = new_scale;
+  next.steps = state().steps;
+  next.skipped = state_.skipped;
+  move_to(next);
 }
 
 void GradScaler::discard() {
@@ -276,30 +319,37 @@ void GradScaler::move_to(const ScaleState& next) {
     if (identity == nullptr || known.losses == losses_ || next.scale == state_.scale) continue;
     rescale(*identity->owner, state_.scale, next.scale);
     known.scale = next.scale;
+    if (known.cuda != nullptr) known.cuda->set_scale(next.scale);
   }
   state_ = next;
+  if (cuda_ != nullptr) cuda_->set_state(policy_, state_);
+  next_round();
+}
+
+void GradScaler::next_round() {
   ++round_;
   losses_before_ = losses_;
   recorded_ = false;
   overflow_ = false;
 }
 
-void GradScaler::raise(Alarm alarm) const {
+void GradScaler::raise(Alarm alarm, float scale, int64_t skips_in_row,
+                       const std::string& culprit) const {
   AlarmReport report;
   report.alarm = alarm;
-  report.scale = state_.scale;
-  report.skips_in_row = state_.skips_in_row;
-  report.culprit = culprit_;
-  const std::string skips = state_.skips_in_row == 1 ? "1 step was skipped"
-                                                     : std::to_string(state_.skips_in_row) +
-                                                           " steps in a row were skipped";
+  report.scale = scale;
+  report.skips_in_row = skips_in_row;
+  report.culprit = culprit;
+  const std::string skips = skips_in_row == 1
+                                ? "1 step was skipped"
+                                : std::to_string(skips_in_row) + " steps in a row were skipped";
   report.sentence = alarm == Alarm::kAtFloor
-                        ? "The gradients overflowed at a scale of " + number(state_.scale) +
+                        ? "The gradients overflowed at a scale of " + number(scale) +
                               " and the policy allows none smaller (min_scale " +
                               number(policy_.min_scale) + "); " + skips
-                        : skips + ", the limit, at a scale of " + number(state_.scale);
+                        : skips + ", the limit, at a scale of " + number(scale);
   report.sentence += ". The last culprit was " +
-                     (culprit_.empty() ? std::string("not named") : culprit_) +
+                     (culprit.empty() ? std::string("not named") : culprit) +
                      ". Scaling cannot help here: look for inf or nan in the data or the forward "
                      "pass, lower the learning rate, or use bf16.";
   if (!options_.on_alarm) throw Error(ErrorCode::kScaleCollapsed, report.sentence);

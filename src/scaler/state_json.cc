@@ -199,6 +199,7 @@ void check_state(const ScalePolicy& policy, const ScaleState& state) {
 void GradScaler::load_state(const ScaleState& state) {
   check_no_waiting("load_state()");
   check_state(policy_, state);
+  this->state();
   move_to(state);
 }
 
@@ -211,7 +212,7 @@ std::string GradScaler::save() const {
   root["policy"] = json::object();
   root["state"] = json::object();
   visit_policy(policy_, Writer(&root["policy"]));
-  visit_state(state_, Writer(&root["state"]));
+  visit_state(state(), Writer(&root["state"]));
   return root.dump(2);
 }
 
@@ -234,6 +235,7 @@ void GradScaler::load(std::string_view text) {
     bad(std::string("The saved policy is impossible: ") + error.what());
   }
   check_state(policy, state);
+  this->state();
   policy_ = policy;
   move_to(state);
 }

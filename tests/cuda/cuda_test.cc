@@ -1,80 +1,9 @@
 // Everything on a CUDA device against the same on the CPU: same bits wherever the CPU promises
 // them.
-#include <cuda_runtime.h>
-
-#include <cstring>
-
-#include "tests/support.h"
+#include "tests/cuda/support.h"
 
 namespace headroom {
 namespace {
-
-// A copy of host memory on the device, at any offset from the alignment of its block.
-class OnDevice {
- public:
-  explicit OnDevice(const TensorView& host, size_t offset = 0) : host_(host), offset_(offset) {
-    EXPECT_EQ(cudaMalloc(&block_, host.bytes() + 64), cudaSuccess);
-    if (host.count > 0) {
-      EXPECT_EQ(cudaMemcpy(data(), host.data, host.bytes(), cudaMemcpyDefault), cudaSuccess);
-    }
-  }
-  ~OnDevice() { cudaFree(block_); }
-  OnDevice(const OnDevice&) = delete;
-  OnDevice& operator=(const OnDevice&) = delete;
-
-  TensorView view() const {
-    return {data(), host_.dtype, host_.count, {DeviceType::kCUDA, 0}, false};
-  }
-
-  std::vector<unsigned char> bytes() const {
-    std::vector<unsigned char> copy(host_.bytes());
-    EXPECT_EQ(cudaMemcpy(copy.data(), data(), copy.size(), cudaMemcpyDefault), cudaSuccess);
-    return copy;
-  }
-
- private:
-  void* data() const { return static_cast<char*>(block_) + offset_ * size_of(host_.dtype); }
-  TensorView host_;
-  size_t offset_;
-  void* block_ = nullptr;
-};
-
-std::vector<unsigned char> bytes_at(const TensorView& view) {
-  const auto* data = static_cast<const unsigned char*>(view.data);
-  return {data, data + view.bytes()};
-}
-
-// Host memory of a type, filled with ordinary numbers.
-class Host {
- public:
-  Host(DType dtype, int64_t count, unsigned seed, double size = 1.0)
-      : memory_(static_cast<size_t>(count) * size_of(dtype) + 8),
-        view_(headroom::view(static_cast<void*>(memory_.data()), dtype, count)) {
-    std::mt19937 random(seed);
-    std::normal_distribution<double> normal(0.0, size);
-    for (int64_t i = 0; i < count; ++i) set(i, normal(random));
-  }
-  void set(int64_t i, double value) {
-    void* to = memory_.data() + static_cast<size_t>(i) * size_of(view_.dtype);
-    const auto put = [&](auto x) { std::memcpy(to, &x, sizeof(x)); };
-    if (view_.dtype == DType::kF16) put(f16(static_cast<float>(value)));
-    if (view_.dtype == DType::kBF16) put(bf16(static_cast<float>(value)));
-    if (view_.dtype == DType::kF32) put(static_cast<float>(value));
-    if (view_.dtype == DType::kF64) put(value);
-  }
-  const TensorView& view() const { return view_; }
-
- private:
-  std::vector<unsigned char> memory_;
-  TensorView view_;
-};
-
-class Cuda : public testing::Test {
- protected:
-  void SetUp() override {
-    if (!cuda_available()) GTEST_SKIP() << "there is no CUDA device here";
-  }
-};
 
 constexpr DType kAll[] = {DType::kF16, DType::kBF16, DType::kF32, DType::kF64};
 constexpr DType kGrads[] = {DType::kF16, DType::kBF16, DType::kF32};

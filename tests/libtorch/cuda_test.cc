@@ -5,6 +5,7 @@
 #include "tests/libtorch/support.h"
 
 #ifdef HEADROOM_TORCH_CUDA
+#include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #endif
@@ -37,11 +38,14 @@ void set_grads(const torch::nn::Sequential& model, int step, bool bad) {
   }
 }
 
+// The scale of the CUDA side is on `where`.
 template <typename Optimizer, typename Options>
-void expect_same(torch::ScalarType dtype, const Options& options, double tolerance) {
+void expect_same(torch::ScalarType dtype, const Options& options, double tolerance,
+                 torch::Device where = torch::kCPU) {
   auto here = model_on(torch::kCPU, dtype), there = model_on(torch::kCUDA, dtype);
   Optimizer cpu(here->parameters(), options), cuda(there->parameters(), options);
-  GradScaler a(GradScalerOptions().init_scale(1024)), b(GradScalerOptions().init_scale(1024));
+  GradScaler a(GradScalerOptions().init_scale(1024)),
+      b(GradScalerOptions().init_scale(1024).device(where));
   b.name_parameters(*there);
   for (int step = 0; step < 10; ++step) {
     const bool bad = step == 0 || step == 4;
@@ -50,7 +54,8 @@ void expect_same(torch::ScalarType dtype, const Options& options, double toleran
     a.scale(torch::ones({}));
     b.scale(torch::ones({}, torch::kCUDA));
     EXPECT_EQ(a.step(cpu).applied, !bad);
-    const StepReport report = b.step(cuda);
+    StepReport report = b.step(cuda);
+    if (report.pending) report = b.report();
     EXPECT_EQ(report.applied, !bad);
     EXPECT_EQ(report.culprit, bad ? "0.weight: 1 inf, 0 nan" : "");
     a.update();
@@ -76,6 +81,28 @@ TEST_F(OnCuda, TorchsOwnOptimizersWork) {
   expect_same<torch::optim::SGD>(torch::kHalf, torch::optim::SGDOptions(0.01), 1e-2);
 }
 
+TEST_F(OnCuda, TheScaleMayLiveOnTheDevice) {
+  const torch::Device cuda = torch::kCUDA;
+  for (const auto dtype : {torch::kFloat, torch::kHalf, torch::kBFloat16}) {
+    expect_same<FusedAdamW>(dtype, torch::optim::AdamWOptions(0.01), 0.0, cuda);
+    expect_same<FusedSGD>(dtype, torch::optim::SGDOptions(0.01).momentum(0.9), 0.0, cuda);
+  }
+  expect_same<torch::optim::AdamW>(torch::kFloat, torch::optim::AdamWOptions(0.01), 1e-5, cuda);
+}
+
+TEST_F(OnCuda, AScaledLossKeepsItsScaleWhenTheScaleMoves) {
+  GradScaler scaler(GradScalerOptions().device(torch::kCUDA));
+  const torch::Tensor x = torch::ones({}, torch::kCUDA).requires_grad_(true);
+  const torch::Tensor loss = x * x;
+  const torch::Tensor scaled = scaler.scale(loss);
+  EXPECT_EQ(scaled.item<double>(), 65536.0);
+  scaler.discard();
+  scaler.update(1024.0);
+  scaled.backward();
+  EXPECT_EQ(x.grad().item<double>(), 2.0 * 65536.0);
+  EXPECT_EQ(scaler.scale(loss.to(torch::kHalf)).item<double>(), 1024.0);
+}
+
 TEST_F(OnCuda, FilesGoFromDeviceToHost) {
   auto there = model_on(torch::kCUDA, torch::kHalf), here = model_on(torch::kCPU, torch::kHalf);
   FusedAdamW cuda(there->parameters(), torch::optim::AdamWOptions(0.01));
@@ -94,7 +121,7 @@ TEST_F(OnCuda, FilesGoFromDeviceToHost) {
 TEST_F(OnCuda, AutocastAndALoopInFp16) {
   auto model = model_on(torch::kCUDA, torch::kFloat);
   FusedAdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.01));
-  GradScaler scaler;
+  GradScaler scaler(GradScalerOptions().device(torch::kCUDA));
   torch::manual_seed(1);
   const torch::Tensor x = torch::randn({64, 33}, torch::kCUDA);
   const torch::Tensor y = x.narrow(1, 0, 2);
@@ -118,6 +145,50 @@ TEST_F(OnCuda, AutocastAndALoopInFp16) {
 }
 
 #ifdef HEADROOM_TORCH_CUDA
+TEST_F(OnCuda, AWholeTrainingStepIsAGraph) {
+  const auto run = [](bool graphed) {
+    const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool());
+    auto model = model_on(torch::kCUDA, torch::kFloat);
+    FusedAdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.01));
+    GradScaler scaler(GradScalerOptions().growth_interval(7).device(torch::kCUDA));
+    const torch::Tensor x = torch::empty({64, 33}, torch::kCUDA);
+    const auto step = [&] {
+      for (torch::Tensor& parameter : model->parameters()) {
+        if (parameter.grad().defined()) parameter.mutable_grad().zero_();
+      }
+      const torch::Tensor loss = torch::mse_loss(model->forward(x), x.narrow(1, 0, 2));
+      scaler.scale(loss).backward();
+      scaler.step(optimizer, {1.0f});
+      scaler.update();
+    };
+    torch::manual_seed(5);
+    at::cuda::CUDAGraph graph;
+    for (int i = 0; i < 100; ++i) {
+      x.copy_(torch::randn({64, 33}) * (i % 20 == 13 ? 1e30 : 1.0));
+      if (graphed && i == 3) {
+        graph.capture_begin();
+        step();
+        graph.capture_end();
+      }
+      if (graphed && i >= 3) {
+        graph.replay();
+      } else {
+        step();
+      }
+    }
+    EXPECT_EQ(scaler.state().skipped, 5);
+    EXPECT_EQ(scaler.state().steps, 100);
+    EXPECT_EQ(optimizer.steps(0), 95);
+    std::vector<torch::Tensor> weights;
+    for (const torch::Tensor& parameter : model->parameters()) {
+      weights.push_back(parameter.detach().cpu());
+    }
+    return weights;
+  };
+  const auto eager = run(false), graphed = run(true);
+  for (size_t i = 0; i < eager.size(); ++i) EXPECT_TRUE(same_bits(eager[i], graphed[i]));
+}
+
 TEST_F(OnCuda, WorksOnTheCurrentStream) {
   const c10::cuda::CUDAStream stream = c10::cuda::getStreamFromPool();
   const c10::cuda::CUDAStreamGuard guard(stream);

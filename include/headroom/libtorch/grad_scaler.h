@@ -10,6 +10,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,11 @@ class HEADROOM_API GradScalerOptions {
   GradScalerOptions& backoff_factor(double factor);
   GradScalerOptions& growth_interval(int64_t steps);
   GradScalerOptions& enabled(bool enabled);
+
+  /// Where the scale lives, as in PyTorch's constructor. On a CUDA device step() and update() never
+  /// wait with FusedAdamW and FusedSGD: their report is pending, and report() or try_report()
+  /// tells.
+  GradScalerOptions& device(const torch::Device& device);
 
   /// Beyond PyTorch; see ScalePolicy and ScalerOptions.
   GradScalerOptions& min_scale(double scale);
@@ -107,6 +113,10 @@ class HEADROOM_API GradScaler {
                   const torch::optim::Optimizer::LossClosure& closure,
                   const StepOptions& options = {});
 
+  /// What the last step() did: waits for it, or takes the newest that is done, if any.
+  StepReport report() const;
+  std::optional<StepReport> try_report() const;
+
   /// Moves the scale, once for all optimizers, and opens the next round.
   void update();
 
@@ -144,9 +154,11 @@ class HEADROOM_API GradScaler {
   void name_parameters(const torch::nn::Module& module);
 
  private:
+  torch::Tensor scale_on_device(const torch::Tensor& loss);
   void change(const std::function<void(ScalePolicy&)>& change);
   void take_state(const ScaleState& state);
 
+  bool on_device_ = false;
   std::unique_ptr<headroom::GradScaler> core_;
   std::unique_ptr<internal::Bridges> bridges_;
 };

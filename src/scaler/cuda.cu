@@ -1,0 +1,216 @@
+#include "scaler/cuda.h"
+
+#include <atomic>
+
+#include "apply/cuda.cuh"
+#include "core/cuda.cuh"
+
+namespace headroom::internal {
+namespace {
+
+// Writes the value, then says that it is there.
+template <typename T>
+__device__ void tell(const T& value, uint64_t number, CudaMail<T>* mail) {
+  mail->slots[number % CudaMail<T>::kSlots] = value;
+  __threadfence_system();
+  *static_cast<volatile uint64_t*>(&mail->latest) = number;
+}
+
+template <typename T>
+__device__ float value_at(const void* data, int64_t i) {
+  return to_float(static_cast<const T*>(data)[i]);
+}
+
+// The scale is at `from`, or else `scale`.
+__global__ void scale_kernel(TensorView loss, float scale, CudaScale* from, float* out) {
+  if (from != nullptr) {
+    scale = from->state.scale;
+    from->used = scale;  // the same from every thread
+  }
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i >= loss.count) return;
+  float x = 0.0f;
+  if (loss.dtype == DType::kF16) x = value_at<f16>(loss.data, i);
+  if (loss.dtype == DType::kBF16) x = value_at<bf16>(loss.data, i);
+  if (loss.dtype == DType::kF32) x = value_at<float>(loss.data, i);
+  out[i] = x * scale;
+}
+
+// The scale of the optimizer's gradients, and what a new round forgets.
+__device__ void enter(const CudaScale& scale, const CudaOrder& order, CudaKnown* known) {
+  if (order.first) known->scale = scale.used;
+  if (order.current) known->scale = scale.state.scale;
+  if (order.fresh) known->overflow = false;
+}
+
+__global__ void enter_kernel(const CudaScale* scale, CudaOrder order, CudaKnown* known) {
+  enter(*scale, order, known);
+  known->inverse = inverse(known->scale);
+}
+
+__global__ void unscaled_kernel(const CudaStats* stats, CudaScale* scale, CudaKnown* known) {
+  known->found = *stats;
+  known->overflow = !stats->finite() || stats->new_inf > 0;
+  scale->overflow = scale->overflow || known->overflow;
+}
+
+__device__ CudaReport report_on(const CudaStats& stats, const CudaOrder& order, CudaScale* scale,
+                                CudaKnown* known) {
+  CudaReport report;
+  report.stats = stats;
+  report.scale = 1.0f;
+  if (order.enabled) {
+    enter(*scale, order, known);
+    report.scale = known->scale;
+  }
+  const double norm = stats.nan > 0 ? nan("") : stats.inf > 0 ? HUGE_VAL : stats.sum().root();
+  report.verdict = decide(stats.finite(), norm, stats.amax, order.unscaled ? 1.0f : report.scale,
+                          order.max_norm);
+  if (order.enabled && known->overflow) {
+    report.verdict.skip = Skip::kNotFinite;
+    if (known->found.culprit >= 0) {
+      report.stats.culprit = known->found.culprit;
+      report.stats.culprit_inf = known->found.culprit_inf;
+      report.stats.culprit_nan = known->found.culprit_nan;
+    }
+  }
+  const bool bad = !report.verdict.apply();
+  if (order.enabled) scale->overflow = scale->overflow || bad;
+  report.steps = ++known->steps;
+  report.skipped = known->skipped += bad;
+  return report;
+}
+
+// One thread decides while the others make the numbers of the step; then they count it while that
+// one tells the host.
+__global__ void decide_kernel(const CudaStats* stats, CudaOrder order, CudaScale* scale,
+                              CudaKnown* known, CudaMail<CudaReport>* mail, CudaTables tables) {
+  __shared__ CudaGo go;
+  CudaReport report;
+  wait_for_kernel_before();
+  let_next_kernel_begin();
+  if (threadIdx.x == kPrepareThreads) {
+    report = report_on(*stats, order, scale, known);
+    go = {report.verdict.apply(), report.verdict.multiplier};
+  } else if (threadIdx.x < kPrepareThreads) {
+    prepare_numbers(tables);
+  }
+  __syncthreads();
+  if (threadIdx.x == kPrepareThreads) {
+    tell(report, static_cast<uint64_t>(report.steps), mail);
+  } else if (threadIdx.x < kPrepareThreads) {
+    prepare_go(tables, go);
+  }
+}
+
+__global__ void update_kernel(CudaScale* scale, CudaMail<CudaAlarm>* mail) {
+  wait_for_kernel_before();
+  const float before = scale->state.scale;
+  const Transition next = next_state(scale->policy, scale->state, scale->overflow);
+  scale->state = next.state;
+  scale->overflow = false;
+  const double ratio = static_cast<double>(next.state.scale) / static_cast<double>(before);
+  scale->factor = static_cast<float>(
+      fmin(fmax(ratio, static_cast<double>(kSmallestScale)), static_cast<double>(kLargestScale)));
+  if (next.alarm == Alarm::kNone) return;
+  const CudaAlarm alarm{next.alarm, next.state.scale, next.state.skips_in_row};
+  tell(alarm, static_cast<uint64_t>(++scale->alarms), mail);
+}
+
+__global__ void rescaled_kernel(const CudaScale* scale, CudaKnown* known) {
+  if (scale->factor != 1.0f) known->scale = scale->state.scale;
+}
+
+void launch_scale(const TensorView& loss, float scale, CudaScale* from, const TensorView& out) {
+  const DeviceScope scope(out.device.index);
+  const auto blocks = static_cast<unsigned>((loss.count + 255) / 256);
+  if (blocks == 0) return;
+  scale_kernel<<<blocks, 256, 0, current_stream()>>>(loss, scale, from,
+                                                     static_cast<float*>(out.data));
+  HEADROOM_CUDA(cudaGetLastError());
+}
+
+}  // namespace
+
+template <typename T>
+uint64_t CudaMailbox<T>::latest() const {
+  return std::atomic_ref<uint64_t>(data()->latest).load(std::memory_order_acquire);
+}
+
+template <typename T>
+std::optional<T> CudaMailbox<T>::read() const {
+  constexpr uint64_t kSlots = CudaMail<T>::kSlots;
+  for (uint64_t number = latest(); number > 0; number = latest()) {
+    const T value = data()->slots[number % kSlots];
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (latest() + 1 < number + kSlots) return value;  // nobody has begun to write over it
+  }
+  return std::nullopt;
+}
+
+template class CudaMailbox<CudaReport>;
+template class CudaMailbox<CudaAlarm>;
+
+CudaOptimizer::CudaOptimizer(int device) : measure(device) { known_.reserve(device, 1); }
+
+void CudaOptimizer::set_scale(float scale) {
+  static_assert(offsetof(CudaKnown, scale) == 0 && offsetof(CudaKnown, inverse) == sizeof(float));
+  const float both[2] = {scale, inverse(scale)};
+  cuda_upload(known(), both, sizeof(both));
+}
+
+CudaScaler::CudaScaler(int device) : device_(device) { scale_.reserve(device, 1); }
+
+void CudaScaler::set_state(const ScalePolicy& policy, const ScaleState& state) {
+  const DeviceScope scope(device_);
+  static_assert(offsetof(CudaScale, policy) == 0 && sizeof(ScalePolicy) % 8 == 0);
+  static_assert(offsetof(CudaScale, state) % 8 == 0 && sizeof(ScaleState) % 8 == 0);
+  cuda_upload(&scale_.data()->policy, &policy, sizeof(policy));
+  cuda_upload(&scale_.data()->state, &state, sizeof(state));
+}
+
+ScaleState CudaScaler::wait_state() const {
+  const DeviceScope scope(device_);
+  ScaleState state;
+  cuda_copy(&state, &scale_.data()->state, sizeof(state));
+  return state;
+}
+
+void CudaScaler::scale(const TensorView& loss, const TensorView& out) {
+  launch_scale(loss, 0.0f, scale_.data(), out);
+}
+
+void CudaScaler::unscale(const CudaOrder& order, CudaOptimizer* optimizer) {
+  const DeviceScope scope(device_);
+  const cudaStream_t stream = current_stream();
+  CudaKnown* const known = optimizer->known();
+  enter_kernel<<<1, 1, 0, stream>>>(scale_.data(), order, known);
+  optimizer->measure.enqueue({.unscale = true}, &known->inverse);
+  unscaled_kernel<<<1, 1, 0, stream>>>(optimizer->measure.stats(), scale_.data(), known);
+  HEADROOM_CUDA(cudaGetLastError());
+}
+
+void CudaScaler::decide(const CudaOrder& order, const CudaTables& tables,
+                        CudaOptimizer* optimizer) {
+  const DeviceScope scope(device_);
+  launch_early(decide_kernel, 1, kPrepareThreads + 32, optimizer->measure.stats(), order,
+               scale_.data(), optimizer->known(), optimizer->reports.data(), tables);
+}
+
+void CudaScaler::update() {
+  const DeviceScope scope(device_);
+  launch_early(update_kernel, 1, 1, scale_.data(), alarms.data());
+}
+
+void CudaScaler::rescale(CudaOptimizer* optimizer) {
+  const DeviceScope scope(device_);
+  optimizer->measure.enqueue_rescale(&scale_.data()->factor);
+  rescaled_kernel<<<1, 1, 0, current_stream()>>>(scale_.data(), optimizer->known());
+  HEADROOM_CUDA(cudaGetLastError());
+}
+
+void cuda_scale(const TensorView& loss, float scale, const TensorView& out) {
+  launch_scale(loss, scale, nullptr, out);
+}
+
+}  // namespace headroom::internal

@@ -1,0 +1,132 @@
+// A GradScaler whose scale, counters and verdicts live on a CUDA device. Everything here only
+// enqueues, unless its name says that it waits.
+#ifndef HEADROOM_SRC_SCALER_CUDA_H_
+#define HEADROOM_SRC_SCALER_CUDA_H_
+
+#include <headroom/policy.h>
+
+#include <optional>
+#include <vector>
+
+#include "apply/cuda.h"
+#include "core/cuda.h"
+#include "measure/cuda.h"
+
+namespace headroom::internal {
+
+/// What a step did.
+struct CudaReport {
+  int64_t steps;    // of this optimizer so far,
+  int64_t skipped;  // of which skipped
+  float scale;
+  Verdict verdict;
+  CudaStats stats;
+};
+
+/// An update has raised an alarm.
+struct CudaAlarm {
+  Alarm alarm;
+  float scale;
+  int64_t skips_in_row;
+};
+
+/// The last few values that a kernel told the host, which looks without waiting.
+template <typename T>
+struct CudaMail {
+  static constexpr uint64_t kSlots = 4;
+  uint64_t latest;  // counts from 1; value n is in slot n % kSlots
+  T slots[kSlots];
+};
+
+template <typename T>
+class CudaMailbox {
+ public:
+  CudaMailbox() : memory_(sizeof(CudaMail<T>)) {}
+  CudaMail<T>* data() const { return memory_.as<CudaMail<T>>(); }
+  uint64_t latest() const;
+  std::optional<T> read() const;  // none if nothing came yet
+
+ private:
+  CudaHostBuffer memory_;
+};
+
+/// The scale, on the device.
+struct CudaScale {
+  ScalePolicy policy;
+  ScaleState state;
+  float used;      // of the last scale()
+  float factor;    // the scale of the last update over the one before
+  bool overflow;   // a check of this round was bad
+  int64_t alarms;  // so far
+};
+
+/// What the device knows of an optimizer under the scaler.
+struct CudaKnown {
+  float scale;      // of its gradients in memory
+  float inverse;    // 1 / scale
+  bool overflow;    // found by unscale_,
+  CudaStats found;  // namely this
+  int64_t steps;
+  int64_t skipped;
+};
+
+/// What the host knows of a step when it enqueues it.
+struct CudaOrder {
+  float max_norm = 0.0f;
+  bool enabled = true;
+  bool first = false;     // the optimizer's first
+  bool fresh = false;     // the optimizer's first of this round
+  bool current = false;   // its gradients have the present scale
+  bool unscaled = false;  // they were unscaled already
+};
+
+/// An optimizer under a scaler on a device.
+class CudaOptimizer {
+ public:
+  explicit CudaOptimizer(int device);
+  void set_scale(float scale);
+  CudaKnown* known() const { return known_.data(); }
+
+  CudaMeasure measure;
+  CudaMailbox<CudaReport> reports;
+
+ private:
+  CudaArray<CudaKnown> known_;
+};
+
+class CudaScaler {
+ public:
+  explicit CudaScaler(int device);
+  int device() const { return device_; }
+
+  void set_state(const ScalePolicy& policy, const ScaleState& state);
+  ScaleState wait_state() const;
+
+  /// out = loss x scale.
+  void scale(const TensorView& loss, const TensorView& out);
+
+  /// Unscales the gradients that optimizer->measure lists.
+  void unscale(const CudaOrder& order, CudaOptimizer* optimizer);
+
+  /// Decides on what optimizer->measure found, and prepares the optimizer's tables, which may be
+  /// empty.
+  void decide(const CudaOrder& order, const CudaTables& tables, CudaOptimizer* optimizer);
+
+  void update();
+
+  /// Brings gradients that wait from the scale before the last update() to the one after.
+  void rescale(CudaOptimizer* optimizer);
+
+  CudaMailbox<CudaAlarm> alarms;
+
+ private:
+  int device_;
+  CudaArray<CudaScale> scale_;
+};
+
+/// out = loss x scale, for tensors on a CUDA device and a scale on the host.
+void cuda_scale(const TensorView& loss, float scale, const TensorView& out);
+
+}  // namespace headroom::internal
+
+#endif  // HEADROOM_SRC_SCALER_CUDA_H_

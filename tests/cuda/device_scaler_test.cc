@@ -1,0 +1,465 @@
+// A scaler whose scale lives on the device: the same course as on the CPU, bit for bit, and the
+// host never waits.
+#include <atomic>
+#include <thread>
+
+#include "tests/cuda/support.h"
+
+namespace headroom {
+namespace {
+
+constexpr Device kDevice{DeviceType::kCUDA, 0};
+
+// One optimizer with its scaler, on the CPU or on the device. Everything that happens is written
+// down, to be compared.
+template <typename Optimizer = AdamW, typename Options = AdamWOptions>
+class Loop {
+ public:
+  Loop(bool cuda, const ScalePolicy& policy, const Options& options = {}, bool enabled = true,
+       DType type = DType::kF16)
+      : cuda_(cuda),
+        scaler(policy, {.enabled = enabled,
+                        .device = cuda ? kDevice : Device{},
+                        .on_alarm = [this](const AlarmReport& alarm) {
+                          log += "alarm " + alarm.sentence + "\n";
+                        }}) {
+    std::vector<Parameter> parameters;
+    for (const int64_t count : {1, 70, 8192, 20003}) {
+      const auto seed = static_cast<unsigned>(count);
+      weights_.push_back(std::make_unique<Host>(type, count, seed));
+      grads_.push_back(std::make_unique<Host>(type, count, seed + 1));
+      if (cuda) {
+        weights_there_.push_back(std::make_unique<OnDevice>(weights_.back()->view()));
+        grads_there_.push_back(std::make_unique<OnDevice>(grads_.back()->view()));
+      }
+      parameters.push_back(
+          {"p" + std::to_string(count), weight(grads_.size() - 1).first, grad(grads_.size() - 1)});
+    }
+    optimizer = std::make_unique<Optimizer>(parameters, options);
+    loss_ = std::make_unique<Host>(DType::kF32, 1, 0);
+    loss_->set(0, 1.0);
+    loss_there_ = cuda ? std::make_unique<OnDevice>(loss_->view()) : nullptr;
+    scaled_there_ = cuda ? std::make_unique<OnDevice>(loss_->view()) : nullptr;
+  }
+
+  // Scales a loss and makes gradients of this size, with `bad` in the middle of parameter `where`.
+  void backward(unsigned seed, double size, int where = -1, double bad = 0.0) {
+    scale();
+    for (size_t i = 0; i < grads_.size(); ++i) {
+      grads_[i]->refill_exactly(seed + static_cast<unsigned>(i), size);
+      if (where == static_cast<int>(i)) grads_[i]->set(grads_[i]->view().count / 2, bad);
+      if (cuda_) grads_there_[i]->put(grads_[i]->view());
+    }
+  }
+  void scale() {
+    if (cuda_) {
+      scaler.scale(loss_there_->view(), scaled_there_->view());
+    } else {
+      scaler.scale(1.0f);
+    }
+  }
+  void step(const StepOptions& options = {}) {
+    const StepReport now = scaler.step(*optimizer, options);
+    EXPECT_EQ(now.pending, cuda_);
+    const StepReport report = scaler.report(*optimizer);
+    EXPECT_FALSE(report.pending);
+    char numbers[200];
+    std::snprintf(numbers, sizeof(numbers), " norm %.6g clip %.6g amax %.9g steps %lld of %lld",
+                  report.grad_norm, report.clip_factor, report.stats.amax,
+                  static_cast<long long>(report.skipped), static_cast<long long>(report.steps));
+    log += (report.applied ? "applied" : "skipped " + report.culprit) + " at " +
+           std::to_string(report.scale) + numbers + "\n";
+  }
+  void update() {
+    scaler.update();
+    cudaDeviceSynchronize();
+    scaler.try_report();  // tells what alarms there are
+    if (scaler.enabled()) log += scaler.save() + "\n";
+  }
+
+  TensorView grad(size_t i) const { return cuda_ ? grads_there_[i]->view() : grads_[i]->view(); }
+  std::pair<TensorView, OnDevice*> weight(size_t i) const {
+    if (cuda_) return {weights_there_[i]->view(), weights_there_[i].get()};
+    return {weights_[i]->view(), nullptr};
+  }
+
+  // Weights, gradients, masters, moments and step counts.
+  std::vector<std::vector<unsigned char>> bits() const {
+    cudaDeviceSynchronize();
+    std::vector<std::vector<unsigned char>> all;
+    const auto add = [&](const TensorView& view) {
+      all.emplace_back(view.bytes());
+      cudaMemcpy(all.back().data(), view.data, view.bytes(), cudaMemcpyDefault);
+    };
+    for (size_t i = 0; i < grads_.size(); ++i) {
+      add(weight(i).first);
+      add(grad(i));
+    }
+    const OptimizerState state = optimizer->state();
+    for (const NamedTensor& tensor : state.tensors) add(tensor.tensor);
+    const auto* steps = reinterpret_cast<const unsigned char*>(state.steps.data());
+    all.emplace_back(steps, steps + 8 * state.steps.size());
+    return all;
+  }
+
+ private:
+  bool cuda_;
+  std::vector<std::unique_ptr<Host>> weights_, grads_;
+  std::vector<std::unique_ptr<OnDevice>> weights_there_, grads_there_;
+  std::unique_ptr<Host> loss_;
+  std::unique_ptr<OnDevice> loss_there_, scaled_there_;
+
+ public:
+  std::string log;
+  GradScaler scaler;
+  std::unique_ptr<Optimizer> optimizer;
+};
+
+// Runs the body on both sides and compares all that it leaves.
+template <typename L, typename Body>
+void expect_same_course(const std::function<std::unique_ptr<L>(bool)>& make, const Body& body) {
+  const auto cpu = make(false), cuda = make(true);
+  body(*cpu);
+  body(*cuda);
+  EXPECT_EQ(cuda->log, cpu->log);
+  EXPECT_TRUE(cuda->bits() == cpu->bits());
+}
+
+using Plain = Loop<>;
+std::function<std::unique_ptr<Plain>(bool)> with(const ScalePolicy& policy, bool enabled = true,
+                                                 DType type = DType::kF16) {
+  return [=](bool cuda) {
+    return std::make_unique<Plain>(cuda, policy, AdamWOptions{.lr = 0.01}, enabled, type);
+  };
+}
+
+class DeviceScaler : public Cuda {};
+
+TEST_F(DeviceScaler, RunsTheCoursesOfAllPresets) {
+  for (const PresetInfo& info : presets()) {
+    ScalePolicy policy = preset(info.name);
+    if (policy.on_overflow == OnOverflow::kThrow) continue;
+    policy.growth_interval = std::min(policy.growth_interval, 3);
+    SCOPED_TRACE(info.name);
+    expect_same_course(with(policy), [](Plain& loop) {
+      for (unsigned step = 0; step < 30; ++step) {
+        const bool bad = step == 0 || step == 1 || step == 7 || step == 20;
+        loop.backward(step, 100.0, bad ? static_cast<int>(step % 4) : -1, step == 7 ? kNan : kInf);
+        loop.step({.max_norm = step % 3 == 0 ? 0.001f : 0.0f,
+                   .clear_grads = static_cast<ClearGrads>(step % 3)});
+        loop.update();
+      }
+    });
+  }
+}
+
+TEST_F(DeviceScaler, AFirstStepOverflowLeavesNoMomentum) {
+  using Momentum = Loop<SGD, SGDOptions>;
+  expect_same_course<Momentum>(
+      [](bool cuda) {
+        return std::make_unique<Momentum>(cuda, DynamicScale{},
+                                          SGDOptions{.lr = 0.1, .momentum = 0.9, .dampening = 0.5});
+      },
+      [](Momentum& loop) {
+        for (unsigned step = 0; step < 4; ++step) {
+          loop.backward(step, 10.0, step == 0 ? 2 : -1, kNan);
+          loop.step();
+          loop.update();
+        }
+      });
+}
+
+TEST_F(DeviceScaler, FiniteGradientsWithASquareBeyondFp32AreNoOverflow) {
+  expect_same_course(with(DynamicScale{}, true, DType::kF32), [](Plain& loop) {
+    loop.backward(1, 1e30);
+    loop.step({.max_norm = 1.0f});
+    loop.update();
+    EXPECT_EQ(loop.scaler.state().skipped, 0);
+  });
+}
+
+TEST_F(DeviceScaler, UnscalingThatOverflowsSkips) {
+  expect_same_course(with(StaticScale{0x1p-100f}, true, DType::kF32), [](Plain& loop) {
+    loop.backward(1, 1e30);
+    loop.scaler.step(*loop.optimizer);
+    const StepReport report = loop.scaler.report();
+    EXPECT_FALSE(report.applied);
+    EXPECT_EQ(report.skip, Skip::kUnscaleOverflow);
+    EXPECT_NE(report.culprit.find("beyond FP32"), std::string::npos);
+    loop.update();
+  });
+}
+
+TEST_F(DeviceScaler, UnscalesByHandAndLooksAgainInStep) {
+  for (const bool late_nan : {false, true}) {
+    for (const bool bad : {false, true}) {
+      expect_same_course(with(DynamicScale{.growth_interval = 2}), [&](Plain& loop) {
+        for (unsigned step = 0; step < 3; ++step) {
+          loop.backward(step, 1000.0, bad && step == 1 ? 1 : -1, kInf);
+          loop.scaler.unscale_(*loop.optimizer);
+          if (late_nan && step == 2) {
+            const uint16_t nan = 0x7E00;
+            cudaMemcpy(loop.grad(0).data, &nan, 2, cudaMemcpyDefault);
+          }
+          loop.step({.max_norm = 0.5f});
+          loop.update();
+        }
+      });
+    }
+  }
+}
+
+TEST_F(DeviceScaler, GradientsThatWaitOverAnUpdateFollowTheScale) {
+  const auto make = with(DynamicScale{.growth_interval = 1});
+  const auto cpu = make(false), cuda = make(true);
+  for (Plain* loop : {cpu.get(), cuda.get()}) {
+    loop->backward(1, 1.0);
+    loop->step();
+    loop->backward(2, 1.0);  // waits: its step comes after the update
+    loop->update();
+    loop->step();
+    loop->update();
+    loop->step();  // the same gradients, which have the scale before
+    loop->update();
+  }
+  EXPECT_EQ(cuda->log, cpu->log);
+  EXPECT_TRUE(cuda->bits() == cpu->bits());
+}
+
+TEST_F(DeviceScaler, TwoOptimizersOfWhichOneOverflows) {
+  const auto run = [](bool cuda) {
+    Plain a(cuda, DynamicScale{}), b(cuda, DynamicScale{});
+    a.backward(1, 1.0, 2, kInf);
+    b.backward(2, 1.0);
+    a.scaler.step(*a.optimizer);
+    a.scaler.step(*b.optimizer);
+    a.scaler.update();
+    EXPECT_FALSE(a.scaler.report(*a.optimizer).applied);
+    EXPECT_TRUE(a.scaler.report(*b.optimizer).applied);
+    EXPECT_TRUE(a.scaler.report().applied) << "the last one";
+    EXPECT_EQ(a.scaler.get_scale(), 32768.0f);
+    auto bits = a.bits();
+    for (auto& part : b.bits()) bits.push_back(part);
+    return bits;
+  };
+  EXPECT_TRUE(run(false) == run(true));
+}
+
+TEST_F(DeviceScaler, DisabledStillSkipsWhatIsNotFinite) {
+  expect_same_course(with(DynamicScale{}, false), [](Plain& loop) {
+    for (unsigned step = 0; step < 3; ++step) {
+      loop.backward(step, 1.0, step == 1 ? 3 : -1, kNan);
+      loop.step();
+    }
+  });
+}
+
+TEST_F(DeviceScaler, StateIsSetByHandAndGoesFromSideToSide) {
+  const auto make = with(DynamicScale{.growth_interval = 2});
+  const auto cpu = make(false), cuda = make(true);
+  for (Plain* loop : {cpu.get(), cuda.get()}) {
+    loop->scaler.update(1024.0f);
+    loop->backward(1, 1.0, 1, kInf);
+    loop->step();
+    loop->update();
+    loop->scaler.set_policy(DynamicScale{.growth_interval = 1});
+    loop->backward(2, 1.0);
+    loop->step();
+    loop->update();
+  }
+  EXPECT_EQ(cuda->log, cpu->log);
+  const auto other = make(true);
+  other->scaler.load(cpu->scaler.save());
+  EXPECT_EQ(other->scaler.save(), cuda->scaler.save());
+  cuda->scaler.load_state(other->scaler.state());
+  EXPECT_EQ(cuda->scaler.get_scale(), 1024.0f);
+}
+
+TEST_F(DeviceScaler, AlarmsAreToldLater) {
+  expect_same_course(with(DynamicScale{.init_scale = 2.0f}), [](Plain& loop) {
+    for (unsigned step = 0; step < 3; ++step) {
+      loop.backward(step, 1.0, 1, kInf);
+      loop.step();
+      loop.update();
+    }
+  });
+  GradScaler silent(DynamicScale{.init_scale = 1.0f}, {.device = kDevice});
+  Plain loop(true, DynamicScale{});
+  const Host one(DType::kF32, 1, 1);
+  const OnDevice loss(one.view());
+  loop.backward(1, 1.0, 0, kNan);
+  silent.scale(loss.view(), loss.view());
+  silent.step(*loop.optimizer);
+  expect_error(ErrorCode::kScaleCollapsed, "p1: 0 inf, 1 nan", [&] {
+    silent.update();
+    silent.report();
+  });
+}
+
+TEST_F(DeviceScaler, AnyOtherOptimizerRunsToo) {
+  class Own : public Optimizer {
+   public:
+    explicit Own(std::vector<Parameter> list) : Optimizer(std::move(list)) {}
+    void apply(float multiplier, bool) override { applied += multiplier; }
+    void skipped(const std::string& culprit) override { last = culprit; }
+    float applied = 0.0f;
+    std::string last;
+  };
+  Plain loop(true, DynamicScale{});
+  Own own(loop.optimizer->parameters());
+  loop.backward(1, 1.0, 2, kInf);
+  EXPECT_FALSE(loop.scaler.step(own).applied);
+  EXPECT_EQ(own.last, "p8192: 1 inf, 0 nan");
+  loop.scaler.update();
+  loop.backward(1, 1.0);
+  EXPECT_TRUE(loop.scaler.step(own).applied);
+  EXPECT_EQ(own.applied, 0x1p-15f);
+}
+
+TEST_F(DeviceScaler, WrongCallsAreRefused) {
+  Plain loop(true, DynamicScale{});
+  expect_error(ErrorCode::kUnsupported, "scale(loss, scaled)", [&] { loop.scaler.scale(1.0f); });
+  expect_error(ErrorCode::kWrongOrder, "before any scale()",
+               [&] { loop.scaler.step(*loop.optimizer); });
+  expect_error(ErrorCode::kInvalidArgument, "kThrow", [&] {
+    GradScaler(StaticScale{.on_overflow = OnOverflow::kThrow}, {.device = kDevice});
+  });
+  Host weight(DType::kF32, 8, 1), grad(DType::kF32, 8, 2);
+  SGD here({{"here", weight.view(), grad.view()}});
+  loop.scale();
+  expect_error(ErrorCode::kMismatch, "'here' is not on", [&] { loop.scaler.step(here); });
+  expect_error(ErrorCode::kMismatch, "not on the CUDA device",
+               [&] { loop.scaler.scale(weight.view(), grad.view()); });
+}
+
+// Holds a stream up until it is told to go on.
+class Blocked {
+ public:
+  explicit Blocked(cudaStream_t stream) {
+    cudaLaunchHostFunc(
+        stream,
+        [](void* open) {
+          while (!*static_cast<std::atomic<bool>*>(open)) {
+          }
+        },
+        &open_);
+  }
+  ~Blocked() { open(); }
+  void open() { open_ = true; }
+
+ private:
+  std::atomic<bool> open_ = false;
+};
+
+TEST_F(DeviceScaler, NothingInAStepWaitsForTheDevice) {
+  Plain loop(true, DynamicScale{.growth_interval = 5});
+  cudaStream_t stream = nullptr;
+  cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+  const StreamScope scope(stream);
+  const auto step = [&] {
+    loop.scale();
+    loop.scaler.step(*loop.optimizer, {.max_norm = 1.0f, .clear_grads = ClearGrads::kNever});
+    loop.scaler.update();
+  };
+  loop.backward(1, 1.0);
+  step();
+  loop.scaler.report();
+  {
+    Blocked blocked(stream);
+    for (int i = 0; i < 50; ++i) step();  // would hang here
+    EXPECT_EQ(loop.scaler.try_report()->steps, 1) << "the newest that is done";
+    EXPECT_EQ(cudaStreamQuery(stream), cudaErrorNotReady);
+  }
+  EXPECT_EQ(loop.scaler.report().steps, 51);
+  EXPECT_EQ(loop.scaler.state().steps, 51);
+  EXPECT_EQ(loop.optimizer->steps(0), 51);
+  cudaStreamDestroy(stream);
+}
+
+TEST_F(DeviceScaler, AReplayedGraphGivesTheBitsOfEagerSteps) {
+  const ScalePolicy policy{.growth_interval = 7};
+  Plain eager(true, policy), graphed(true, policy);
+  cudaStream_t stream = nullptr;
+  cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+  const StreamScope scope(stream);
+  const StepOptions options{.max_norm = 1.0f};
+  const auto enqueue = [&](Plain& loop) {
+    loop.scaler.step(*loop.optimizer, options);
+    loop.scaler.update();
+  };
+  eager.scale();
+  graphed.scale();
+  enqueue(eager);
+  enqueue(graphed);  // takes what memory there is to take
+  cudaGraph_t graph = nullptr;
+  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
+  graphed.scale();
+  enqueue(graphed);
+  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  cudaGraphExec_t run = nullptr;
+  ASSERT_EQ(cudaGraphInstantiate(&run, graph, 0), cudaSuccess);
+  std::mt19937 random(5);
+  int bad = 0;
+  for (unsigned step = 0; step < 1000; ++step) {
+    cudaStreamSynchronize(stream);
+    const int where = random() % 20 == 0 ? static_cast<int>(random() % 4) : -1;
+    bad += where >= 0;
+    eager.backward(step, 10.0, where, step % 2 == 0 ? kInf : kNan);
+    // The graph scales its loss by itself; only the gradients change.
+    for (size_t i = 0; i < 4; ++i) {
+      cudaMemcpyAsync(graphed.grad(i).data, eager.grad(i).data, eager.grad(i).bytes(),
+                      cudaMemcpyDefault, stream);
+    }
+    if (step % 100 == 50) {
+      const double lr = 1e-3 / (1.0 + step);
+      eager.optimizer->set_lr(lr);
+      graphed.optimizer->set_lr(lr);
+    }
+    enqueue(eager);
+    ASSERT_EQ(cudaGraphLaunch(run, stream), cudaSuccess);
+    if (step % 250 == 249) {
+      ASSERT_TRUE(eager.bits() == graphed.bits()) << step;
+      ASSERT_EQ(eager.scaler.save(), graphed.scaler.save()) << step;
+      EXPECT_EQ(eager.scaler.report().to_string(), graphed.scaler.report().to_string());
+      EXPECT_EQ(graphed.scaler.report().steps, step + 2);
+    }
+  }
+  EXPECT_EQ(graphed.scaler.state().skipped, bad);
+  EXPECT_GT(bad, 20);
+  cudaGraphExecDestroy(run);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+}
+
+TEST_F(DeviceScaler, ACaptureBeforeTheFirstStepSaysWhatToDo) {
+  Plain loop(true, DynamicScale{});
+  cudaStream_t stream = nullptr;
+  cudaStreamCreate(&stream);
+  const StreamScope scope(stream);
+  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+  loop.scale();
+  expect_error(ErrorCode::kWrongOrder, "run the same step once before",
+               [&] { loop.scaler.step(*loop.optimizer); });
+  cudaGraph_t graph = nullptr;
+  EXPECT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess) << "the capture is still good";
+  cudaGraphDestroy(graph);
+  loop.scaler.step(*loop.optimizer);
+  EXPECT_TRUE(loop.scaler.report().applied);
+  cudaStreamDestroy(stream);
+}
+
+TEST(ScalerReport, IsThereAtOnceOnTheCpu) {
+  std::vector<float> weight = {1.0f}, grad = {1.0f};
+  SGD optimizer({{"w", view(weight), view(grad)}});
+  GradScaler scaler;
+  EXPECT_FALSE(scaler.try_report().has_value());
+  expect_error(ErrorCode::kWrongOrder, "before any step()", [&] { scaler.report(); });
+  scaler.scale(1.0f);
+  const StepReport report = scaler.step(optimizer);
+  EXPECT_FALSE(report.pending);
+  EXPECT_EQ(scaler.report().to_string(), report.to_string());
+  EXPECT_EQ(scaler.try_report(optimizer)->steps, 1);
+}
+
+}  // namespace
+}  // namespace headroom
