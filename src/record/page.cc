@@ -1,7 +1,8 @@
 #include "record/page.h"
 
 #include <cstddef>
-#include <cstdint>
+
+#include "record/text.h"
 
 namespace headroom::internal {
 namespace {
@@ -69,25 +70,6 @@ footer { margin: 20px 2px 0; color: var(--muted); font-size: 13px; }
 @media print { body { background: none; } section { break-inside: avoid; } }
 )css";
 
-// Length of the UTF-8 character at the front of `text`; 0 if there is none.
-size_t character_length(std::string_view text) {
-  const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
-  const uint8_t first = byte(0);
-  const size_t length = first < 0x80   ? 1
-                        : first < 0xC2 ? 0
-                        : first < 0xE0 ? 2
-                        : first < 0xF0 ? 3
-                                       : 4;
-  if (length == 0 || first > 0xF4 || length > text.size()) return 0;
-  for (size_t i = 1; i < length; ++i) {
-    if ((byte(i) & 0xC0) != 0x80) return 0;
-  }
-  // Longer than need be, half of a UTF-16 pair, or beyond Unicode.
-  const bool wrong = (first == 0xE0 && byte(1) < 0xA0) || (first == 0xED && byte(1) > 0x9F) ||
-                     (first == 0xF0 && byte(1) < 0x90) || (first == 0xF4 && byte(1) > 0x8F);
-  return wrong ? 0 : length;
-}
-
 }  // namespace
 
 std::string escape(std::string_view text) {
@@ -98,7 +80,7 @@ std::string escape(std::string_view text) {
     const char c = text.front();
     const bool control = length == 1 && ((c >= 0 && c < ' ' && c != '\t' && c != '\n') || c == 127);
     if (length == 0 || control) {
-      html += "\xEF\xBF\xBD";
+      html += kNoText;
     } else if (c == '&') {
       html += "&amp;";
     } else if (c == '<') {
