@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <cmath>
 #include <memory>
 
 #include "cli/commands.h"
@@ -28,14 +29,40 @@ void draw(const TrainConfig& config, const RunResult& result) {
                {{"target", "", result.target}, {"fitted", caption, result.picture}});
 }
 
+// Which layers bound the scale, at the last look.
+void print_bounds(const RunResult& result) {
+  if (!result.no_layers.empty())
+    fmt::print("  layers          not looked at. {}\n", result.no_layers);
+  const ScaleBounds bounds = scale_bounds(result.layers);
+  const auto name = [&](int64_t index) { return result.layers[static_cast<size_t>(index)].name; };
+  const std::string when =
+      fmt::format("at step {}, scale {}", result.layers_step, result.layers_scale);
+  if (bounds.first_to_overflow >= 0) {
+    fmt::print("  overflows first {}, {} {}\n", name(bounds.first_to_overflow),
+               bounds.doublings_left < 0.0
+                   ? "which has"
+                   : fmt::format("after {:.0f} more doublings", std::floor(bounds.doublings_left)),
+               when);
+  }
+  if (bounds.first_to_underflow >= 0) {
+    fmt::print("  underflows first {}, FP16 loses {:.2f} % of it and {:.2f} % are subnormal {}\n",
+               name(bounds.first_to_underflow), 100.0 * bounds.lost, 100.0 * bounds.subnormal,
+               when);
+  }
+}
+
 int train(TrainConfig config) {
   resolve(&config);
+  if (config.watch && config.out.empty()) config.out = "headroom-train";
   const auto task = make_task(config);
   const Interrupt interrupt;
-  const RunResult result = watched_run(
-      config, *task, fmt::format("{} {} {}", config.model, config.precision, config.loss_scale),
-      config.out);
-  if (!config.out.empty()) draw(config, result);
+  RunInfo info;
+  info.name = fmt::format("{} {} {}", config.model, config.precision, config.loss_scale);
+  const RunResult result = watched_run(config, *task, info, config.out);
+  if (!config.out.empty()) {
+    draw(config, result);
+    write_report(config.out);
+  }
 
   fmt::print("{} in {}, loss scale {}: {} of {} steps{}\n", config.model, config.precision,
              config.loss_scale, result.steps.size(), config.steps,
@@ -45,9 +72,10 @@ int train(TrainConfig config) {
   fmt::print("  skipped steps   {}\n", result.skipped);
   fmt::print("  final scale     {}\n", result.final_scale);
   fmt::print("  gradients lost  {}\n", percent(result.lost));
+  print_bounds(result);
   fmt::print("  time            {:.1f} s, {:.4g} steps/s\n", result.seconds,
              static_cast<double>(result.steps.size()) / std::max(result.seconds, 1e-9));
-  if (!config.out.empty()) fmt::print("  written to      {}\n", config.out);
+  if (!config.out.empty()) fmt::print("  report          {}/report.html\n", config.out);
   if (!result.alarm.empty()) {
     fmt::print(stderr, "headroom: stopped at step {}. {}\n", result.steps.size(), result.alarm);
     return kGaveUp;
@@ -78,6 +106,10 @@ void add_training_options(CLI::App& command, TrainConfig* config) {
   command.add_option("--depth", config->depth, "Number of hidden layers or blocks");
   command.add_option("--context", config->context, "Bytes that gpt looks back on");
   command.add_option("--device", config->device, "cpu or cuda");
+  command.add_option("--layers", config->layers,
+                     "Look at the gradients of every layer once in this many steps; 0: never "
+                     "(default: 10 or more)");
+  command.add_flag("--tensorboard", config->tensorboard, "Also write event files for TensorBoard");
   command.add_option("--seed", config->seed, "For weights and batches");
   command.add_option("--threads", config->threads, "CPU threads (default: all)");
 }
@@ -91,7 +123,12 @@ void add_train(CLI::App& app, Action* action) {
       ->capture_default_str();
   command->add_option("--loss-scale", config->loss_scale,
                       "none, static:S, dynamic or a preset (default: dynamic for fp16, else none)");
-  command->add_option("--out", config->out, "Folder for steps.jsonl, summary.json and pictures");
+  command->add_option("--out", config->out, "Folder for history, report and pictures");
+  CLI::Option* const watch = command->add_flag(
+      "--watch", config->watch, "Serve the report live on 127.0.0.1 (--out: headroom-train)");
+  command->add_option("--port", config->port, "For --watch (default: a free one)")
+      ->check(CLI::Range(0, 65535))
+      ->needs(watch);
   add_training_options(*command, config.get());
   command->callback([=] { *action = [=] { return train(*config); }; });
 }

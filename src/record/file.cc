@@ -66,10 +66,9 @@ void GrowingFile::add(std::string_view bytes) {
 void make_folders(const std::string& path) {
   std::error_code error;
   std::filesystem::create_directories(path, error);
-  if (error || !std::filesystem::is_directory(path, error)) {
-    throw Error(ErrorCode::kFile, "The folder '" + path + "' cannot be made: " +
-                                      (error ? error.message() : "there is a file of that name") +
-                                      ".");
+  if (error) {
+    throw Error(ErrorCode::kFile,
+                "The folder '" + path + "' cannot be made: " + error.message() + ".");
   }
 }
 

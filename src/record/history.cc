@@ -100,8 +100,6 @@ void widen(const HistoryLayer& layer, LayerExtremes* extremes) {
     const double zeros = static_cast<double>(layer.zeros) / static_cast<double>(layer.count);
     extremes->zeros = std::max(extremes->zeros, zeros);
   }
-  extremes->top = std::max(extremes->top, layer.amax);
-  extremes->not_finite = std::max(extremes->not_finite, layer.not_finite);
 }
 
 }  // namespace

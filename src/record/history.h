@@ -57,8 +57,6 @@ struct LayerExtremes {
   double lost = 0.0;       // largest share, see Fp16Zones
   double subnormal = 0.0;  // largest share
   double zeros = 0.0;      // largest share of all elements
-  double top = 0.0;        // largest element as stored
-  int64_t not_finite = 0;  // most in one look
 };
 
 struct History {

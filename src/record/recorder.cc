@@ -57,6 +57,7 @@ ordered_json layer_json(const LayerStats& layer) {
   size_t end = histogram.size();
   while (first < end && histogram[first] == 0) ++first;
   while (end > first && histogram[end - 1] == 0) --end;
+  if (first == end) first = end = 0;
   ordered_json object = {{"name", layer.name},
                          {"count", stats.count},
                          {"zeros", stats.detail.zeros},

@@ -155,12 +155,15 @@ void add_layers(const History& history, size_t most_columns, ordered_json* run) 
   });
   (*run)["layers"] = ordered_json::array();
   for (const auto& [name, worst] : layers) {
+    const auto found = history.looks.back().layers.find(name);
+    const HistoryLayer now =
+        found == history.looks.back().layers.end() ? HistoryLayer() : found->second;
     ordered_json layer = {{"name", name},
                           {"lost", brief(worst.lost)},
                           {"subnormal", brief(worst.subnormal)},
                           {"zeros", brief(worst.zeros)},
-                          {"top", brief(worst.top)},
-                          {"bad", worst.not_finite}};
+                          {"top", brief(now.amax)},
+                          {"bad", now.not_finite}};
     layer.update(heat_map(name, columns));
     (*run)["layers"].push_back(std::move(layer));
   }

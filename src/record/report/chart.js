@@ -17,13 +17,18 @@ function axisFor(kind, low, high) {
       to = middle + 0.5;
     }
     const pad = (to - from) * 0.06, every = Math.max(1, Math.round(spacing(to - from, 4)));
+    const name = t => kind === 'log10' ? '10' + superscript(t) :
+        Math.abs(t) < 10               ? number(2 ** t) :
+                                         power(t);
     const ticks = [];
     for (let t = Math.ceil(from - pad); t <= to + pad; t++) {
-      if (t % every === 0)
-        ticks.push([
-          t,
-          kind === 'log2' ? (Math.abs(t) < 10 ? String(2 ** t) : power(t)) : '10' + superscript(t)
-        ]);
+      if (t % every === 0) ticks.push([t, name(t)]);
+    }
+    if (ticks.length < 3 && kind === 'log10') {  // less than two decades: 2 and 5 as well
+      for (let t = Math.floor(from - pad); t <= to + pad; t++) {
+        for (const m of [2, 5]) ticks.push([t + Math.log10(m), number(m * 10 ** t)]);
+      }
+      ticks.splice(0, ticks.length, ...ticks.filter(([t]) => t >= from - pad && t <= to + pad));
     }
     return {map: log, from: from - pad, to: to + pad, ticks};
   }

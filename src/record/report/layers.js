@@ -4,8 +4,8 @@ const style = name => getComputedStyle(document.documentElement).getPropertyValu
 const shadeAt = (text, i) => SHADES.indexOf(text[i]) / 61;  // the square root of the share
 
 const ZONES = [
-  ['zero in FP16', -Infinity, ZERO, '--orange', 0.16], ['subnormal', ZERO, NORMAL, '--gold', 0.12],
-  ['normal', NORMAL, OVER, null, 0], ['overflow', OVER, Infinity, '--purple', 0.16]
+  ['zero in FP16', -Infinity, ZERO, '--orange', 0.2], ['subnormal', ZERO, NORMAL, '--gold', 0.14],
+  ['normal', NORMAL, OVER, null, 0], ['overflow', OVER, Infinity, '--purple', 0.2]
 ];
 
 // Shares of a column of a layer: [exponent, share of the elements that are not zero].
@@ -113,8 +113,8 @@ function miniature(run, layer) {
       s('rect',
         {x: X(from), width: X(to) - X(from), y: 0, height, fill: `var(${colour})`, opacity: alpha});
   return s(
-      'svg', {width, height, 'aria-hidden': 'true'}, zone(low, ZERO, '--orange', 0.16),
-      zone(ZERO, NORMAL, '--gold', 0.12), zone(OVER, high, '--purple', 0.16),
+      'svg', {width, height, 'aria-hidden': 'true'}, zone(low, ZERO, '--orange', 0.2),
+      zone(ZERO, NORMAL, '--gold', 0.14), zone(OVER, high, '--purple', 0.2),
       bars.filter(([e]) => e >= low && e < high).map(([e, share]) => {
         const tall = Math.max(1, share / most * (height - 2));
         return s('rect', {
@@ -176,7 +176,9 @@ function layerSection(run) {
           toggle('as stored', false), toggle('unscaled', true))),
       plot,
       h('p', {class: 'note'},
-        'All layers, the worst underflow first. Shares are of the values that are not zero, at their worst; room is how often the scale could have been doubled.'),
+        'All layers, the worst underflow first. Lost and subnormal are shares of the values that are ',
+        'not zero, at their worst. Largest and room are of the last look; room is how often the ',
+        'scale can still be doubled.'),
       h('div', {class: 'wide list'},
         h('table', {},
           h('tr', {}, h('th', {}, 'layer'),

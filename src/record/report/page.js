@@ -19,7 +19,7 @@ function curve(run, points, stairs, chosen) {
 function tellOf(run, group) {
   return (step, skip) => {
     const lines = [];
-    for (const other of group) {
+    for (const other of group.length > 6 ? [run] : group) {
       if (!other.loss[0].length) continue;
       const i = nearest(other.loss[0], step), near = other.loss[0][i];
       const at = near === step ? '' : ' (step ' + count(near) + ')';
@@ -73,15 +73,15 @@ function charts(run) {
           tell,
           series: group.map(other => curve(other, other[which], stairs, run))
         }),
-        legend(run, group));
+        group.length > 1 || which === 'loss' ? legend(run, group) : null);
   const thinned = run.skips.length < run.skipped ?
       ` Of ${count(run.skipped)} skipped steps, ${count(run.skips.length)} are marked.` :
       '';
   const norms = run.norm[1].filter(v => v !== null && v > 0);
   return [
     make(
-        'Loss', 'Over steps; the marks on the axis are steps that were skipped.' + thinned, 'loss',
-        lossKind, 250, false),
+        'Loss', run.skipped ? 'The marks on the axis are steps that were skipped.' + thinned : null,
+        'loss', lossKind, 250, false),
     make(
         'Scale',
         'What the loss was multiplied by: up after clean steps, down when a gradient overflows.',
