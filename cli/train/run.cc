@@ -82,7 +82,8 @@ double accumulate_gradients(const TrainConfig& config, Task& task, libtorch::Gra
   return total.item<double>();
 }
 
-// The gradients of every parameter as backward left them, still scaled.
+}  // namespace
+
 std::vector<LayerStats> look_at_layers(const torch::nn::Module& model) {
   const libtorch::internal::TorchStream stream;
   libtorch::internal::Gradients gradients;
@@ -94,8 +95,6 @@ std::vector<LayerStats> look_at_layers(const torch::nn::Module& model) {
   }
   return measure_layers(parameters);
 }
-
-}  // namespace
 
 RunResult run(const TrainConfig& config, Task& task, Recorder* recorder,
               const std::function<bool(const StepRecord&, const RunResult&)>& on_step) {

@@ -43,6 +43,9 @@ struct RunResult {
   std::string alarm;  // why the scaler gave up; empty if it did not
 };
 
+/// The gradients of every parameter as backward left them, still scaled.
+std::vector<LayerStats> look_at_layers(const torch::nn::Module& model);
+
 /// Trains, and writes down every step if there is a recorder. `on_step` is called after every step,
 /// and ends the run by returning false.
 RunResult run(const TrainConfig& config, Task& task, Recorder* recorder,

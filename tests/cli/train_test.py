@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """`headroom train`: every model, level and kind of data, bad input, Ctrl-C, what is written."""
 import fcntl
-import json
 import os
 import pty
 import random
@@ -13,6 +12,8 @@ import tempfile
 import termios
 import time
 import zlib
+
+from runs import history
 
 program = sys.argv[1]
 failures = 0
@@ -33,8 +34,7 @@ def train(*arguments, threads=1):
 
 
 def steps_of(folder):
-    with open(os.path.join(folder, "steps.jsonl")) as file:
-        return [json.loads(line) for line in file]
+    return history(folder)[1]
 
 
 def write(path, data):
@@ -84,11 +84,14 @@ with tempfile.TemporaryDirectory() as temp:
             check([step["step"] for step in steps] == [1, 2, 3, 4], f"{model} {level}: {steps}")
             check(all(step["loss"] > 0 for step in steps if not step["overflow"]),
                   f"{model} {level}: {steps}")
-            summary = json.load(open(f"{out}/summary.json"))
-            check(summary["steps"] == 4 and summary["model"] == model, summary)
+            header, _, looks, end = history(out)
+            check(end["end"] == "finished" and end["steps"] == 4, end)
+            check(header["settings"]["model"] == model and len(looks) == 1, header)
+            check(os.path.getsize(f"{out}/report.html") > 10000, "report.html")
             check(os.path.getsize(f"{out}/curves.png") > 1000, "curves.png")
-    replay = subprocess.run([program, "replay", f"{temp}/lm/steps.jsonl"], capture_output=True)
-    check(replay.returncode == 0, "replay reads steps.jsonl")
+    replay = subprocess.run([program, "replay", "--json", f"{temp}/lm/history.jsonl"],
+                            capture_output=True, text=True)
+    check(replay.returncode == 0 and len(replay.stdout.splitlines()) == 4, "replay reads a history")
     check(os.path.exists(f"{temp}/field/field.png"), "field.png")
 
     # The same seed, the same run; another seed, another one.
@@ -163,11 +166,11 @@ with tempfile.TemporaryDirectory() as temp:
         check(not os.path.exists(out), f"{arguments} wrote something")
 
     # A full disk is told.
+    os.mkdir(f"{temp}/full")
+    os.symlink("/dev/full", f"{temp}/full/history.jsonl")
     result = train("mlp", "--steps", 3, "--out", f"{temp}/full")
-    os.remove(f"{temp}/full/steps.jsonl")
-    os.symlink("/dev/full", f"{temp}/full/steps.jsonl")
-    result = train("mlp", "--steps", 3, "--out", f"{temp}/full")
-    check(result.returncode == 2 and "disk full" in result.stderr, result.stderr)
+    check(result.returncode == 2 and "history.jsonl' could not be written to its end: the disk is full"
+          in result.stderr, result.stderr)
 
     # Ctrl-C: what was done so far is there.
     process = subprocess.Popen([program, "train", "mlp", "--steps", "10000000", "--threads", "1",
@@ -177,9 +180,8 @@ with tempfile.TemporaryDirectory() as temp:
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=60)
     check(process.returncode == 130 and "stopped by hand" in output, (process.returncode, output, errors))
-    steps = steps_of(f"{temp}/stop")
-    summary = json.load(open(f"{temp}/stop/summary.json"))
-    check(summary["interrupted"] and summary["steps"] == len(steps) > 10, summary)
+    _, steps, _, end = history(f"{temp}/stop")
+    check(end["end"] == "stopped by hand" and end["steps"] == len(steps) > 10, end)
     check("steps/s" in errors and "\r" not in errors, "plain lines where there is no terminal")
 
     # On a terminal: a bar.

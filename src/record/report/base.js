@@ -16,6 +16,9 @@ const DASHES = ['', '6 3', '2 3', '8 3 2 3'];
 const SHADES = '0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz';
 const ZERO = -25, NORMAL = -14, OVER = 16;  // FP16's zones, as powers of two
 
+// Drawings that need to know their width: made once their place is in the page.
+const pending = [];
+
 // ---- building blocks
 
 function node(space, tag, attributes, children) {

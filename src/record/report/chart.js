@@ -41,7 +41,7 @@ function axisFor(kind, low, high) {
 
 function lineChart(options) {
   const plot = h('div', {class: 'plot', tabindex: 0, role: 'img', 'aria-label': options.title});
-  requestAnimationFrame(() => drawLines(plot, options));
+  pending.push(() => drawLines(plot, options));
   return plot;
 }
 

@@ -138,7 +138,7 @@ function layerSection(run) {
         'aria-label': 'Gradient magnitudes of ' + layer.name + ' over steps'
       },
         h('canvas', {}));
-  requestAnimationFrame(() => {
+  pending.push(() => {
     drawHeat(plot, run, layer);
     onPlace(plot, (...place) => plot.place(...place));
   });

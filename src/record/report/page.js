@@ -93,11 +93,19 @@ function charts(run) {
   ];
 }
 
+function fold(title, content) {
+  const remember = event => event.target.open ? view.open.add(title) : view.open.delete(title);
+  return h(
+      'details', {open: view.open.has(title) ? '' : null, ontoggle: remember},
+      h('summary', {}, title), content);
+}
+
 function facts(run) {
   const fact = (value, what, kind) =>
       h('div', {class: kind}, h('b', {}, value), h('span', {}, what));
   const share = run.count ? ' (' + percent(run.skipped / run.count) + ')' : '';
   const list = run.results.map(([key, value]) => fact(result(key, value), label(key)));
+  if (!list.length && run.loss[1].length) list.push(fact(number(run.loss[1].at(-1)), 'loss'));
   list.push(
       fact(count(run.count), 'steps'),
       fact(count(run.skipped) + (run.skipped ? share : ''), 'skipped'));
@@ -124,22 +132,25 @@ function facts(run) {
       'section', {}, h('h2', {}, data.runs.length > 1 ? run.name : 'At a glance'),
       h('div', {class: 'facts'}, list),
       run.settings.length ?
-          h('details', {}, h('summary', {}, 'Settings'),
-            h('div', {class: 'wide'},
-              h('table', {},
-                run.settings.map(
-                    ([key, value]) => h('tr', {}, h('td', {}, label(key)), h('td', {}, value)))))) :
+          fold(
+              'Settings',
+              h('div', {class: 'wide'},
+                h('table', {},
+                  run.settings.map(
+                      ([key, value]) =>
+                          h('tr', {}, h('td', {}, label(key)), h('td', {}, value)))))) :
           null,
       run.skips.length ?
-          h('details', {}, h('summary', {}, 'Skipped steps'),
-            h('div', {class: 'wide list'},
-              h('table', {},
-                h('tr', {}, h('th', {class: 'n'}, 'step'), h('th', {class: 'n'}, 'scale'),
-                  h('th', {}, 'culprit')),
-                run.skips.slice(0, 500).map(
-                    skip =>
-                        h('tr', {}, h('td', {class: 'n'}, count(skip[0])),
-                          h('td', {class: 'n'}, scaleText(skip[1])), h('td', {}, skip[2])))))) :
+          fold(
+              'Skipped steps',
+              h('div', {class: 'wide list'},
+                h('table', {},
+                  h('tr', {}, h('th', {class: 'n'}, 'step'), h('th', {class: 'n'}, 'scale'),
+                    h('th', {}, 'culprit')),
+                  run.skips.slice(0, 500).map(
+                      skip =>
+                          h('tr', {}, h('td', {class: 'n'}, count(skip[0])),
+                            h('td', {class: 'n'}, scaleText(skip[1])), h('td', {}, skip[2])))))) :
           null);
 }
 
@@ -182,7 +193,9 @@ function choose(index) {
 }
 
 function render() {
-  const scroll = scrollY;
+  // What the reader has opened and scrolled to stays so.
+  const scroll = scrollY,
+        lists = [...document.querySelectorAll('.list')].map(list => list.scrollTop);
   hideTip();
   if (view.run === null || !data.runs[view.run]) {
     const best = data.runs.findIndex(run => run.skipped > 0 || run.name.includes('dynamic'));
@@ -205,33 +218,39 @@ function render() {
       ...[many ? groups.map(compareTable) : [], facts(run), charts(run), layerSection(run)]
           .flat()
           .filter(Boolean),
-      h('footer', {}, 'Made by Headroom. This file is whole: it asks nothing of any network.'));
+      h('footer', {},
+        live ? 'Served by Headroom while the run goes on.' :
+               'Made by Headroom. This file is whole: it asks nothing of any network.'));
+  pending.splice(0).forEach(draw => draw());
+  document.querySelectorAll('.list').forEach((list, i) => list.scrollTop = lists[i] || 0);
   scrollTo(0, scroll);
 }
 
-let lines = -1;
+// A page that is being read is not drawn anew under the reader's finger.
+const busy = () => !tip.hidden || document.activeElement.tagName === 'SELECT';
+
+let lines = -1, stale = false;
 async function poll(failures) {
-  let wait = 1500;
   try {
     const answer = await fetch('data?lines=' + lines, {cache: 'no-store'});
     if (answer.status === 200) {
       lines = Number(answer.headers.get('X-Lines'));
       data = await answer.json();
-      render();
-    } else if (answer.status !== 204)
+      stale = true;
+    } else if (answer.status !== 204) {
       throw new Error(answer.status);
+    }
     failures = 0;
   } catch (error) {
     failures += 1;
-    wait = 3000;
   }
-  if (data.runs.every(run => run.end)) return;
-  if (failures >= 3) {
-    view.gone = true;
+  view.gone = failures >= 3;
+  const over = view.gone || data.runs.every(run => run.end);
+  if (over || (stale && !busy())) {
+    stale = false;
     render();
-    return;
   }
-  setTimeout(poll, wait, failures);
+  if (!over) setTimeout(poll, failures ? 3000 : 1500, failures);
 }
 
 render();
