@@ -24,9 +24,12 @@ constexpr size_t kRowsGuess = 30;
 constexpr std::string_view kShades =
     "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
 
-// Six digits are more than a screen shows. Null where JSON has no number.
+// Six digits are more than a screen shows, but a power of two stays one. Null where JSON has no
+// number.
 ordered_json brief(double value) {
   if (!std::isfinite(value)) return nullptr;
+  int exponent = 0;
+  if (std::frexp(value, &exponent) == 0.5) return value;
   char text[32];
   std::snprintf(text, sizeof text, "%.6g", value);
   return std::strtod(text, nullptr);

@@ -1,18 +1,22 @@
 #!/usr/bin/env python3
 """`headroom train`: every model, level and kind of data, bad input, Ctrl-C, what is written."""
 import fcntl
+import json
 import os
 import pty
 import random
 import signal
+import socket
 import struct
 import subprocess
 import sys
 import tempfile
 import termios
 import time
+import urllib.request
 import zlib
 
+import tfevents
 from runs import history
 
 program = sys.argv[1]
@@ -131,6 +135,8 @@ with tempfile.TemporaryDirectory() as temp:
     write(f"{fewer}/train-labels-idx1-ubyte", struct.pack(">II", 0x801, 3) + bytes(3))
     for part, arguments in (
             ("no model 'nosuch'", ["nosuch"]),
+            ("--layers is -1", ["mlp", "--layers", -1]),
+            ("--port", ["mlp", "--watch", "--port", 70000]),
             ("--batch is 0", ["gpt", "--batch", 0]),
             ("--steps is -3", ["field", "--steps", -3]),
             ("--width is 63", ["gpt", "--width", 63]),
@@ -183,6 +189,38 @@ with tempfile.TemporaryDirectory() as temp:
     _, steps, _, end = history(f"{temp}/stop")
     check(end["end"] == "stopped by hand" and end["steps"] == len(steps) > 10, end)
     check("steps/s" in errors and "\r" not in errors, "plain lines where there is no terminal")
+
+    # Watched: the report is served while the run goes on, and its end is told before the server goes.
+    process = subprocess.Popen([program, "train", "mlp", "--steps", "1500", "--threads", "1", "--watch"],
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=temp)
+    url = process.stderr.readline().split()[-1]
+    check(url.startswith("http://127.0.0.1:"), url)
+    counts, end = [], ""
+    while not end and process.poll() is None:
+        with urllib.request.urlopen(url + "data", timeout=10) as answer:
+            run = json.load(answer)["runs"][0]
+        counts, end = counts + [run["count"]], run["end"]
+        time.sleep(0.3)
+    output, errors = process.communicate(timeout=60)
+    check(process.returncode == 0 and "Watch at" not in errors, errors)
+    check(end == "finished" and len(set(counts)) > 2 and counts[-1] == 1500, (end, counts))
+    check(os.path.exists(f"{temp}/headroom-train/report.html"), "a folder of its own")
+    port = socket.create_server(("127.0.0.1", 0))
+    result = train("mlp", "--watch", "--port", port.getsockname()[1], "--out", f"{temp}/untouched")
+    check(result.returncode == 2 and "cannot be used" in result.stderr, result.stderr)
+    check(not os.path.exists(f"{temp}/untouched"), "nothing is written if the port is taken")
+
+    # The layers: looked at when asked to, named at the end, left alone on request.
+    result = train("mlp", "--precision", "fp16", "--steps", 9, "--layers", 4, "--out", f"{temp}/layers")
+    looks = history(f"{temp}/layers")[2]
+    check([look["step"] for look in looks] == [1, 5, 9], looks)
+    names = [layer["name"] for layer in looks[0]["layers"]]
+    check("hidden0.weight" in names and looks[0]["first_to_overflow"] in names, names)
+    check(f"overflows first {looks[-1]['first_to_overflow']}" in result.stdout, result.stdout)
+    check(not os.path.exists(f"{temp}/layers/events.out.tfevents.headroom"), "events only if asked for")
+    result = train("mlp", "--steps", 3, "--layers", 0, "--tensorboard", "--out", f"{temp}/layers")
+    check(history(f"{temp}/layers")[2] == [] and "overflows first" not in result.stdout, result.stdout)
+    check(len(tfevents.read(f"{temp}/layers/events.out.tfevents.headroom")) == 3 * 5, "events")
 
     # On a terminal: a bar.
     parent, child = pty.openpty()

@@ -9,7 +9,8 @@ const view = {
   run: null,
   layer: null,
   unscaled: false,
-  gone: false
+  gone: false,
+  open: new Set(),
 };
 const COLOURS = ['--blue', '--green', '--purple', '--gold', '--muted'];
 const DASHES = ['', '6 3', '2 3', '8 3 2 3'];

@@ -35,8 +35,12 @@ function drawHeat(plot, run, layer) {
   const pen = canvas.getContext('2d');
   pen.scale(ratio, ratio);
   pen.font = '12px system-ui, sans-serif';
-  const X = c => left + c / columns * (width - left - right), Y = e => top + (high - e) * step;
-  const ink = style('--blue'), muted = style('--muted');
+  // Whole pixels, so that neighbours neither overlap nor gape.
+  const X = c => Math.round(left + c / columns * (width - left - right));
+  const Y = e => Math.round(top + (high - e) * step);
+  const ink = style('--blue'), muted = style('--muted'), purple = style('--purple');
+  const zones =
+      ZONES.map(([name, from, to, colour, alpha]) => [from, to, colour && style(colour), alpha]);
   const fill = (colour, alpha, x, y, w, tall) => {
     pen.globalAlpha = alpha;
     pen.fillStyle = colour;
@@ -49,19 +53,19 @@ function drawHeat(plot, run, layer) {
     pen.fillText(text, x, y);
   };
   for (let c = 0; c < columns; c++) {
-    const x = X(c), w = X(c + 1) - x + 0.3;
-    for (const [, from, to, colour, alpha] of ZONES) {
+    const x = X(c), w = X(c + 1) - x;
+    for (const [from, to, colour, alpha] of zones) {
       const a = Y(Math.min(high, to - shift[c])), b = Y(Math.max(low, from - shift[c]));
-      if (colour && b > a) fill(style(colour), alpha, x, a, w - 0.3, b - a);
+      if (colour && b > a) fill(colour, alpha, x, a, w, b - a);
     }
-    for (const [e, share] of column(layer, c))
-      fill(
-          ink, 0.12 + 0.88 * Math.min(1, Math.sqrt(share) * 1.6), x, Y(e + 1 - shift[c]), w,
-          step + 0.3);
+    for (const [e, share] of column(layer, c)) {
+      const above = Y(e + 1 - shift[c]), alpha = 0.12 + 0.88 * Math.min(1, Math.sqrt(share) * 1.6);
+      fill(ink, alpha, x, above, w, Y(e - shift[c]) - above);
+    }
     const bad = shadeAt(layer.badCells, c), zeros = shadeAt(layer.zeroCells, c);
     fill(muted, 0.1, x, 0, w, strip);
     fill(muted, 0.1, x, top + inner + 5, w, strip);
-    if (bad > 0) fill(style('--purple'), 0.4 + 0.6 * bad, x, 0, w, strip);
+    if (bad > 0) fill(purple, 0.4 + 0.6 * bad, x, 0, w, strip);
     if (zeros > 0) fill(ink, 0.12 + 0.88 * zeros, x, top + inner + 5, w, strip);
   }
   write('inf, nan', left - 7, 11, 'right', muted);
@@ -112,19 +116,16 @@ function miniature(run, layer) {
   const zone = (from, to, colour, alpha) =>
       s('rect',
         {x: X(from), width: X(to) - X(from), y: 0, height, fill: `var(${colour})`, opacity: alpha});
+  let path = '';
+  for (const [e, share] of bars) {
+    if (e < low || e >= high) continue;
+    path += `M${(X(e) + X(e + 1)) / 2} ${height}v${
+        - Math.max(1, share / most * (height - 2)).toFixed(1)}`;
+  }
   return s(
       'svg', {width, height, 'aria-hidden': 'true'}, zone(low, ZERO, '--orange', 0.2),
       zone(ZERO, NORMAL, '--gold', 0.14), zone(OVER, high, '--purple', 0.2),
-      bars.filter(([e]) => e >= low && e < high).map(([e, share]) => {
-        const tall = Math.max(1, share / most * (height - 2));
-        return s('rect', {
-          x: X(e) + 0.3,
-          width: X(1) - X(0) - 0.6,
-          y: height - tall,
-          height: tall,
-          fill: 'var(--blue)'
-        });
-      }));
+      s('path', {d: path, stroke: 'var(--blue)', 'stroke-width': 2.5}));
 }
 
 function layerSection(run) {
