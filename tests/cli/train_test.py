@@ -182,7 +182,9 @@ with tempfile.TemporaryDirectory() as temp:
     process = subprocess.Popen([program, "train", "mlp", "--steps", "10000000", "--threads", "1",
                                 "--out", f"{temp}/stop"],
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    time.sleep(3)
+    while process.poll() is None and not (os.path.exists(f"{temp}/stop/history.jsonl")
+                                          and len(steps_of(f"{temp}/stop")) > 10):
+        time.sleep(0.1)
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=60)
     check(process.returncode == 130 and "stopped by hand" in output, (process.returncode, output, errors))

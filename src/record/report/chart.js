@@ -17,9 +17,8 @@ function axisFor(kind, low, high) {
       to = middle + 0.5;
     }
     const pad = (to - from) * 0.06, every = Math.max(1, Math.round(spacing(to - from, 4)));
-    const name = t => kind === 'log10' ? '10' + superscript(t) :
-        Math.abs(t) < 10               ? number(2 ** t) :
-                                         power(t);
+    const base = kind === 'log2' ? 2 : 10;
+    const name = t => Math.abs(t) < 20 / base ? number(base ** t) : base + superscript(t);
     const ticks = [];
     for (let t = Math.ceil(from - pad); t <= to + pad; t++) {
       if (t % every === 0) ticks.push([t, name(t)]);
@@ -101,9 +100,11 @@ function drawLines(plot, {series, kind, height, skips, tell}) {
     }));
   }
   picture.append(s('line', {class: 'grid', x1: left, x2: width - right, y1: base, y2: base}));
-  picture.append(
-      s('path',
-        {class: 'skip', d: skips.map(skip => `M${X(skip[0]).toFixed(1)} ${base}v-11`).join('')}));
+  picture.append(s('path', {
+    class: 'skip',
+    'stroke-width': skips.length > 300 ? 1 : 2,
+    d: skips.map(skip => `M${X(skip[0]).toFixed(1)} ${base}v-11`).join('')
+  }));
   const cursor = s('line', {class: 'cursor', y1: top, y2: base, visibility: 'hidden'});
   picture.append(cursor);
   plot.replaceChildren(picture);
