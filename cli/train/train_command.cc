@@ -29,23 +29,27 @@ void draw(const TrainConfig& config, const RunResult& result) {
                {{"target", "", result.target}, {"fitted", caption, result.picture}});
 }
 
+template <typename... Values>
+void print_fact(const std::string& name, const char* format, const Values&... values) {
+  fmt::print("  {:<16}  {}\n", name, fmt::format(fmt::runtime(format), values...));
+}
+
 // Which layers bound the scale, at the last look.
 void print_bounds(const RunResult& result) {
-  if (!result.no_layers.empty())
-    fmt::print("  layers          not looked at. {}\n", result.no_layers);
+  if (!result.no_layers.empty()) print_fact("layers", "not looked at. {}", result.no_layers);
   const ScaleBounds bounds = scale_bounds(result.layers);
   const auto name = [&](int64_t index) { return result.layers[static_cast<size_t>(index)].name; };
   const std::string when =
       fmt::format("at step {}, scale {}", result.layers_step, result.layers_scale);
   if (bounds.first_to_overflow >= 0) {
-    fmt::print("  overflows first {}, {} {}\n", name(bounds.first_to_overflow),
+    print_fact("overflows first", "{}, {} ({})", name(bounds.first_to_overflow),
                bounds.doublings_left < 0.0
-                   ? "which has"
+                   ? "which has overflowed"
                    : fmt::format("after {:.0f} more doublings", std::floor(bounds.doublings_left)),
                when);
   }
   if (bounds.first_to_underflow >= 0) {
-    fmt::print("  underflows first {}, FP16 loses {:.2f} % of it and {:.2f} % are subnormal {}\n",
+    print_fact("underflows first", "{}, {:.2f} % lost and {:.2f} % subnormal in FP16 ({})",
                name(bounds.first_to_underflow), 100.0 * bounds.lost, 100.0 * bounds.subnormal,
                when);
   }
@@ -59,23 +63,23 @@ int train(TrainConfig config) {
   RunInfo info;
   info.name = fmt::format("{} {} {}", config.model, config.precision, config.loss_scale);
   const RunResult result = watched_run(config, *task, info, config.out);
-  if (!config.out.empty()) {
-    draw(config, result);
-    write_report(config.out);
-  }
 
   fmt::print("{} in {}, loss scale {}: {} of {} steps{}\n", config.model, config.precision,
              config.loss_scale, result.steps.size(), config.steps,
              result.interrupted ? ", then stopped by hand" : "");
-  fmt::print("  loss            {:.6g}\n", result.score.loss);
-  fmt::print("  {:<14}  {:.4f}\n", result.metric_name, result.score.metric);
-  fmt::print("  skipped steps   {}\n", result.skipped);
-  fmt::print("  final scale     {}\n", result.final_scale);
-  fmt::print("  gradients lost  {}\n", percent(result.lost));
+  print_fact("loss", "{:.6g}", result.score.loss);
+  print_fact(result.metric_name, "{:.4f}", result.score.metric);
+  print_fact("skipped steps", "{}", result.skipped);
+  print_fact("final scale", "{}", result.final_scale);
+  print_fact("gradients lost", "{}", percent(result.lost));
   print_bounds(result);
-  fmt::print("  time            {:.1f} s, {:.4g} steps/s\n", result.seconds,
+  print_fact("time", "{:.1f} s, {:.4g} steps/s", result.seconds,
              static_cast<double>(result.steps.size()) / std::max(result.seconds, 1e-9));
-  if (!config.out.empty()) fmt::print("  report          {}/report.html\n", config.out);
+  if (!config.out.empty()) {
+    draw(config, result);
+    write_report(config.out);
+    print_fact("report", "{}/report.html", config.out);
+  }
   if (!result.alarm.empty()) {
     fmt::print(stderr, "headroom: stopped at step {}. {}\n", result.steps.size(), result.alarm);
     return kGaveUp;

@@ -218,7 +218,7 @@ with tempfile.TemporaryDirectory() as temp:
     check([look["step"] for look in looks] == [1, 5, 9], looks)
     names = [layer["name"] for layer in looks[0]["layers"]]
     check("hidden0.weight" in names and looks[0]["first_to_overflow"] in names, names)
-    check(f"overflows first {looks[-1]['first_to_overflow']}" in result.stdout, result.stdout)
+    check(f"overflows first   {looks[-1]['first_to_overflow']}" in result.stdout, result.stdout)
     check(not os.path.exists(f"{temp}/layers/events.out.tfevents.headroom"), "events only if asked for")
     result = train("mlp", "--steps", 3, "--layers", 0, "--tensorboard", "--out", f"{temp}/layers")
     check(history(f"{temp}/layers")[2] == [] and "overflows first" not in result.stdout, result.stdout)
