@@ -100,9 +100,16 @@ def raw(port, data):
 
 
 def live(temp):
-    run = subprocess.Popen([make_run, f"{temp}/live", "100", "30"])
-    while not os.path.exists(f"{temp}/live/history.jsonl") or not os.path.getsize(f"{temp}/live/history.jsonl"):
-        time.sleep(0.01)
+    with open(f"{temp}/run/history.jsonl", "rb") as file:
+        recorded = file.read()
+    os.mkdir(f"{temp}/live")
+    growing = open(f"{temp}/live/history.jsonl", "wb")
+
+    def grow_to(share):  # of the recorded run; may end within a line
+        growing.write(recorded[growing.tell():int(share * len(recorded))])
+        growing.flush()
+
+    grow_to(0.4)
     server = subprocess.Popen([program, "report", f"{temp}/live", "--watch"], stdout=subprocess.PIPE, text=True)
     try:
         url = re.search(r"http://127\.0\.0\.1:(\d+)/", server.stdout.readline())
@@ -121,23 +128,21 @@ def live(temp):
             check(get(url + path)[0] == 404, path)
         refused("cannot be used", f"{temp}/live", "--watch", "--port", str(port))
         # The data grow with the run, and nothing is sent twice.
-        seen, lines = [], -1
-        while not seen or not seen[-1]["end"]:
+        counts, lines = [], -1
+        for share in (0.5, 0.7, 0.9, 1):
+            grow_to(share)
             status, body, headers = get(f"{url}data?lines={lines}")
-            if status == 204:
-                time.sleep(0.05)
-                continue
             check(status == 200 and int(headers["X-Lines"]) > lines, (status, lines))
             lines = int(headers["X-Lines"])
-            seen.append(json.loads(body)["runs"][0])
-            time.sleep(0.3)
-        counts = [run_data["count"] for run_data in seen]
-        check(len(counts) > 2 and counts == sorted(counts) and counts[-1] == 100, counts)
-        check(get(f"{url}data?lines={lines}")[0] == 204, "nothing new")
+            run = json.loads(body)["runs"][0]
+            counts.append(run["count"])
+            check((run["end"] == "finished") == (share == 1), run["end"])
+            check(get(f"{url}data?lines={lines}")[0] == 204, "nothing new")
+        check(len(set(counts)) == 4 and counts == sorted(counts) and counts[-1] == 40, counts)
         for client in idle:
             client.close()
     finally:
-        run.wait()
+        growing.close()
         server.send_signal(signal.SIGINT)
         server.wait()
 
@@ -153,6 +158,11 @@ with tempfile.TemporaryDirectory() as temp:
     check(run["layers"][0]["name"] == "layer.weight" and run["layers"][0]["lost"] == 0.25, run["layers"])
     check(run["bounds"]["overflow"] == EVIL and run["bounds"]["underflow"] == "layer.weight", run["bounds"])
     browser(f"{temp}/run/report.html")
+
+    # A history is a trace, too.
+    result = subprocess.run([program, "replay", "--json", f"{temp}/run/history.jsonl"], capture_output=True, text=True)
+    skips = [json.loads(line)["overflow"] for line in result.stdout.splitlines()]
+    check(len(skips) == 40 and sum(skips) == 4, result.stderr)
 
     # Many runs, another place.
     subprocess.run([make_run, f"{temp}/run2", "3", "0"], check=True)

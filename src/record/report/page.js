@@ -1,8 +1,9 @@
 // ---- sections
 
-const colourOf = run =>
-    COLOURS[data.runs.filter(r => r.group === run.group).indexOf(run) % COLOURS.length];
-const dashOf = run => DASHES[Math.floor(data.runs.filter(r => r.group === run.group).indexOf(run) / COLOURS.length) % DASHES.length];
+// Runs of a group differ in colour, and in dashes when the colours are used up.
+const placeOf = run => data.runs.filter(other => other.group === run.group).indexOf(run);
+const colourOf = run => COLOURS[placeOf(run) % COLOURS.length];
+const dashOf = run => DASHES[Math.floor(placeOf(run) / COLOURS.length) % DASHES.length];
 
 function curve(run, points, stairs, chosen) {
   return {
