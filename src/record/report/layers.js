@@ -163,7 +163,7 @@ function layerSection(run) {
       'section', {}, h('h2', {}, 'Gradients by layer'),
       h('p', {class: 'note'},
         'How large the gradients are, as powers of two, at every step that was looked at: the ',
-        'darker, the more of the values that are not zero. The bands are FP16\'s: below ',
+        'stronger the colour, the more of the values that are not zero. The bands are FP16\'s: below ',
         `${power(ZERO)} a value becomes zero, below ${power(NORMAL)} it loses digits, from 65520 `,
         'on it is inf.'),
       h('div', {class: 'bar'},
