@@ -10,6 +10,8 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
+#include "record/history.h"
+
 namespace headroom::cli {
 namespace {
 
@@ -42,6 +44,7 @@ bool overflow_of(const nlohmann::json& value) {
 std::vector<bool> read_trace(std::istream& in, const std::string& name) {
   std::vector<bool> steps;
   std::string text;
+  bool history = false;  // of a run: has other lines between its steps
   for (size_t line = 1; std::getline(in, text); ++line) {
     const std::string_view content = trim(text);
     if (content.empty() || content.front() == '#') continue;
@@ -53,7 +56,9 @@ std::vector<bool> read_trace(std::istream& in, const std::string& name) {
     if (!object.is_object()) {
       bad_line(name, line, fmt::format("{} is neither 0, 1 nor a JSON object.", quoted(content)));
     }
+    if (object.value("format", nlohmann::json()) == internal::kHistoryFormat) history = true;
     const auto overflow = object.find("overflow");
+    if (history && overflow == object.end()) continue;
     if (overflow == object.end()) bad_line(name, line, "the object has no \"overflow\".");
     try {
       steps.push_back(overflow_of(*overflow));

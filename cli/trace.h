@@ -1,4 +1,5 @@
-// Recorded traces: one step a line, `0` or `1`, or a JSON object with `overflow`.
+// Recorded traces: one step a line, `0` or `1`, or a JSON object with `overflow`; or the history of
+// a run.
 #ifndef HEADROOM_CLI_TRACE_H_
 #define HEADROOM_CLI_TRACE_H_
 

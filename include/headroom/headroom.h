@@ -10,6 +10,7 @@
 #include <headroom/measure.h>
 #include <headroom/optimizer.h>
 #include <headroom/policy.h>
+#include <headroom/record.h>
 #include <headroom/runtime.h>
 #include <headroom/scaler.h>
 #include <headroom/tensor.h>
