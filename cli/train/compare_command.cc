@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
+#include "cli/output.h"
 #include "cli/train/image.h"
 #include "cli/train/options.h"
 #include "cli/train/watch.h"

@@ -52,9 +52,6 @@ class StepLog {
 /// Makes the folder, and its parents.
 void make_folder(const std::string& path);
 
-/// Writes the whole file or throws.
-void write_file(const std::string& path, const std::string& text);
-
 /// The numbers of a run as JSON.
 std::string summary_json(const TrainConfig& config, const RunResult& result);
 

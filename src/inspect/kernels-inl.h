@@ -39,10 +39,11 @@ void slots(const void* from, size_t count, uint16_t* slot, ChunkRange* range) {
     const Bits bits = magnitude_at<Bits>(p, i);
     const Bits mantissa = bits & ((Bits{1} << kBits) - 1);
     slot[i] = static_cast<uint16_t>((bits >> kBits << 4) + mantissa_class<kBits>(mantissa));
-    const Bits finite = bits < kInf ? bits : 0;
-    largest = largest > finite ? largest : finite;
-    const Bits nonzero = bits == 0 ? kMax : bits;
-    smallest = smallest < nonzero ? smallest : nonzero;
+    // Masks instead of conditions, which keep GCC from vectorising.
+    const Bits finite = bits & -static_cast<Bits>(bits < kInf);
+    const Bits nonzero = bits | (-static_cast<Bits>(bits == 0) & kMax);
+    largest = std::max(largest, finite);
+    smallest = std::min(smallest, nonzero);
   }
   range->largest = std::max(range->largest, static_cast<uint64_t>(largest));
   range->smallest = std::min(range->smallest, static_cast<uint64_t>(smallest));

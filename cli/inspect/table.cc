@@ -1,0 +1,190 @@
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <map>
+
+#include "cli/inspect/inspection.h"
+#include "cli/output.h"
+
+namespace headroom::cli {
+namespace {
+
+constexpr size_t kTensorsShown = 20;
+constexpr int kNumbersWidth = 52;  // all columns but the name
+
+/// Characters of UTF-8 text, with control characters and broken ones replaced: names come from
+/// files, and a terminal obeys what it is sent.
+std::vector<std::string> characters(const std::string& text) {
+  std::vector<std::string> out;
+  for (size_t i = 0; i < text.size();) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    const size_t length = byte < 0x80    ? 1
+                          : byte >= 0xF0 ? 4
+                          : byte >= 0xE0 ? 3
+                          : byte >= 0xC2 ? 2
+                                         : 0;
+    bool good =
+        length > 0 && i + length <= text.size() && byte < 0xF5 && byte >= 0x20 && byte != 0x7F;
+    for (size_t k = 1; good && k < length; ++k) {
+      good = (static_cast<unsigned char>(text[i + k]) & 0xC0) == 0x80;
+    }
+    // U+0080 to U+009F are control characters too.
+    good = good && !(byte == 0xC2 && static_cast<unsigned char>(text[i + 1]) < 0xA0);
+    out.push_back(good ? text.substr(i, length) : "?");
+    i += good ? length : 1;
+  }
+  return out;
+}
+
+/// The text in `width` columns, its middle cut out if it is longer: both ends of a name tell.
+std::string fitted(const std::string& text, size_t width) {
+  std::vector<std::string> all = characters(text);
+  if (all.size() > width) {
+    const size_t tail = (width - 2) * 2 / 3;
+    const size_t head = width - 2 - tail;
+    all.erase(all.begin() + static_cast<std::ptrdiff_t>(head),
+              all.end() - static_cast<std::ptrdiff_t>(tail));
+    all.insert(all.begin() + static_cast<std::ptrdiff_t>(head), "..");
+  }
+  std::string out;
+  size_t used = 0;
+  for (const std::string& character : all) {
+    out += character;
+    used += character == ".." ? 2 : 1;
+  }
+  return out + std::string(width > used ? width - used : 0, ' ');
+}
+
+void print_wrapped(const std::string& sentence, int width) {
+  std::string line;
+  std::string word;
+  for (const char c : sentence + " ") {
+    if (c != ' ') {
+      word += c;
+      continue;
+    }
+    if (!line.empty() && line.size() + 1 + word.size() > static_cast<size_t>(width)) {
+      fmt::print("{}\n", line);
+      line.clear();
+    }
+    line += (line.empty() ? "" : " ") + word;
+    word.clear();
+  }
+  fmt::print("{}\n", line);
+}
+
+void print_head(const Inspection& inspection, int width) {
+  const Magnitudes& seen = inspection.total.magnitudes;
+  std::map<std::string, int> types;
+  for (const Row& row : inspection.rows) ++types[to_string(row.dtype)];
+  std::string list;
+  for (const auto& [name, count] : types) list += (list.empty() ? "" : ", ") + name;
+  const std::string where = inspection.files.size() == 1
+                                ? inspection.files[0].path
+                                : fmt::format("{} files", inspection.files.size());
+  std::string line;
+  for (const std::string& character : characters(where)) line += character;
+  print_wrapped(
+      fmt::format("{}: {} gradients ({}) in {} tensor{}, {} of them zeros, the others from "
+                  "{:.3g} to {:.3g}",
+                  line, grouped(seen.count()), list, inspection.rows.size(),
+                  inspection.rows.size() == 1 ? "" : "s", percent(seen.zeros(), seen.count()),
+                  seen.smallest(), seen.largest()),
+      width);
+}
+
+/// All gradients at the powers of two. Neighbours with the same shares are one line.
+void print_powers(const Inspection& inspection) {
+  const Magnitudes& seen = inspection.total.magnitudes;
+  auto [first, last] = inspection.powers();
+  if (!inspection.options.all) {
+    // From no scaling to where overflow is plain to see.
+    const int chosen = exact_power(inspection.scale()).value_or(0);
+    first = std::min(0, chosen);
+    int end = std::max(0, chosen);
+    while (end < last && seen.at(inspection.format, end).overflow == 0) ++end;
+    last = std::min(last, end + 1);
+  }
+  const auto shares = [&](int power) {
+    const Outcome at = seen.at(inspection.format, power);
+    return fmt::format("  {:>9}  {:>9}  {:>9}  {:>9}", percent(at.flushed, seen.count()),
+                       percent(at.subnormal, seen.count()), percent(at.overflow, seen.count()),
+                       percent(at.flushed + at.overflow, seen.nonzero()));
+  };
+  const std::string heading = inspection.options.format + " at scale";
+  fmt::print("\n{:<18}  {:>9}  {:>9}  {:>9}  {:>9}\n", heading, "flushed", "subnormal", "overflow",
+             "lost");
+  for (int power = first; power <= last;) {
+    const std::string line = shares(power);
+    const bool chosen = std::ldexp(1.0f, power) == inspection.advice.scale;
+    int end = power;
+    while (!chosen && end < last && shares(end + 1) == line &&
+           std::ldexp(1.0f, end + 1) != inspection.advice.scale) {
+      ++end;
+    }
+    const std::string scales =
+        end == power ? fmt::format("2^{}", power) : fmt::format("2^{} to 2^{}", power, end);
+    fmt::print("{:<18}{}{}\n", scales, line, chosen ? "  <- recommended" : "");
+    power = end + 1;
+  }
+}
+
+void print_row(const Inspection& inspection, const Row& row, const std::string& label,
+               size_t name_width) {
+  const Magnitudes& seen = row.magnitudes;
+  const Outcome at = inspection.outcome(row);
+  const std::string count = seen.count() < 10'000'000
+                                ? std::to_string(seen.count())
+                                : fmt::format("{:.4g}M", 1e-6 * static_cast<double>(seen.count()));
+  fmt::print("{} {:>7} {:>8} {:>8} {:>9} {:>8} {:>8}\n", fitted(label, name_width), count,
+             percent(seen.zeros(), seen.count()), percent(at.flushed, seen.count()),
+             percent(at.subnormal, seen.count()), percent(at.overflow, seen.count()),
+             percent(at.flushed + at.overflow, seen.nonzero()));
+}
+
+void print_tensors(const Inspection& inspection, int width) {
+  const std::vector<size_t> order = inspection.worst_first();
+  const size_t shown =
+      inspection.options.all ? order.size() : std::min(order.size(), kTensorsShown);
+  size_t longest = 6;
+  for (size_t i = 0; i < shown; ++i) {
+    longest = std::max(longest, characters(inspection.label(inspection.rows[order[i]])).size());
+  }
+  const auto room = static_cast<size_t>(std::max(width - kNumbersWidth - 2, 16));
+  const size_t name_width = std::min(longest, room);
+  fmt::print("\n{} at scale {}", inspection.options.format, scale_text(inspection.scale()));
+  if (order.size() > shown) {
+    fmt::print(", the {} of {} tensors that lose most (--all shows every one)", shown,
+               order.size());
+  }
+  fmt::print("\n{} {:>7} {:>8} {:>8} {:>9} {:>8} {:>8}\n", fitted("tensor", name_width), "count",
+             "zeros", "flushed", "subnormal", "overflow", "lost");
+  for (size_t i = 0; i < shown; ++i) {
+    const Row& row = inspection.rows[order[i]];
+    print_row(inspection, row, inspection.label(row), name_width);
+  }
+  if (order.size() > 1) print_row(inspection, inspection.total, "total", name_width);
+}
+
+}  // namespace
+
+void print_table(const Inspection& inspection) {
+  const int width = std::clamp(terminal_width(STDOUT_FILENO), 60, 160);
+  print_head(inspection, width);
+  if (!inspection.options.scale.has_value()) print_powers(inspection);
+  print_tensors(inspection, width);
+  fmt::print("\n");
+  print_wrapped(inspection.advice.reason, width);
+  const std::string range = range_sentence(inspection);
+  if (!range.empty()) print_wrapped(range, width);
+  for (const std::string& note : notes(inspection)) {
+    std::string line;
+    for (const std::string& character : characters(note)) line += character;
+    print_wrapped(line, width);
+  }
+}
+
+}  // namespace headroom::cli
