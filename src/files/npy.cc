@@ -143,8 +143,8 @@ size_t npy_header_bytes(std::string_view start) {
 
 std::string unread_type(const std::string& descr) {
   const std::string type = "is of type " + in_quotes(descr) + ", not of f16, bf16, f32 or f64";
-  const std::string kind = descr.substr(std::min<size_t>(descr.size(), 1));
-  const bool maybe = kind == "V2" || kind == "i2" || kind == "u2";
+  const bool maybe = descr.ends_with("V2") || descr.ends_with("i2") || descr.ends_with("u2") ||
+                     descr == "I16" || descr == "U16";  // those two are safetensors' names
   return type + (maybe ? "; if its 16 bits are bf16, add --as bf16" : "");
 }
 
