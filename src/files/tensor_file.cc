@@ -96,10 +96,14 @@ TensorFile::TensorFile(const std::string& path, const OpenOptions& options)
                unread_type(first.dtype) + ".");
 }
 
+void read_elements(const File& file, const Tensor& tensor, int64_t first, int64_t count,
+                   const Block& block) {
+  tensor.packed ? read_packed(file, tensor, block) : read_plain(file, tensor, first, count, block);
+}
+
 void TensorFile::read(const Tensor& tensor, int64_t first, int64_t count,
                       const Block& block) const {
-  tensor.packed ? read_packed(file_, tensor, block)
-                : read_plain(file_, tensor, first, count, block);
+  read_elements(file_, tensor, first, count, block);
 }
 
 }  // namespace headroom::files

@@ -70,7 +70,9 @@ class TensorFile {
   Contents contents_;
 };
 
-// The formats.
+// What TensorFile is made of: the table of contents of each format, and reading by it.
+void read_elements(const File& file, const Tensor& tensor, int64_t first, int64_t count,
+                   const Block& block);
 Contents read_safetensors(const File& file, const OpenOptions& options);
 Contents read_npy(const File& file, const OpenOptions& options);
 Contents read_npz(const File& file, const OpenOptions& options);

@@ -18,6 +18,7 @@ constexpr size_t kLocalBytes = 30;
 constexpr size_t kLongestComment = 65535;
 constexpr uint64_t kLongestTable = 100'000'000;
 constexpr size_t kPieceBytes = size_t{1} << 18;
+constexpr size_t kFirstPieceBytes = 4096;  // short, for those who want a header only
 
 /// Little-endian fields of a record.
 class Fields {
@@ -174,15 +175,16 @@ std::vector<ZipMember> read_zip(const File& file) {
 
 void inflate_member(const File& file, const ZipMember& member,
                     const std::function<bool(const char* data, size_t bytes)>& piece) {
-  const auto in = std::make_unique<char[]>(kPieceBytes);
-  const auto out = std::make_unique<char[]>(kPieceBytes);
+  const size_t most = std::clamp<uint64_t>(member.bytes, kFirstPieceBytes, kPieceBytes);
+  const auto in = std::make_unique<char[]>(most);
+  const auto out = std::make_unique<char[]>(most);
   z_stream stream{};
   if (inflateInit2(&stream, -MAX_WBITS) != Z_OK) throw std::bad_alloc();
   const std::unique_ptr<z_stream, int (*)(z_stream*)> guard(&stream, &inflateEnd);
   const std::string who = in_quotes(member.name);
   uint64_t read = 0;
   uint64_t made = 0;
-  size_t room = 4096;  // the first piece is short, for those who want a header only
+  size_t room = kFirstPieceBytes;
   uLong crc = ::crc32(0, nullptr, 0);
   for (int status = Z_OK; status != Z_STREAM_END;) {
     if (stream.avail_in == 0) {
@@ -198,7 +200,7 @@ void inflate_member(const File& file, const ZipMember& member,
     if (status == Z_MEM_ERROR) throw std::bad_alloc();
     if (status != Z_OK && status != Z_STREAM_END) damaged(file, who + " cannot be unpacked");
     const size_t bytes = room - stream.avail_out;
-    room = kPieceBytes;
+    room = most;
     if (bytes > member.bytes - made) damaged(file, who + " is longer than it claims");
     made += bytes;
     crc = ::crc32(crc, reinterpret_cast<Bytef*>(out.get()), static_cast<uInt>(bytes));
