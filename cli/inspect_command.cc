@@ -1,4 +1,7 @@
+#include <headroom/error.h>
+
 #include <CLI/CLI.hpp>
+#include <cstdio>
 #include <memory>
 
 #include "cli/commands.h"
@@ -12,6 +15,9 @@ int run(const InspectOptions& options) {
   const Inspection inspection = scan(options);
   if (!options.html.empty()) write_file(options.html, html_page(inspection));
   options.json ? print_json(inspection) : print_table(inspection);
+  if (std::fflush(stdout) != 0) {
+    throw Error(ErrorCode::kInvalidArgument, "Standard output could not be written to its end.");
+  }
   return 0;
 }
 

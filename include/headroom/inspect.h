@@ -98,9 +98,9 @@ struct ScaleAdvice {
   std::string reason;    // one sentence
 };
 
-/// Among the powers of two that keep the largest gradient 2^margin times below overflow, the one at
-/// which the fewest gradients become zero, then the fewest subnormal; of several that are equal the
-/// middle one. Scale 1 if there at most `lose` of the nonzero gradients become zero or subnormal.
+/// The largest power of two that keeps the largest gradient 2^margin times below overflow: it loses
+/// least. Where smaller ones lose no more and leave no gradient subnormal, the middle of them all.
+/// Scale 1 if there at most `lose` of the nonzero gradients become zero or subnormal.
 HEADROOM_API ScaleAdvice advise(const Magnitudes& gradients, const AdviceOptions& options = {});
 
 }  // namespace headroom

@@ -98,11 +98,13 @@ ScaleAdvice advise(const Magnitudes& gradients, const AdviceOptions& options) {
 
   int top = kHighestPower;
   while (top > kLowestPower && !scales.safe(top)) --top;
+  // Where some are subnormal, the larger scale keeps more of their bits.
+  const auto equally_good = [&](int power) {
+    const Outcome outcome = scales.at(power);
+    return outcome.subnormal == 0 && outcome.flushed == scales.at(top).flushed;
+  };
   int bottom = top;
-  while (bottom > kLowestPower && scales.not_normal(bottom - 1) == scales.not_normal(top) &&
-         scales.at(bottom - 1).flushed == scales.at(top).flushed) {
-    --bottom;
-  }
+  while (bottom > kLowestPower && equally_good(bottom - 1)) --bottom;
   const int power = bottom + (top - bottom + 1) / 2;
   advice.scale = std::ldexp(1.0f, power);
   advice.outcome = scales.at(power);
