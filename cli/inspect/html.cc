@@ -49,11 +49,27 @@ struct Layer {
   int64_t count;
 };
 
+/// From where nearly all become zero to where nearly all overflow, scale 1 and the one shown
+/// included.
+std::pair<int, int> chart_powers(const Inspection& inspection) {
+  const Magnitudes& seen = inspection.total.magnitudes;
+  const auto nearly_all = [&](int64_t count) { return share(count, seen.nonzero()) > 0.99; };
+  const auto shown = static_cast<int>(std::lround(std::log2(inspection.scale())));
+  auto [first, last] = inspection.powers();
+  while (first < std::min(shown, 0) && nearly_all(seen.at(inspection.format, first + 1).flushed)) {
+    ++first;
+  }
+  while (last > std::max(shown, 0) && nearly_all(seen.at(inspection.format, last - 1).overflow)) {
+    --last;
+  }
+  return {std::min(first, shown), std::max(last, shown)};
+}
+
 /// A bar for each power of two, from what becomes zero at the bottom to what overflows on top.
 std::string chart_section(const Inspection& inspection) {
   const Magnitudes& seen = inspection.total.magnitudes;
   if (seen.nonzero() == 0) return "";
-  const auto [first, last] = inspection.powers();
+  const auto [first, last] = chart_powers(inspection);
   constexpr double kLeft = 46, kRight = 10, kTop = 26, kBottom = 40, kWidth = 960, kHeight = 300;
   const double step = (kWidth - kLeft - kRight) / (last - first + 1);
   const double height = kHeight - kTop - kBottom;

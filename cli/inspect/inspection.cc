@@ -33,7 +33,8 @@ std::string percent(int64_t part, int64_t whole) {
   const double value = 100.0 * share(part, whole);
   if (part == 0) return "0";
   if (part == whole) return "100 %";
-  if (value < 0.01) return "<0.01 %";
+  if (value < 0.0001) return "<1e-4 %";
+  if (value < 0.01) return fmt::format("{:.4f} %", value);
   return value > 99.99 ? ">99.99 %" : fmt::format("{:.2f} %", value);
 }
 

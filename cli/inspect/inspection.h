@@ -61,7 +61,7 @@ std::optional<int> exact_power(float scale);
 
 /// part / whole, 0 if there is nothing.
 double share(int64_t part, int64_t whole);
-/// "0", "<0.01 %", "12.34 %".
+/// "0", "<1e-4 %", "0.0012 %", "12.34 %": eight characters at most.
 std::string percent(int64_t part, int64_t whole);
 /// "1,234,567".
 std::string grouped(int64_t number);

@@ -13,12 +13,14 @@ namespace headroom::cli {
 namespace {
 
 constexpr size_t kTensorsShown = 20;
-constexpr int kNumbersWidth = 52;  // all columns but the name
+constexpr int kNumbersWidth = 54;  // all columns but the name
+
+using Characters = std::vector<std::string>;
 
 /// Characters of UTF-8 text, with control characters and broken ones replaced: names come from
 /// files, and a terminal obeys what it is sent.
-std::vector<std::string> characters(const std::string& text) {
-  std::vector<std::string> out;
+Characters characters(const std::string& text) {
+  Characters out;
   for (size_t i = 0; i < text.size();) {
     const auto byte = static_cast<unsigned char>(text[i]);
     const size_t length = byte < 0x80    ? 1
@@ -39,23 +41,42 @@ std::vector<std::string> characters(const std::string& text) {
   return out;
 }
 
-/// The text in `width` columns, its middle cut out if it is longer: both ends of a name tell.
-std::string fitted(const std::string& text, size_t width) {
-  std::vector<std::string> all = characters(text);
-  if (all.size() > width) {
-    const size_t tail = (width - 2) * 2 / 3;
-    const size_t head = width - 2 - tail;
-    all.erase(all.begin() + static_cast<std::ptrdiff_t>(head),
-              all.end() - static_cast<std::ptrdiff_t>(tail));
-    all.insert(all.begin() + static_cast<std::ptrdiff_t>(head), "..");
+std::string joined(const Characters& characters) {
+  std::string text;
+  for (const std::string& character : characters) text += character;
+  return text;
+}
+
+/// How many characters all names begin with, up to and with a dot.
+size_t common_beginning(const std::vector<Characters>& names) {
+  size_t common = names.empty() ? 0 : names[0].size();
+  for (const Characters& name : names) {
+    common = std::min(common, name.size());
+    common = static_cast<size_t>(std::mismatch(name.begin(),
+                                               name.begin() + static_cast<std::ptrdiff_t>(common),
+                                               names[0].begin())
+                                     .first -
+                                 name.begin());
   }
-  std::string out;
-  size_t used = 0;
-  for (const std::string& character : all) {
-    out += character;
-    used += character == ".." ? 2 : 1;
+  while (common > 0 && names[0][common - 1] != ".") --common;
+  return common;
+}
+
+/// The name in `width` columns: without what all names begin with, then without its middle, if it
+/// is too long; what tells names apart stands early or late in them.
+std::string fitted(Characters name, size_t width, size_t common) {
+  const auto cut = [&](size_t from, size_t to) {
+    name.erase(name.begin() + static_cast<std::ptrdiff_t>(from),
+               name.begin() + static_cast<std::ptrdiff_t>(to));
+    name.insert(name.begin() + static_cast<std::ptrdiff_t>(from), 2, ".");
+  };
+  if (name.size() > width && common > 2) cut(0, common);
+  if (name.size() > width) {
+    const size_t head = (width - 2) / 2;
+    cut(head, name.size() - (width - 2 - head));
   }
-  return out + std::string(width > used ? width - used : 0, ' ');
+  const size_t used = name.size();
+  return joined(name) + std::string(width - used, ' ');
 }
 
 void print_wrapped(const std::string& sentence, int width) {
@@ -85,8 +106,7 @@ void print_head(const Inspection& inspection, int width) {
   const std::string where = inspection.files.size() == 1
                                 ? inspection.files[0].path
                                 : fmt::format("{} files", inspection.files.size());
-  std::string line;
-  for (const std::string& character : characters(where)) line += character;
+  const std::string line = joined(characters(where));
   print_wrapped(
       fmt::format("{}: {} gradients ({}) in {} tensor{}, {} of them zeros, the others from "
                   "{:.3g} to {:.3g}",
@@ -132,14 +152,13 @@ void print_powers(const Inspection& inspection) {
   }
 }
 
-void print_row(const Inspection& inspection, const Row& row, const std::string& label,
-               size_t name_width) {
+void print_row(const Inspection& inspection, const Row& row, const std::string& name) {
   const Magnitudes& seen = row.magnitudes;
   const Outcome at = inspection.outcome(row);
   const std::string count = seen.count() < 10'000'000
                                 ? std::to_string(seen.count())
                                 : fmt::format("{:.4g}M", 1e-6 * static_cast<double>(seen.count()));
-  fmt::print("{} {:>7} {:>8} {:>8} {:>9} {:>8} {:>8}\n", fitted(label, name_width), count,
+  fmt::print("{} {:>7} {:>8} {:>8} {:>9} {:>8} {:>8}\n", name, count,
              percent(seen.zeros(), seen.count()), percent(at.flushed, seen.count()),
              percent(at.subnormal, seen.count()), percent(at.overflow, seen.count()),
              percent(at.flushed + at.overflow, seen.nonzero()));
@@ -149,24 +168,28 @@ void print_tensors(const Inspection& inspection, int width) {
   const std::vector<size_t> order = inspection.worst_first();
   const size_t shown =
       inspection.options.all ? order.size() : std::min(order.size(), kTensorsShown);
+  std::vector<Characters> names;
   size_t longest = 6;
   for (size_t i = 0; i < shown; ++i) {
-    longest = std::max(longest, characters(inspection.label(inspection.rows[order[i]])).size());
+    names.push_back(characters(inspection.label(inspection.rows[order[i]])));
+    longest = std::max(longest, names.back().size());
   }
-  const auto room = static_cast<size_t>(std::max(width - kNumbersWidth - 2, 16));
-  const size_t name_width = std::min(longest, room);
+  const size_t common = common_beginning(names);
+  const size_t name_width =
+      std::min(longest, static_cast<size_t>(std::max(width - kNumbersWidth, 20)));
   fmt::print("\n{} at scale {}", inspection.options.format, scale_text(inspection.scale()));
   if (order.size() > shown) {
     fmt::print(", the {} of {} tensors that lose most (--all shows every one)", shown,
                order.size());
   }
-  fmt::print("\n{} {:>7} {:>8} {:>8} {:>9} {:>8} {:>8}\n", fitted("tensor", name_width), "count",
+  fmt::print("\n{:<{}} {:>7} {:>8} {:>8} {:>9} {:>8} {:>8}\n", "tensor", name_width, "count",
              "zeros", "flushed", "subnormal", "overflow", "lost");
   for (size_t i = 0; i < shown; ++i) {
-    const Row& row = inspection.rows[order[i]];
-    print_row(inspection, row, inspection.label(row), name_width);
+    print_row(inspection, inspection.rows[order[i]], fitted(names[i], name_width, common));
   }
-  if (order.size() > 1) print_row(inspection, inspection.total, "total", name_width);
+  if (order.size() > 1) {
+    print_row(inspection, inspection.total, fitted(characters("total"), name_width, 0));
+  }
 }
 
 }  // namespace
@@ -181,9 +204,7 @@ void print_table(const Inspection& inspection) {
   const std::string range = range_sentence(inspection);
   if (!range.empty()) print_wrapped(range, width);
   for (const std::string& note : notes(inspection)) {
-    std::string line;
-    for (const std::string& character : characters(note)) line += character;
-    print_wrapped(line, width);
+    print_wrapped(joined(characters(note)), width);
   }
 }
 
