@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <map>
+#include <set>
 
 #include "cli/inspect/inspection.h"
 #include "cli/output.h"
@@ -99,21 +99,21 @@ void print_wrapped(const std::string& sentence, int width) {
 
 void print_head(const Inspection& inspection, int width) {
   const Magnitudes& seen = inspection.total.magnitudes;
-  std::map<std::string, int> types;
-  for (const Row& row : inspection.rows) ++types[to_string(row.dtype)];
-  std::string list;
-  for (const auto& [name, count] : types) list += (list.empty() ? "" : ", ") + name;
+  std::set<std::string> types;
+  for (const Row& row : inspection.rows) types.insert(to_string(row.dtype));
+  const std::string list = fmt::format("{}", fmt::join(types, ", "));
   const std::string where = inspection.files.size() == 1
                                 ? inspection.files[0].path
                                 : fmt::format("{} files", inspection.files.size());
   const std::string line = joined(characters(where));
-  print_wrapped(
-      fmt::format("{}: {} gradients ({}) in {} tensor{}, {} of them zeros, the others from "
-                  "{:.3g} to {:.3g}",
-                  line, grouped(seen.count()), list, inspection.rows.size(),
-                  inspection.rows.size() == 1 ? "" : "s", percent(seen.zeros(), seen.count()),
-                  seen.smallest(), seen.largest()),
-      width);
+  std::string text =
+      fmt::format("{}: {} gradients ({}) in {} tensor{}, {} of them zeros", line,
+                  grouped(seen.count()), list, inspection.rows.size(),
+                  inspection.rows.size() == 1 ? "" : "s", percent(seen.zeros(), seen.count()));
+  if (seen.nonzero() > 0) {
+    text += fmt::format(", the others from {:.3g} to {:.3g}", seen.smallest(), seen.largest());
+  }
+  print_wrapped(text, width);
 }
 
 /// All gradients at the powers of two. Neighbours with the same shares are one line.
@@ -197,7 +197,8 @@ void print_tensors(const Inspection& inspection, int width) {
 void print_table(const Inspection& inspection) {
   const int width = std::clamp(terminal_width(STDOUT_FILENO), 60, 160);
   print_head(inspection, width);
-  if (!inspection.options.scale.has_value()) print_powers(inspection);
+  const bool any = inspection.total.magnitudes.nonzero() > 0;
+  if (any && !inspection.options.scale.has_value()) print_powers(inspection);
   print_tensors(inspection, width);
   fmt::print("\n");
   print_wrapped(inspection.advice.reason, width);
