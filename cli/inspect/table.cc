@@ -72,7 +72,7 @@ std::string fitted(Characters name, size_t width, size_t common) {
   };
   if (name.size() > width && common > 2) cut(0, common);
   if (name.size() > width) {
-    const size_t head = (width - 2) / 2;
+    const size_t head = (width - 2) / 3;
     cut(head, name.size() - (width - 2 - head));
   }
   const size_t used = name.size();
