@@ -17,6 +17,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr uint64_t kLongestHeader = 100'000'000;
+constexpr size_t kLongestName = 65535;  // as in zip archives
 
 struct Entry {
   std::string name;
@@ -53,6 +54,7 @@ class HeaderReader : public nlohmann::json_sax<Json> {
   }
   bool key(std::string& key) override {
     if (place_ == Place::kTop) {
+      if (key.size() > kLongestName) return stop("has a name of more than 65535 bytes");
       if (!names_.insert(key).second) return stop("names " + in_quotes(key) + " twice");
       if (key == "__metadata__") return move(Place::kMetadata);
       entries.push_back({key, {}, {}, {}});

@@ -112,6 +112,7 @@ TEST(Safetensors, LiesAboutTensorsAreRefused) {
   std::string many = "1";
   for (int i = 0; i < 64; ++i) many += ",1";
   expect_refused(file(entry("a", "F32", many, "0,4")), "more than 64 dimensions");
+  expect_refused(file(entry(std::string(70000, 'a'), "F32", "1", "0,4")), "more than 65535 bytes");
   expect_refused(file("\"a\":{\"dtype\":\"F32\",\"dtype\":\"F32\"}"), "second 'dtype'");
 }
 
