@@ -14,6 +14,7 @@ int main(int argc, char** argv) {
   headroom::cli::add_train(app, &action);
   headroom::cli::add_compare(app, &action);
   headroom::cli::add_report(app, &action);
+  headroom::cli::add_inspect(app, &action);
   headroom::cli::add_replay(app, &action);
   headroom::cli::add_bench(app, &action);
   try {

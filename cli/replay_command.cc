@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/output.h"
 #include "cli/trace.h"
 
 namespace headroom::cli {
@@ -64,19 +65,6 @@ std::vector<Step> replay(const ScalePolicy& policy, const std::vector<bool>& tra
     state = next.state;
   }
   return steps;
-}
-
-std::string scale_text(float scale) {
-  int exponent = 0;
-  const bool power = std::frexp(scale, &exponent) == 0.5f;
-  return power ? fmt::format("2^{}", exponent - 1) : fmt::format("{:.6g}", scale);
-}
-
-// A whole number without a fraction, as people write scales.
-nlohmann::ordered_json scale_json(float scale) {
-  const bool whole = scale == std::floor(scale) && scale < 0x1p53f;
-  if (whole) return static_cast<int64_t>(scale);
-  return scale;
 }
 
 void print_json(const std::vector<Step>& steps) {

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "cli/commands.h"
+#include "cli/output.h"
 #include "cli/train/image.h"
 #include "cli/train/options.h"
 #include "cli/train/watch.h"

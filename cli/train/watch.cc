@@ -1,7 +1,6 @@
 #include "cli/train/watch.h"
 
 #include <fmt/format.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 #include <cstdio>
 #include <optional>
 
+#include "cli/output.h"
 #include "cli/serve.h"
 
 namespace headroom::cli {
@@ -20,20 +20,6 @@ volatile std::sig_atomic_t stop_requested = 0;
 void request_stop(int signal) {
   stop_requested = 1;
   std::signal(signal, SIG_DFL);
-}
-
-std::string duration(double seconds) {
-  if (!(seconds < 1e8)) return "?";
-  const auto whole = static_cast<int64_t>(seconds + 0.5);
-  if (whole < 60) return fmt::format("{}s", whole);
-  if (whole < 3600) return fmt::format("{}m{:02}s", whole / 60, whole % 60);
-  return fmt::format("{}h{:02}m", whole / 3600, whole / 60 % 60);
-}
-
-int terminal_width() {
-  winsize size{};
-  if (ioctl(STDERR_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return 80;
-  return size.ws_col;
 }
 
 std::vector<std::pair<std::string, std::string>> settings_of(const TrainConfig& config) {
@@ -106,14 +92,11 @@ void Progress::show(const StepRecord& record, const RunResult& so_far) {
     fmt::print(stderr, "{}: {}\n", name_, facts);
     return;
   }
-  const int width = terminal_width();
-  const int room = std::clamp(width - static_cast<int>(name_.size() + facts.size()) - 5, 0, 30);
-  const auto full = static_cast<int>(room * record.step / steps_);
-  std::string line = name_ + " ";
-  if (room >= 5) {
-    line += fmt::format("[{}{}] ", std::string(static_cast<size_t>(full), '#'),
-                        std::string(static_cast<size_t>(room - full), '.'));
-  }
+  const int width = terminal_width(STDERR_FILENO);
+  const int room = width - static_cast<int>(name_.size() + facts.size()) - 5;
+  std::string line =
+      name_ + " " +
+      progress_bar(room, static_cast<double>(record.step) / static_cast<double>(steps_));
   line += facts;
   fmt::print(stderr, "\r{}\x1b[K", line.substr(0, static_cast<size_t>(width - 1)));
   std::fflush(stderr);

@@ -7,6 +7,7 @@
 #include <headroom/error.h>
 #include <headroom/faces.h>
 #include <headroom/float16.h>
+#include <headroom/inspect.h>
 #include <headroom/measure.h>
 #include <headroom/optimizer.h>
 #include <headroom/policy.h>
