@@ -14,7 +14,8 @@
 namespace headroom::cli {
 namespace {
 
-constexpr int64_t kLooks = 8;  // steps of a run in which lost gradients are counted
+constexpr int64_t kLooks = 8;         // steps of a run in which lost gradients are counted
+constexpr int64_t kHistograms = 200;  // and, in FP32, those whose gradients are counted by size
 
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const TrainConfig& config,
                                                         const torch::nn::Module& model) {
@@ -81,6 +82,17 @@ double accumulate_gradients(const TrainConfig& config, Task& task, libtorch::Gra
   return total.item<double>();
 }
 
+std::vector<int64_t> histogram_of(const torch::nn::Module& model) {
+  std::vector<torch::Tensor> held;
+  std::vector<TensorView> grads;
+  for (const torch::Tensor& parameter : model.parameters()) {
+    if (!parameter.grad().defined()) continue;
+    held.push_back(parameter.grad().to(torch::kCPU, torch::kFloat).contiguous());
+    grads.push_back(view(held.back().data_ptr<float>(), held.back().numel()));
+  }
+  return measure(grads, {.detail = true}).detail.histogram;
+}
+
 }  // namespace
 
 RunResult run(const TrainConfig& config, Task& task,
@@ -97,6 +109,7 @@ RunResult run(const TrainConfig& config, Task& task,
   scaler.name_parameters(task.model());
   const StepOptions options{static_cast<float>(config.clip), ClearGrads::kNever};
   const int64_t look_every = std::max<int64_t>(1, config.steps / kLooks);
+  const int64_t count_every = std::max<int64_t>(1, config.steps / kHistograms);
 
   const auto start = std::chrono::steady_clock::now();
   for (int64_t step = 1; step <= config.steps && result.alarm.empty(); ++step) {
@@ -115,10 +128,14 @@ RunResult run(const TrainConfig& config, Task& task,
         result.lost.zeroed += meter->loss().zeroed;
       }
     }
+    if (config.level() == OptLevel::kO0 && step % count_every == 0) {
+      record.histogram = histogram_of(task.model());
+    }
     const StepReport report = scaler.step(*optimizer, options);
     scaler.update();
     record.applied = report.applied;
     record.grad_norm = report.grad_norm;
+    if (report.applied) record.amax = report.stats.amax / record.scale;
     record.culprit = report.culprit;
     record.seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

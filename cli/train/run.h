@@ -18,10 +18,13 @@ struct StepRecord {
   double loss = 0.0;
   double scale = 1.0;  // that this step's loss was multiplied by
   double grad_norm = 0.0;
+  double amax = 0.0;  // largest gradient, unscaled; of a step that was applied
   double lr = 0.0;
   double seconds = 0.0;  // since the run began
   bool applied = true;
   std::string culprit;  // of a skipped step
+  /// GradDetail::histogram of the gradients: now and then in FP32 runs, which lose none.
+  std::vector<int64_t> histogram;
 };
 
 /// What a run did, up to its end or to where it was stopped.

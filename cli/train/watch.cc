@@ -41,7 +41,17 @@ nlohmann::ordered_json step_json(const StepRecord& record) {
                                  {"scale", record.scale},         {"overflow", !record.applied},
                                  {"grad_norm", record.grad_norm}, {"lr", record.lr},
                                  {"seconds", record.seconds}};
-  if (!record.applied) line["culprit"] = record.culprit;
+  if (record.applied) {
+    line["amax"] = record.amax;
+  } else {
+    line["overflow_at"] = record.scale;
+    line["culprit"] = record.culprit;
+  }
+  for (size_t i = 0; i < record.histogram.size(); ++i) {
+    if (record.histogram[i] == 0) continue;
+    const int exponent = GradDetail::kMinExponent + static_cast<int>(i);
+    line["log2"][std::to_string(exponent)] = record.histogram[i];
+  }
   return line;
 }
 

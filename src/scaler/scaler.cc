@@ -144,6 +144,7 @@ GradScaler::Known& GradScaler::enter(const Optimizer& optimizer, const char* cal
     if (!still_unscaled) {
       known.stage = Stage::kReady;
       known.overflow = false;
+      known.amax = 0.0;
       known.culprit.clear();
     }
     known.round = round_;
@@ -159,7 +160,10 @@ void GradScaler::record(bool overflow, const std::string& culprit, Known* known)
   known->losses = losses_;
   losses_used_ = losses_;
   recorded_ = true;
-  overflow_ = overflow_ || overflow;
+  seen_.overflow = seen_.overflow || overflow;
+  // Gradients of an earlier round may have an earlier scale.
+  const double amax = known->amax / static_cast<double>(known->scale);
+  seen_.amax = std::max(seen_.amax, amax * static_cast<double>(state_.scale));
   if (overflow) culprit_ = culprit;
 }
 
@@ -174,6 +178,7 @@ UnscaleResult GradScaler::unscale_(Optimizer& optimizer) {
   UnscaleResult result = headroom::unscale_(grads_of(optimizer), inverse(known.scale));
   known.stage = Stage::kUnscaled;
   known.overflow = !result.ok();
+  known.amax = result.before.amax;
   known.culprit = describe_culprit(result.before, optimizer.parameters());
   record(known.overflow, known.culprit, &known);
   return result;
@@ -218,6 +223,7 @@ StepReport GradScaler::step(Optimizer& optimizer, const StepOptions& options) {
   report.clip_factor = verdict.clip_factor;
   report.stats = stats;
   report.culprit = std::move(culprit);
+  if (known.stage != Stage::kUnscaled) known.amax = stats.amax;
   known.stage = Stage::kStepped;
   if (enabled()) record(!report.applied, report.culprit, &known);
   require(report.applied || policy_.on_overflow == OnOverflow::kSkip, ErrorCode::kOverflow, [&] {
@@ -237,7 +243,7 @@ void GradScaler::update() {
     return "update() was called but no optimizer was stepped or unscaled since the last one; call "
            "step() first. With micro-batches, update once, after the step.";
   });
-  const Transition next = next_state(policy_, state_, overflow_);
+  const Transition next = next_state(policy_, state_, seen_);
   move_to(next.state);
   if (next.alarm != Alarm::kNone) raise(next.alarm);
 }
@@ -281,7 +287,7 @@ void GradScaler::move_to(const ScaleState& next) {
   ++round_;
   losses_before_ = losses_;
   recorded_ = false;
-  overflow_ = false;
+  seen_ = StepSeen{};
 }
 
 void GradScaler::raise(Alarm alarm) const {
