@@ -56,7 +56,7 @@ HEADROOM_HOST_DEVICE inline int32_t expected_peak(const ScalePolicy& policy,
   const int32_t peak = highest(state);
   int32_t rise = state.peak - state.peak_before;
   rise = rise < 0 ? 0 : rise > kBit / 2 ? kBit / 2 : rise;
-  return peak + rise + (peak - state.mean) / 8 + kBit / 64;
+  return peak + rise + (peak - state.mean) / 4 + kBit / 64;
 }
 
 // Backward is trusted with scaled gradients up to here.
@@ -185,14 +185,14 @@ HEADROOM_HOST_DEVICE inline float headroom_after_clean_step(const ScalePolicy& p
   const int32_t back = floor_bits(state.proven - highest(state));
   const bool beyond = doubled > back;
   const bool slow = beyond && state.scale >= kCustomary;
-  const int32_t pause = slow ? policy.growth_interval : policy.growth_interval / 64;
+  const int32_t pause = slow ? policy.growth_interval : policy.growth_interval / 256;
   if (target == state.scale || state.growth_tracker + 1 < pause) {
     if (state.growth_tracker + 1 < policy.growth_interval) ++state.growth_tracker;
     return state.scale;
   }
   state.growth_tracker = 0;
   state.since_rescale = 0;
-  state.trial_left = beyond ? policy.retry_interval / 2 : 0;
+  state.trial_left = beyond ? policy.retry_interval : 0;
   const float grown = scale_of(policy, beyond ? doubled : back);
   return grown < target ? grown : target;
 }
