@@ -104,9 +104,9 @@ RunResult run(const TrainConfig& config, Task& task, Recorder* recorder,
   task.model().to(config.torch_device());
   const auto optimizer = make_optimizer(config, task.model());
   libtorch::GradScaler scaler(
-      libtorch::GradScalerOptions(config.policy()).on_alarm([&](const AlarmReport& report) {
-        result.alarm = report.sentence;
-      }));
+      libtorch::GradScalerOptions(config.policy())
+          .device(config.torch_device())
+          .on_alarm([&](const AlarmReport& report) { result.alarm = report.sentence; }));
   scaler.name_parameters(task.model());
   const StepOptions options{static_cast<float>(config.clip), ClearGrads::kNever};
   const int64_t look_every = std::max<int64_t>(1, config.steps / kLooks);
@@ -139,7 +139,8 @@ RunResult run(const TrainConfig& config, Task& task, Recorder* recorder,
         result.no_layers = error.what();
       }
     }
-    const StepReport report = scaler.step(*optimizer, options);
+    StepReport report = scaler.step(*optimizer, options);
+    if (report.pending) report = scaler.report();
     scaler.update();
     if (recorder != nullptr) recorder->step(step, record.loss, report, {{"lr", record.lr}});
     record.applied = report.applied;

@@ -50,6 +50,12 @@ ordered_json policy_json(const ScalePolicy& policy) {
   return ordered_json::parse(GradScaler(policy).save())["policy"];
 }
 
+// The largest gradient, whether or not it is still scaled in memory.
+double unscaled_amax(const StepReport& report) {
+  const double norm = report.stats.norm();
+  return norm > 0.0 ? report.stats.amax * (report.grad_norm / norm) : report.stats.amax;
+}
+
 ordered_json layer_json(const LayerStats& layer) {
   const GradStats& stats = layer.stats;
   const std::vector<int64_t>& histogram = stats.detail.histogram;
@@ -148,6 +154,10 @@ Recorder& Recorder::operator=(Recorder&&) noexcept = default;
 
 void Recorder::step(int64_t step, double loss, const StepReport& report, const Scalars& more) {
   files_->check_open("Recorder::step()");
+  internal::require(!report.pending, ErrorCode::kInvalidArgument, [] {
+    return "Recorder::step() got a report that is pending; ask the scaler's report() or "
+           "try_report() for what the step did.";
+  });
   Files::check_later("Recorder::step()", step, files_->last_step);
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - files_->start).count();
@@ -155,15 +165,20 @@ void Recorder::step(int64_t step, double loss, const StepReport& report, const S
                        {"loss", internal::number_json(loss)},
                        {"scale", internal::number_json(report.scale)},
                        {"overflow", !report.applied},
-                       {"grad_norm", internal::number_json(report.grad_norm)},
-                       {"seconds", seconds}};
+                       {"grad_norm", internal::number_json(report.grad_norm)}};
+  if (report.applied) {
+    line["amax"] = internal::number_json(unscaled_amax(report));
+  } else {
+    line["overflow_at"] = internal::number_json(report.scale);
+  }
+  line["seconds"] = seconds;
   for (const auto& [name, value] : more) {
-    internal::require(
-        !line.contains(name) && name != "culprit" && name != "layers" && name != "end",
-        ErrorCode::kInvalidArgument, [&] {
-          return "Recorder::step() got a number named '" + name +
-                 "', which the history uses for itself; choose another name.";
-        });
+    internal::require(!line.contains(name) && name != "culprit" && name != "amax" &&
+                          name != "overflow_at" && name != "layers" && name != "end",
+                      ErrorCode::kInvalidArgument, [&] {
+                        return "Recorder::step() got a number named '" + name +
+                               "', which the history uses for itself; choose another name.";
+                      });
     line[name] = internal::number_json(value);
   }
   if (!report.applied) {

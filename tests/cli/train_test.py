@@ -110,6 +110,18 @@ with tempfile.TemporaryDirectory() as temp:
     steps = steps_of(f"{temp}/over")
     check(steps[0]["overflow"] and ".weight: " in steps[0]["culprit"], steps[0])
     check(steps[-1]["scale"] < steps[0]["scale"], steps[-1])
+    check(steps[0]["overflow_at"] == steps[0]["scale"] and "amax" not in steps[0], steps[0])
+
+    # The headroom policy follows the largest gradient; logs have what a replay needs.
+    train("mlp", "--precision", "fp16", "--steps", 20, "--loss-scale", "headroom", "--out", f"{temp}/room")
+    steps = steps_of(f"{temp}/room")
+    check(steps[-1]["scale"] > steps[0]["scale"] == 4096, steps[-1])
+    check(all(step["amax"] > 0 for step in steps if not step["overflow"]), steps)
+    train("mlp", "--steps", 20, "--layers", 5, "--out", f"{temp}/plain")
+    replay = subprocess.run([program, "replay", "--policy", "headroom,static,none", "--json",
+                             f"{temp}/plain/history.jsonl"], capture_output=True, text=True)
+    rows = [json.loads(line) for line in replay.stdout.splitlines()]
+    check(len(rows) == 3 and rows[0]["values"] > 0 and rows[0]["lost"] <= rows[2]["lost"], replay)
     result = train("mlp", "--precision", "fp16", "--steps", 200, "--loss-scale", "static:1e30",
                    "--out", f"{temp}/stuck")
     check(result.returncode == 1 and "100 steps in a row" in result.stderr, result.stderr)
