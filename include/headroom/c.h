@@ -390,7 +390,7 @@ typedef struct hr_report {
   char culprit_text[256];  // "embed.weight: 3 inf, 0 nan", cut off where a name is too long
 } hr_report;
 
-/// All that changes while training.
+/// The scale and its counters; hr_scaler_save has all that changes while training.
 typedef struct hr_scale_state {
   size_t size;
   float scale;
