@@ -23,7 +23,7 @@ need() {
   rm -f /tmp/headroom-install.$$
 }
 
-PACKAGES=(g++ cmake ninja-build pkgconf python3 libhwy-dev nlohmann-json3-dev libdlpack-dev libcli11-dev
+PACKAGES=(g++ valgrind cmake ninja-build pkgconf python3 libhwy-dev nlohmann-json3-dev libdlpack-dev libcli11-dev
           libfmt-dev libgtest-dev librapidcheck-dev
           libtorch-dev libopenblas0-openmp libcairo2-dev fonts-dejavu-core)
 
