@@ -103,6 +103,8 @@ hr_status hr_optimizer_load_state(hr_optimizer* optimizer, const hr_optimizer_st
   return guarded(__func__, [&] {
     const hr_optimizer_state given = taken(need(state, "state"), {}, "state");
     OptimizerState saved;
+    saved.steps.reserve(given.step_count);  // a count beyond all memory ends here
+    saved.tensors.reserve(given.tensor_count);
     if (given.step_count > 0) {
       need(given.steps, "state->steps");
       saved.steps.assign(given.steps, given.steps + given.step_count);

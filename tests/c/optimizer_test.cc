@@ -59,6 +59,8 @@ TEST(Optimizers, GiveTheBitsOfTheCppOnes) {
   broken = state;
   broken.steps = nullptr;
   EXPECT_EQ(hr_optimizer_load_state(loaded, &broken), HR_ERROR_NULL);
+  broken.step_count = SIZE_MAX;
+  EXPECT_EQ(hr_optimizer_load_state(loaded, &broken), HR_ERROR_OUT_OF_MEMORY);
   EXPECT_OK(hr_optimizer_destroy(loaded));
   EXPECT_OK(hr_optimizer_destroy(optimizer));
   EXPECT_OK(hr_scaler_destroy(c_scaler));
