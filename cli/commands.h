@@ -13,7 +13,9 @@ using Action = std::function<int()>;
 
 void add_train(CLI::App& app, Action* action);
 void add_compare(CLI::App& app, Action* action);
+void add_inspect(CLI::App& app, Action* action);
 void add_replay(CLI::App& app, Action* action);
+void add_report(CLI::App& app, Action* action);
 void add_bench(CLI::App& app, Action* action);
 
 }  // namespace headroom::cli

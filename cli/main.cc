@@ -13,6 +13,8 @@ int main(int argc, char** argv) {
   headroom::cli::Action action;
   headroom::cli::add_train(app, &action);
   headroom::cli::add_compare(app, &action);
+  headroom::cli::add_report(app, &action);
+  headroom::cli::add_inspect(app, &action);
   headroom::cli::add_replay(app, &action);
   headroom::cli::add_bench(app, &action);
   try {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/output.h"
 #include "cli/trace.h"
 
 namespace headroom::cli {
@@ -17,7 +18,7 @@ namespace {
 
 struct Options {
   std::string trace;
-  std::string policy = "dynamic";
+  std::vector<std::string> policies = {"dynamic"};
   std::optional<double> init_scale;
   std::optional<int32_t> growth_interval;
   std::optional<double> growth_factor;
@@ -36,10 +37,12 @@ struct Step {
   float scale_used;
   float scale;
   Alarm alarm;
+  int64_t values;  // in the step's histogram, if it has one
+  int64_t lost;
 };
 
-ScalePolicy make_policy(const Options& options) {
-  ScalePolicy policy = preset(options.policy);
+ScalePolicy make_policy(const Options& options, const std::string& name) {
+  ScalePolicy policy = preset(name);
   const auto set = [](auto& member, const auto& given) {
     if (given) member = static_cast<std::decay_t<decltype(member)>>(*given);
   };
@@ -55,28 +58,18 @@ ScalePolicy make_policy(const Options& options) {
   return policy;
 }
 
-std::vector<Step> replay(const ScalePolicy& policy, const std::vector<bool>& trace) {
+std::vector<Step> replay(const ScalePolicy& policy, const std::vector<TraceStep>& trace) {
   std::vector<Step> steps;
   ScaleState state = initial_state(policy);
-  for (const bool overflow : trace) {
-    const Transition next = next_state(policy, state, overflow);
-    steps.push_back({next.state.steps, overflow, state.scale, next.state.scale, next.alarm});
+  for (const TraceStep& step : trace) {
+    const StepSeen seen = step.at(state.scale);
+    const Transition next = next_state(policy, state, seen);
+    steps.push_back({next.state.steps, seen.overflow, state.scale, next.state.scale, next.alarm,
+                     seen.overflow ? 0 : step.values(),
+                     seen.overflow ? 0 : step.lost_at(state.scale)});
     state = next.state;
   }
   return steps;
-}
-
-std::string scale_text(float scale) {
-  int exponent = 0;
-  const bool power = std::frexp(scale, &exponent) == 0.5f;
-  return power ? fmt::format("2^{}", exponent - 1) : fmt::format("{:.6g}", scale);
-}
-
-// A whole number without a fraction, as people write scales.
-nlohmann::ordered_json scale_json(float scale) {
-  const bool whole = scale == std::floor(scale) && scale < 0x1p53f;
-  if (whole) return static_cast<int64_t>(scale);
-  return scale;
 }
 
 void print_json(const std::vector<Step>& steps) {
@@ -118,16 +111,60 @@ void print_table(const std::vector<Step>& steps, bool all) {
   }
 }
 
-void print_summary(const std::string& policy, const std::vector<Step>& steps) {
+struct Summary {
   int64_t skipped = 0;
-  for (const Step& step : steps) skipped += step.overflow;
-  fmt::print("\n{}: {} steps, {} skipped ({:.2f} %), final scale {}\n", policy, steps.size(),
-             skipped, 100.0 * static_cast<double>(skipped) / static_cast<double>(steps.size()),
+  int64_t values = 0;
+  int64_t lost = 0;
+
+  explicit Summary(const std::vector<Step>& steps) {
+    for (const Step& step : steps) {
+      skipped += step.overflow;
+      values += step.values;
+      lost += step.lost;
+    }
+  }
+  double percent_lost() const {
+    return values == 0 ? 0.0 : 100.0 * static_cast<double>(lost) / static_cast<double>(values);
+  }
+};
+
+void print_summary(const std::string& policy, const std::vector<Step>& steps) {
+  const Summary sum(steps);
+  fmt::print("\n{}: {} steps, {} skipped ({:.2f} %), final scale {}", policy, steps.size(),
+             sum.skipped,
+             100.0 * static_cast<double>(sum.skipped) / static_cast<double>(steps.size()),
              scale_text(steps.back().scale));
+  if (sum.values > 0) fmt::print(", gradients lost {:.4f} %", sum.percent_lost());
+  fmt::print("\n");
+}
+
+// Several policies: a row each.
+void print_comparison(const std::vector<std::string>& names,
+                      const std::vector<std::vector<Step>>& runs, bool json) {
+  if (!json) {
+    fmt::print("{:<17}{:>8}{:>9}{:>13}{:>16}\n", "policy", "steps", "skipped", "final scale",
+               "gradients lost");
+  }
+  for (size_t i = 0; i < names.size(); ++i) {
+    const std::vector<Step>& steps = runs[i];
+    const Summary sum(steps);
+    if (json) {
+      const nlohmann::ordered_json row = {
+          {"policy", names[i]},     {"steps", steps.size()},
+          {"skipped", sum.skipped}, {"final_scale", scale_json(steps.back().scale)},
+          {"values", sum.values},   {"lost", sum.lost}};
+      fmt::print("{}\n", row.dump());
+      continue;
+    }
+    fmt::print("{:<17}{:>8}{:>9}{:>13}{:>16}\n", names[i], steps.size(), sum.skipped,
+               scale_text(steps.back().scale),
+               sum.values > 0 ? fmt::format("{:.4f} %", sum.percent_lost()) : "-");
+  }
 }
 
 // Goes to standard error, so that it neither stays silent nor disturbs --json.
-void tell_of_limits(const ScalePolicy& policy, const std::vector<Step>& steps) {
+void tell_of_limits(const std::string& name, const ScalePolicy& policy,
+                    const std::vector<Step>& steps) {
   int64_t alarms = 0;
   int64_t first_alarm = 0;
   int64_t first_top = 0;
@@ -136,35 +173,43 @@ void tell_of_limits(const ScalePolicy& policy, const std::vector<Step>& steps) {
     if (step.scale == kLargestScale && first_top == 0) first_top = step.number;
   }
   if (alarms > 0) {
-    fmt::print(stderr,
-               "headroom: {} steps from step {} on raised an alarm: gradients overflowed with the "
-               "scale at its floor ({}), or too many times in a row.\n",
-               alarms, first_alarm, scale_text(policy.min_scale));
+    fmt::print(
+        stderr,
+        "headroom: {}: {} steps from step {} on raised an alarm: gradients overflowed with the "
+        "scale at its floor ({}), or too many times in a row.\n",
+        name, alarms, first_alarm, scale_text(policy.min_scale));
   }
   if (first_top > 0) {
     fmt::print(
         stderr,
-        "headroom: from step {} on the scale is {}, the largest whose reciprocal is a normal "
+        "headroom: {}: from step {} on the scale is {}, the largest whose reciprocal is a normal "
         "float; it grows no further.\n",
-        first_top, scale_text(kLargestScale));
+        name, first_top, scale_text(kLargestScale));
   }
 }
 
 int run(const Options& options) {
-  const ScalePolicy policy = make_policy(options);
-  const std::vector<Step> steps = replay(policy, read_trace_file(options.trace));
-  if (steps.empty()) {
+  std::vector<ScalePolicy> policies;
+  for (const std::string& name : options.policies) policies.push_back(make_policy(options, name));
+  const std::vector<TraceStep> trace = read_trace_file(options.trace);
+  if (trace.empty()) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("Trace '{}' has no steps; write one 0 or 1 a line.", options.trace));
   }
-  if (options.json) {
-    print_json(steps);
+  std::vector<std::vector<Step>> runs;
+  for (const ScalePolicy& policy : policies) runs.push_back(replay(policy, trace));
+  if (runs.size() > 1) {
+    print_comparison(options.policies, runs, options.json);
+  } else if (options.json) {
+    print_json(runs[0]);
   } else {
-    print_table(steps, options.all);
-    print_summary(options.policy, steps);
+    print_table(runs[0], options.all);
+    print_summary(options.policies[0], runs[0]);
   }
   std::fflush(stdout);
-  tell_of_limits(policy, steps);
+  for (size_t i = 0; i < runs.size(); ++i) {
+    tell_of_limits(options.policies[i], policies[i], runs[i]);
+  }
   return 0;
 }
 
@@ -185,9 +230,14 @@ void add_replay(CLI::App& app, Action* action) {
   command
       ->add_option("trace", options->trace,
                    "file, or - for standard input: one step a line, 0, 1 (overflow), or a JSON "
-                   "object with \"overflow\"")
+                   "object with \"overflow\", or with \"amax\" as a step log of train has")
       ->required();
-  command->add_option("--policy", options->policy, "a preset, see below")->capture_default_str();
+  command
+      ->add_option("--policy", options->policies,
+                   "a preset, see below; several with commas are compared")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->capture_default_str();
   command->add_option("--init-scale", options->init_scale, "scale of the first step");
   command->add_option("--growth-interval", options->growth_interval,
                       "clean steps in a row before the scale grows");
@@ -199,7 +249,8 @@ void add_replay(CLI::App& app, Action* action) {
                       "share of overflowing steps that does not shrink the scale");
   command->add_option("--min-scale", options->min_scale, "floor");
   command->add_option("--max-scale", options->max_scale, "ceiling");
-  command->add_flag("--json", options->json, "one JSON object a step");
+  command->add_flag("--json", options->json,
+                    "one JSON object a step; a policy if there are several");
   command->add_flag("--all", options->all, "a row for every step, quiet ones too");
   command->footer(preset_list());
   command->callback([action, options] { *action = [options] { return run(*options); }; });

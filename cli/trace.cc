@@ -4,11 +4,16 @@
 #include <headroom/error.h>
 
 #include <cerrno>
+#include <charconv>
+#include <cmath>
 #include <cstring>
 #include <fstream>
 #include <iostream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string_view>
+
+#include "record/history.h"
 
 namespace headroom::cli {
 namespace {
@@ -31,34 +36,114 @@ std::string quoted(std::string_view text) {
   return "'" + shown + (text.size() > 40 ? "...'" : "'");
 }
 
-bool overflow_of(const nlohmann::json& value) {
-  if (value.is_boolean()) return value.get<bool>();
-  if (value.is_number_integer() && (value == 0 || value == 1)) return value == 1;
-  throw std::invalid_argument("not a flag");
+// The step that an object tells of; throws std::invalid_argument with what is wrong.
+TraceStep step_of(const nlohmann::json& object) {
+  TraceStep step;
+  const auto positive = [&](const char* key, double* value) {
+    const auto found = object.find(key);
+    if (found == object.end() || found->is_null()) return false;
+    if (!found->is_number() || !std::isfinite(found->get<double>()) || found->get<double>() < 0) {
+      throw std::invalid_argument(fmt::format("\"{}\" has to be a number, 0 or more.", key));
+    }
+    *value = found->get<double>();
+    return *value > 0.0;
+  };
+  const bool by_scale = positive("overflow_at", &step.overflow_at);
+  const bool measured = positive("amax", &step.amax);
+  const auto overflow = object.find("overflow");
+  if (overflow == object.end() && !by_scale && !measured) {
+    throw std::invalid_argument("the object has no \"overflow\" and no \"amax\".");
+  }
+  if (overflow != object.end()) {
+    const bool flag = overflow->is_boolean() || *overflow == 0 || *overflow == 1;
+    if (!flag) throw std::invalid_argument("\"overflow\" has to be true, false, 0 or 1.");
+    step.overflow = !by_scale && (*overflow == true || *overflow == 1);
+  }
+  const auto log2 = object.find("log2");
+  if (log2 == object.end()) return step;
+  if (!log2->is_object()) throw std::invalid_argument("\"log2\" has to be an object.");
+  for (const auto& [exponent, count] : log2->items()) {
+    int e = 0;
+    const char* const end = exponent.data() + exponent.size();
+    const auto parsed = std::from_chars(exponent.data(), end, e);
+    const bool whole = parsed.ec == std::errc() && parsed.ptr == end && std::abs(e) <= 1100;
+    if (!whole || !count.is_number_unsigned() || count > int64_t{1} << 48) {
+      throw std::invalid_argument("\"log2\" has to map exponents to counts.");
+    }
+    step.log2.emplace_back(e, count.get<int64_t>());
+  }
+  return step;
+}
+
+// All layers that a history's look at them tells of, unscaled.
+Log2Counts look_of(const nlohmann::json& object) {
+  std::map<int, int64_t> counts;
+  try {
+    const int shift = std::ilogb(object.at("scale").get<double>());
+    for (const nlohmann::json& layer : object.at("layers")) {
+      const int from = layer.at("from").get<int>();
+      const nlohmann::json& histogram = layer.at("histogram");
+      for (size_t i = 0; i < histogram.size(); ++i) {
+        counts[from + static_cast<int>(i) - shift] += histogram[i].get<int64_t>();
+      }
+    }
+  } catch (const nlohmann::json::exception&) {
+    return {};  // it says less than it might
+  }
+  return {counts.begin(), counts.end()};
 }
 
 }  // namespace
 
-std::vector<bool> read_trace(std::istream& in, const std::string& name) {
-  std::vector<bool> steps;
+StepSeen TraceStep::at(float scale) const {
+  constexpr double kRoundsToInf = 65520.0;
+  const double scaled = amax * static_cast<double>(scale);
+  const bool inside = overflow_at > 0.0 && static_cast<double>(scale) >= overflow_at;
+  if (overflow || inside || scaled >= kRoundsToInf) return {true, 0.0};
+  return {false, scaled};
+}
+
+int64_t TraceStep::values() const {
+  int64_t sum = 0;
+  for (const auto& [exponent, count] : log2) sum += count;
+  return sum;
+}
+
+int64_t TraceStep::lost_at(float scale) const {
+  constexpr int kRoundsToZero = -25;  // half of FP16's smallest number
+  const int shift = std::ilogb(scale);
+  int64_t sum = 0;
+  for (const auto& [exponent, count] : log2) {
+    if (exponent + shift < kRoundsToZero) sum += count;
+  }
+  return sum;
+}
+
+std::vector<TraceStep> read_trace(std::istream& in, const std::string& name) {
+  std::vector<TraceStep> steps;
   std::string text;
+  bool history = false;  // of a run: has other lines between its steps
+  Log2Counts look;       // at the layers, before the step at hand
   for (size_t line = 1; std::getline(in, text); ++line) {
     const std::string_view content = trim(text);
     if (content.empty() || content.front() == '#') continue;
     if (content == "0" || content == "1") {
-      steps.push_back(content == "1");
+      steps.emplace_back().overflow = content == "1";
       continue;
     }
     const auto object = nlohmann::json::parse(content, nullptr, false);
     if (!object.is_object()) {
       bad_line(name, line, fmt::format("{} is neither 0, 1 nor a JSON object.", quoted(content)));
     }
-    const auto overflow = object.find("overflow");
-    if (overflow == object.end()) bad_line(name, line, "the object has no \"overflow\".");
+    if (object.value("format", nlohmann::json()) == internal::kHistoryFormat) history = true;
+    if (history && object.contains("layers")) look = look_of(object);
+    if (history && !object.contains("overflow")) continue;
     try {
-      steps.push_back(overflow_of(*overflow));
-    } catch (const std::invalid_argument&) {
-      bad_line(name, line, "\"overflow\" has to be true, false, 0 or 1.");
+      steps.push_back(step_of(object));
+      if (steps.back().log2.empty()) steps.back().log2 = std::move(look);
+      look.clear();
+    } catch (const std::invalid_argument& error) {
+      bad_line(name, line, error.what());
     }
   }
   if (in.bad()) {
@@ -67,7 +152,7 @@ std::vector<bool> read_trace(std::istream& in, const std::string& name) {
   return steps;
 }
 
-std::vector<bool> read_trace_file(const std::string& path) {
+std::vector<TraceStep> read_trace_file(const std::string& path) {
   if (path == "-") return read_trace(std::cin, "standard input");
   std::ifstream file(path);
   if (!file) {

@@ -32,6 +32,8 @@ hr_status status_of(ErrorCode code) {
       return HR_ERROR_OUT_OF_MEMORY;
     case ErrorCode::kScaleCollapsed:
       return HR_ERROR_SCALE_COLLAPSED;
+    case ErrorCode::kFile:
+      return HR_ERROR_FILE;
   }
   return HR_ERROR_INTERNAL;
 }
@@ -117,7 +119,7 @@ const char* hr_status_name(hr_status status) {
       return "internal error";
   }
   using headroom::ErrorCode;
-  for (int code = 0; code <= static_cast<int>(ErrorCode::kScaleCollapsed); ++code) {
+  for (int code = 0; code <= static_cast<int>(ErrorCode::kFile); ++code) {
     if (status_of(ErrorCode{code}) == status) return headroom::to_string(ErrorCode{code});
   }
   return "unknown";

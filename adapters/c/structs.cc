@@ -77,6 +77,9 @@ hr_policy policy_from(const ScalePolicy& policy) {
   out.growth_factor = policy.growth_factor;
   out.backoff_factor = policy.backoff_factor;
   out.tolerance = policy.tolerance;
+  out.grad_limit = policy.grad_limit;
+  out.peak_window = policy.peak_window;
+  out.retry_interval = policy.retry_interval;
   out.max_skips_in_row = policy.max_skips_in_row;
   out.init_scale = policy.init_scale;
   out.min_scale = policy.min_scale;
@@ -100,6 +103,9 @@ ScalePolicy policy_from(const hr_policy& policy) {
   out.growth_factor = policy.growth_factor;
   out.backoff_factor = policy.backoff_factor;
   out.tolerance = policy.tolerance;
+  out.grad_limit = policy.grad_limit;
+  out.peak_window = policy.peak_window;
+  out.retry_interval = policy.retry_interval;
   out.max_skips_in_row = policy.max_skips_in_row;
   out.init_scale = policy.init_scale;
   out.min_scale = policy.min_scale;

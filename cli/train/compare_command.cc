@@ -3,9 +3,9 @@
 
 #include <cmath>
 #include <memory>
-#include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
+#include "cli/output.h"
 #include "cli/train/image.h"
 #include "cli/train/options.h"
 #include "cli/train/watch.h"
@@ -109,7 +109,6 @@ bool compare_model(const CompareOptions& options, const std::string& model) {
   const std::string folder = options.config.out + "/" + model;
   const std::vector<Variant> rows = variants(options);
   std::vector<std::vector<RunResult>> results;
-  nlohmann::ordered_json summary = nlohmann::ordered_json::array();
   bool interrupted = false;
   for (const Variant& variant : rows) {
     if (interrupted) break;
@@ -131,10 +130,12 @@ bool compare_model(const CompareOptions& options, const std::string& model) {
       }
       std::string place = folder + "/" + variant.folder;
       if (options.seeds > 1) place += fmt::format("/seed{}", config.seed);
-      runs.push_back(watched_run(config, *task, fmt::format("{}: {}", model, variant.name), place));
+      RunInfo info;
+      info.name = variant.name;
+      info.group = model;
+      if (options.seeds > 1) info.name += fmt::format(", seed {}", config.seed);
+      runs.push_back(watched_run(config, *task, info, place));
       interrupted = runs.back().interrupted;
-      summary.push_back(nlohmann::ordered_json::parse(summary_json(config, runs.back())));
-      summary.back()["run"] = variant.name;
     }
   }
   fmt::print("\n");
@@ -144,7 +145,6 @@ bool compare_model(const CompareOptions& options, const std::string& model) {
       if (!run.alarm.empty()) fmt::print("  {}: stopped. {}\n", rows[i].name, run.alarm);
     }
   }
-  write_file(folder + "/compare.json", summary.dump(2) + "\n");
   if (!can_draw()) return !interrupted;
 
   std::vector<Curve> curves;
@@ -186,10 +186,14 @@ int compare(const CompareOptions& options) {
     }
   }
   const Interrupt interrupt;
+  bool interrupted = false;
   for (const std::string& model : options.models) {
-    if (!compare_model(options, model)) return 130;
+    if (interrupted) break;
+    interrupted = !compare_model(options, model);
   }
-  return 0;
+  write_report(options.config.out);
+  fmt::print("\n  {}/report.html\n", options.config.out);
+  return interrupted ? 130 : 0;
 }
 
 }  // namespace
@@ -205,7 +209,7 @@ void add_compare(CLI::App& app, Action* action) {
       ->capture_default_str();
   command->add_option("--seeds", options->seeds, "Repeat with this many seeds")
       ->capture_default_str();
-  command->add_option("--out", options->config.out, "Folder for step logs, tables and pictures")
+  command->add_option("--out", options->config.out, "Folder for histories, report and pictures")
       ->capture_default_str();
   add_training_options(*command, &options->config);
   command->callback([=] { *action = [=] { return compare(*options); }; });

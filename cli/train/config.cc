@@ -4,6 +4,7 @@
 #include <headroom/error.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <limits>
@@ -145,6 +146,9 @@ void resolve(TrainConfig* config) {
     refuse(fmt::format("--clip is {}; it has to be a number above 0.", config->clip));
   }
   in_range("--steps", config->steps, 1, int64_t{1} << 40);
+  // Ten steps apart, a look costs far less than one step in a hundred; 200 looks fill a screen.
+  use_default(&config->layers, kDefaultCount, std::max<int64_t>(10, config->steps / 200));
+  in_range("--layers", config->layers, 0, int64_t{1} << 40);
   in_range("--batch", config->batch, 1, int64_t{1} << 24);
   in_range("--accumulate", config->accumulate, 1, int64_t{1} << 20);
   in_range("--width", config->width, 1, 1 << 14);

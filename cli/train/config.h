@@ -43,8 +43,12 @@ struct TrainConfig {
   int64_t width = kDefaultCount;
   int64_t depth = kDefaultCount;
   int64_t context = kDefaultCount;
+  int64_t layers = kDefaultCount;  // look at every layer once in this many steps; 0: never
   uint64_t seed = 1;
   int threads = 0;
+  bool tensorboard = false;
+  bool watch = false;
+  int port = 0;
 
   torch::ScalarType dtype() const;
   OptLevel level() const;

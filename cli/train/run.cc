@@ -9,6 +9,7 @@
 #include <optional>
 #include <thread>
 
+#include "adapters/libtorch/tensors.h"
 #include "cli/train/layers.h"
 
 namespace headroom::cli {
@@ -83,7 +84,19 @@ double accumulate_gradients(const TrainConfig& config, Task& task, libtorch::Gra
 
 }  // namespace
 
-RunResult run(const TrainConfig& config, Task& task,
+std::vector<LayerStats> look_at_layers(const torch::nn::Module& model) {
+  const libtorch::internal::TorchStream stream;
+  libtorch::internal::Gradients gradients;
+  std::vector<Parameter> parameters;
+  for (const auto& item : model.named_parameters()) {
+    const TensorView grad =
+        gradients.add(item.value(), libtorch::internal::Gradients::Order::kAny, item.key());
+    parameters.push_back({item.key(), {}, grad});
+  }
+  return measure_layers(parameters);
+}
+
+RunResult run(const TrainConfig& config, Task& task, Recorder* recorder,
               const std::function<bool(const StepRecord&, const RunResult&)>& on_step) {
   use_threads(config.threads);
   RunResult result;
@@ -91,9 +104,9 @@ RunResult run(const TrainConfig& config, Task& task,
   task.model().to(config.torch_device());
   const auto optimizer = make_optimizer(config, task.model());
   libtorch::GradScaler scaler(
-      libtorch::GradScalerOptions(config.policy()).on_alarm([&](const AlarmReport& report) {
-        result.alarm = report.sentence;
-      }));
+      libtorch::GradScalerOptions(config.policy())
+          .device(config.torch_device())
+          .on_alarm([&](const AlarmReport& report) { result.alarm = report.sentence; }));
   scaler.name_parameters(task.model());
   const StepOptions options{static_cast<float>(config.clip), ClearGrads::kNever};
   const int64_t look_every = std::max<int64_t>(1, config.steps / kLooks);
@@ -115,8 +128,21 @@ RunResult run(const TrainConfig& config, Task& task,
         result.lost.zeroed += meter->loss().zeroed;
       }
     }
-    const StepReport report = scaler.step(*optimizer, options);
+    if (config.layers > 0 && (step - 1) % config.layers == 0 && result.no_layers.empty()) {
+      try {
+        result.layers = look_at_layers(task.model());
+        result.layers_step = step;
+        result.layers_scale = record.scale;
+        if (recorder != nullptr) recorder->layers(step, record.scale, result.layers);
+      } catch (const Error& error) {
+        if (error.code() != ErrorCode::kUnsupported) throw;
+        result.no_layers = error.what();
+      }
+    }
+    StepReport report = scaler.step(*optimizer, options);
+    if (report.pending) report = scaler.report();
     scaler.update();
+    if (recorder != nullptr) recorder->step(step, record.loss, report, {{"lr", record.lr}});
     record.applied = report.applied;
     record.grad_norm = report.grad_norm;
     record.culprit = report.culprit;

@@ -2,6 +2,7 @@
 #define HEADROOM_CLI_TRAIN_RUN_H_
 
 #include <headroom/libtorch.h>
+#include <headroom/record.h>
 
 #include <functional>
 #include <string>
@@ -32,14 +33,22 @@ struct RunResult {
   double seconds = 0.0;      // of training alone
   Score score;
   std::string metric_name;
-  libtorch::CastLoss lost;  // of the gradients, in the steps that were looked at
+  libtorch::CastLoss lost;         // of the gradients, in the steps that were looked at
+  std::vector<LayerStats> layers;  // of the last look at them, if there was one,
+  int64_t layers_step = 0;         // in this step
+  double layers_scale = 1.0;
+  std::string no_layers;  // why the layers could not be looked at
   Picture target, picture;
   bool interrupted = false;
   std::string alarm;  // why the scaler gave up; empty if it did not
 };
 
-/// Trains. `on_step` is called after every step, and ends the run by returning false.
-RunResult run(const TrainConfig& config, Task& task,
+/// The gradients of every parameter as backward left them, still scaled.
+std::vector<LayerStats> look_at_layers(const torch::nn::Module& model);
+
+/// Trains, and writes down every step if there is a recorder. `on_step` is called after every step,
+/// and ends the run by returning false.
+RunResult run(const TrainConfig& config, Task& task, Recorder* recorder,
               const std::function<bool(const StepRecord&, const RunResult&)>& on_step);
 
 }  // namespace headroom::cli

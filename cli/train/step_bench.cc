@@ -1,11 +1,15 @@
 #include "cli/train/step_bench.h"
 
 #include <headroom/libtorch.h>
+#include <headroom/record.h>
 #include <torch/torch.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 
+#include "cli/train/run.h"
 #include "cli/train/task.h"
 
 namespace headroom::cli {
@@ -104,7 +108,10 @@ void scaler_share(const std::string& model, int repetitions,
   const auto task = make_task(config);
   libtorch::FusedAdamW optimizer(task->model().parameters(), torch::optim::AdamWOptions(1e-5));
   libtorch::GradScaler scaler;
-  std::vector<double> forward_backward, scale, with, without;
+  const std::filesystem::path folder =
+      std::filesystem::temp_directory_path() / ("headroom-bench-" + std::to_string(::getpid()));
+  Recorder recorder(folder.string());
+  std::vector<double> forward_backward, scale, look, with, write, without;
   for (int i = 0; i < repetitions + 2; ++i) {
     optimizer.zero_grad();
     task->next_batch();
@@ -115,15 +122,22 @@ void scaler_share(const std::string& model, int repetitions,
     }));
     scale.push_back(milliseconds([&] { scaled = scaler.scale(loss); }));
     forward_backward.back() += milliseconds([&] { scaled.backward(); });
+    look.push_back(milliseconds(
+        [&] { recorder.layers(i, scaler.get_scale(), look_at_layers(task->model())); }));
+    StepReport report;
     with.push_back(milliseconds([&] {
-      scaler.step(optimizer);
+      report = scaler.step(optimizer);
       scaler.update();
     }));
+    write.push_back(milliseconds([&] { recorder.step(i, 0.5, report, {{"lr", 1e-5}}); }));
     without.push_back(milliseconds([&] { optimizer.step(); }));
   }
+  std::filesystem::remove_all(folder);
   const double added = median(scale) + std::max(0.0, median(with) - median(without));
-  done({"scaler/" + model, added, median(forward_backward) + median(without),
-        "a whole training step without it"});
+  const double step = median(forward_backward) + median(without);
+  done({"scaler/" + model, added, step, "a whole training step without it"});
+  done({"history/" + model, median(write), step, "the same"});
+  done({"layers, every 10th/" + model, median(look) / 10.0, step, "the same"});
 }
 
 }  // namespace

@@ -15,7 +15,8 @@ struct StepFigure {
 };
 
 /// Optimizer steps through LibTorch: FusedAdamW under a GradScaler against LibTorch's own calls on
-/// the tensors of GPT-2 small, and what the scaler adds to training steps of the trainer's models.
+/// the tensors of GPT-2 small, and what the scaler, the history and looks at the layers add to
+/// training steps of the trainer's models.
 void run_step_bench(int repetitions, const std::function<void(const StepFigure&)>& done);
 
 }  // namespace headroom::cli

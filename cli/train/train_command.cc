@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <cmath>
 #include <memory>
 
 #include "cli/commands.h"
@@ -28,26 +29,57 @@ void draw(const TrainConfig& config, const RunResult& result) {
                {{"target", "", result.target}, {"fitted", caption, result.picture}});
 }
 
+template <typename... Values>
+void print_fact(const std::string& name, const char* format, const Values&... values) {
+  fmt::print("  {:<16}  {}\n", name, fmt::format(fmt::runtime(format), values...));
+}
+
+// Which layers bound the scale, at the last look.
+void print_bounds(const RunResult& result) {
+  if (!result.no_layers.empty()) print_fact("layers", "not looked at. {}", result.no_layers);
+  const ScaleBounds bounds = scale_bounds(result.layers);
+  const auto name = [&](int64_t index) { return result.layers[static_cast<size_t>(index)].name; };
+  const std::string when =
+      fmt::format("at step {}, scale {}", result.layers_step, result.layers_scale);
+  if (bounds.first_to_overflow >= 0) {
+    print_fact("overflows first", "{}, {} ({})", name(bounds.first_to_overflow),
+               bounds.doublings_left < 0.0
+                   ? "which has overflowed"
+                   : fmt::format("after {:.0f} more doublings", std::floor(bounds.doublings_left)),
+               when);
+  }
+  if (bounds.first_to_underflow >= 0) {
+    print_fact("underflows first", "{}, {:.2f} % lost and {:.2f} % subnormal in FP16 ({})",
+               name(bounds.first_to_underflow), 100.0 * bounds.lost, 100.0 * bounds.subnormal,
+               when);
+  }
+}
+
 int train(TrainConfig config) {
   resolve(&config);
+  if (config.watch && config.out.empty()) config.out = "headroom-train";
   const auto task = make_task(config);
   const Interrupt interrupt;
-  const RunResult result = watched_run(
-      config, *task, fmt::format("{} {} {}", config.model, config.precision, config.loss_scale),
-      config.out);
-  if (!config.out.empty()) draw(config, result);
+  RunInfo info;
+  info.name = fmt::format("{} {} {}", config.model, config.precision, config.loss_scale);
+  const RunResult result = watched_run(config, *task, info, config.out);
 
   fmt::print("{} in {}, loss scale {}: {} of {} steps{}\n", config.model, config.precision,
              config.loss_scale, result.steps.size(), config.steps,
              result.interrupted ? ", then stopped by hand" : "");
-  fmt::print("  loss            {:.6g}\n", result.score.loss);
-  fmt::print("  {:<14}  {:.4f}\n", result.metric_name, result.score.metric);
-  fmt::print("  skipped steps   {}\n", result.skipped);
-  fmt::print("  final scale     {}\n", result.final_scale);
-  fmt::print("  gradients lost  {}\n", percent(result.lost));
-  fmt::print("  time            {:.1f} s, {:.4g} steps/s\n", result.seconds,
+  print_fact("loss", "{:.6g}", result.score.loss);
+  print_fact(result.metric_name, "{:.4f}", result.score.metric);
+  print_fact("skipped steps", "{}", result.skipped);
+  print_fact("final scale", "{}", result.final_scale);
+  print_fact("gradients lost", "{}", percent(result.lost));
+  print_bounds(result);
+  print_fact("time", "{:.1f} s, {:.4g} steps/s", result.seconds,
              static_cast<double>(result.steps.size()) / std::max(result.seconds, 1e-9));
-  if (!config.out.empty()) fmt::print("  written to      {}\n", config.out);
+  if (!config.out.empty()) {
+    draw(config, result);
+    write_report(config.out);
+    print_fact("report", "{}/report.html", config.out);
+  }
   if (!result.alarm.empty()) {
     fmt::print(stderr, "headroom: stopped at step {}. {}\n", result.steps.size(), result.alarm);
     return kGaveUp;
@@ -78,6 +110,10 @@ void add_training_options(CLI::App& command, TrainConfig* config) {
   command.add_option("--depth", config->depth, "Number of hidden layers or blocks");
   command.add_option("--context", config->context, "Bytes that gpt looks back on");
   command.add_option("--device", config->device, "cpu or cuda");
+  command.add_option("--layers", config->layers,
+                     "Look at the gradients of every layer once in this many steps; 0: never "
+                     "(default: 10 or more)");
+  command.add_flag("--tensorboard", config->tensorboard, "Also write event files for TensorBoard");
   command.add_option("--seed", config->seed, "For weights and batches");
   command.add_option("--threads", config->threads, "CPU threads (default: all)");
 }
@@ -91,7 +127,12 @@ void add_train(CLI::App& app, Action* action) {
       ->capture_default_str();
   command->add_option("--loss-scale", config->loss_scale,
                       "none, static:S, dynamic or a preset (default: dynamic for fp16, else none)");
-  command->add_option("--out", config->out, "Folder for steps.jsonl, summary.json and pictures");
+  command->add_option("--out", config->out, "Folder for history, report and pictures");
+  CLI::Option* const watch = command->add_flag(
+      "--watch", config->watch, "Serve the report live on 127.0.0.1 (--out: headroom-train)");
+  command->add_option("--port", config->port, "For --watch (default: a free one)")
+      ->check(CLI::Range(0, 65535))
+      ->needs(watch);
   add_training_options(*command, config.get());
   command->callback([=] { *action = [=] { return train(*config); }; });
 }

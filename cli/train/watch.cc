@@ -1,16 +1,16 @@
 #include "cli/train/watch.h"
 
 #include <fmt/format.h>
-#include <headroom/error.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
 #include <csignal>
 #include <cstdio>
-#include <filesystem>
-#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "cli/output.h"
+#include "cli/serve.h"
 
 namespace headroom::cli {
 namespace {
@@ -22,27 +22,41 @@ void request_stop(int signal) {
   std::signal(signal, SIG_DFL);
 }
 
-std::string duration(double seconds) {
-  if (!(seconds < 1e8)) return "?";
-  const auto whole = static_cast<int64_t>(seconds + 0.5);
-  if (whole < 60) return fmt::format("{}s", whole);
-  if (whole < 3600) return fmt::format("{}m{:02}s", whole / 60, whole % 60);
-  return fmt::format("{}h{:02}m", whole / 3600, whole / 60 % 60);
+std::vector<std::pair<std::string, std::string>> settings_of(const TrainConfig& config) {
+  return {{"model", config.model},
+          {"data", config.data.empty() ? "built in" : config.data},
+          {"precision", config.precision},
+          {"opt_level", fmt::format("O{}", static_cast<int>(config.level()))},
+          {"loss_scale", config.loss_scale},
+          {"optimizer", config.optimizer},
+          {"lr", fmt::format("{}", config.lr)},
+          {"schedule", config.schedule},
+          {"clip", config.clip > 0.0 ? fmt::format("{}", config.clip) : "no"},
+          {"steps", fmt::format("{}", config.steps)},
+          {"batch", fmt::format("{}", config.batch)},
+          {"accumulate", fmt::format("{}", config.accumulate)},
+          {"width", fmt::format("{}", config.width)},
+          {"depth", fmt::format("{}", config.depth)},
+          {"context", fmt::format("{}", config.context)},
+          {"fake_quant", config.fake_quant.empty() ? "no" : config.fake_quant},
+          {"device", config.device},
+          {"seed", fmt::format("{}", config.seed)}};
 }
 
-int terminal_width() {
-  winsize size{};
-  if (ioctl(STDERR_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return 80;
-  return size.ws_col;
+Scalars results_of(const RunResult& result) {
+  Scalars results = {{"final_loss", result.score.loss},
+                     {result.metric_name, result.score.metric},
+                     {"final_scale", result.final_scale}};
+  if (result.lost.values > 0) {
+    results.emplace_back("gradients_lost", static_cast<double>(result.lost.zeroed) /
+                                               static_cast<double>(result.lost.values));
+  }
+  return results;
 }
 
-nlohmann::ordered_json step_json(const StepRecord& record) {
-  nlohmann::ordered_json line = {{"step", record.step},           {"loss", record.loss},
-                                 {"scale", record.scale},         {"overflow", !record.applied},
-                                 {"grad_norm", record.grad_norm}, {"lr", record.lr},
-                                 {"seconds", record.seconds}};
-  if (!record.applied) line["culprit"] = record.culprit;
-  return line;
+std::string end_of(const RunResult& result) {
+  if (!result.alarm.empty()) return "stopped: " + result.alarm;
+  return result.interrupted ? "stopped by hand" : "finished";
 }
 
 }  // namespace
@@ -78,14 +92,11 @@ void Progress::show(const StepRecord& record, const RunResult& so_far) {
     fmt::print(stderr, "{}: {}\n", name_, facts);
     return;
   }
-  const int width = terminal_width();
-  const int room = std::clamp(width - static_cast<int>(name_.size() + facts.size()) - 5, 0, 30);
-  const auto full = static_cast<int>(room * record.step / steps_);
-  std::string line = name_ + " ";
-  if (room >= 5) {
-    line += fmt::format("[{}{}] ", std::string(static_cast<size_t>(full), '#'),
-                        std::string(static_cast<size_t>(room - full), '.'));
-  }
+  const int width = terminal_width(STDERR_FILENO);
+  const int room = width - static_cast<int>(name_.size() + facts.size()) - 5;
+  std::string line =
+      name_ + " " +
+      progress_bar(room, static_cast<double>(record.step) / static_cast<double>(steps_));
   line += facts;
   fmt::print(stderr, "\r{}\x1b[K", line.substr(0, static_cast<size_t>(width - 1)));
   std::fflush(stderr);
@@ -96,87 +107,30 @@ void Progress::finish() {
   std::fflush(stderr);
 }
 
-StepLog::StepLog(const std::string& path) : path_(path), file_(path) {
-  if (!file_) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("'{}' cannot be written: {}.", path, std::strerror(errno)));
-  }
-}
-
-void StepLog::add(const StepRecord& record) { file_ << step_json(record).dump() << '\n'; }
-
-void StepLog::finish() {
-  file_.close();
-  if (!file_) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("'{}' could not be written to its end; is the disk full?", path_));
-  }
-}
-
-void make_folder(const std::string& path) {
-  std::error_code error;
-  std::filesystem::create_directories(path, error);
-  if (error || !std::filesystem::is_directory(path)) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("The folder '{}' cannot be made: {}.", path,
-                            error ? error.message() : "there is a file of that name"));
-  }
-}
-
-void write_file(const std::string& path, const std::string& text) {
-  std::ofstream file(path, std::ios::binary);
-  file << text;
-  file.close();
-  if (!file) {
-    throw Error(ErrorCode::kInvalidArgument, fmt::format("'{}' could not be written.", path));
-  }
-}
-
-std::string summary_json(const TrainConfig& config, const RunResult& result) {
-  const nlohmann::ordered_json summary = {
-      {"model", config.model},
-      {"precision", config.precision},
-      {"opt_level", fmt::format("O{}", static_cast<int>(config.level()))},
-      {"loss_scale", config.loss_scale},
-      {"optimizer", config.optimizer},
-      {"lr", config.lr},
-      {"clip", config.clip},
-      {"batch", config.batch},
-      {"accumulate", config.accumulate},
-      {"seed", config.seed},
-      {"steps", result.steps.size()},
-      {"skipped", result.skipped},
-      {"final_scale", result.final_scale},
-      {"loss", result.score.loss},
-      {"metric", result.metric_name},
-      {"score", result.score.metric},
-      {"gradients_looked_at", result.lost.values},
-      {"gradients_lost", result.lost.zeroed},
-      {"seconds", result.seconds},
-      {"interrupted", result.interrupted},
-      {"alarm", result.alarm}};
-  return summary.dump(2) + "\n";
-}
-
-RunResult watched_run(const TrainConfig& config, Task& task, const std::string& name,
+RunResult watched_run(const TrainConfig& config, Task& task, const RunInfo& info,
                       const std::string& folder) {
-  std::optional<StepLog> log;
+  std::optional<LiveReport> live;
+  if (config.watch) live.emplace(config.port);
+  std::optional<Recorder> recorder;
   if (!folder.empty()) {
-    make_folder(folder);
-    log.emplace(folder + "/steps.jsonl");
+    RunInfo run_info = info;
+    run_info.policy = config.policy();
+    run_info.settings = settings_of(config);
+    run_info.tensorboard = config.tensorboard;
+    recorder.emplace(folder, run_info);
   }
-  Progress progress(name, config.steps);
-  const RunResult result =
-      run(config, task, [&](const StepRecord& record, const RunResult& so_far) {
-        if (log.has_value()) log->add(record);
-        progress.show(record, so_far);
-        return !Interrupt::requested();
-      });
+  if (live.has_value()) {
+    live->start(folder);
+    fmt::print(stderr, "Watch at {}\n", live->url());
+  }
+  Progress progress(info.group.empty() ? info.name : info.group + ": " + info.name, config.steps);
+  const RunResult result = run(config, task, recorder.has_value() ? &*recorder : nullptr,
+                               [&](const StepRecord& record, const RunResult& so_far) {
+                                 progress.show(record, so_far);
+                                 return !Interrupt::requested();
+                               });
   progress.finish();
-  if (log.has_value()) {
-    log->finish();
-    write_file(folder + "/summary.json", summary_json(config, result));
-  }
+  if (recorder.has_value()) recorder->finish(results_of(result), end_of(result));
   return result;
 }
 

@@ -3,7 +3,6 @@
 #define HEADROOM_CLI_TRAIN_WATCH_H_
 
 #include <chrono>
-#include <fstream>
 #include <string>
 
 #include "cli/train/run.h"
@@ -36,30 +35,8 @@ class Progress {
   std::chrono::steady_clock::time_point last_;
 };
 
-/// A file of one JSON object a line, one line a step. Throws Error(kInvalidArgument) if it cannot
-/// be made, and finish() if not everything could be written.
-class StepLog {
- public:
-  explicit StepLog(const std::string& path);
-  void add(const StepRecord& record);
-  void finish();
-
- private:
-  std::string path_;
-  std::ofstream file_;
-};
-
-/// Makes the folder, and its parents.
-void make_folder(const std::string& path);
-
-/// Writes the whole file or throws.
-void write_file(const std::string& path, const std::string& text);
-
-/// The numbers of a run as JSON.
-std::string summary_json(const TrainConfig& config, const RunResult& result);
-
-/// run() with a bar, a step log in `folder` (none if empty) and a summary beside it.
-RunResult watched_run(const TrainConfig& config, Task& task, const std::string& name,
+/// run() with a bar; with its history in `folder` (none if empty), under the given name.
+RunResult watched_run(const TrainConfig& config, Task& task, const RunInfo& info,
                       const std::string& folder);
 
 }  // namespace headroom::cli

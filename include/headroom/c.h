@@ -40,12 +40,13 @@ enum {
   HR_ERROR_OVERFLOW = 6,          // inf or nan in the gradients, and the policy asks for an error
   HR_ERROR_OUT_OF_MEMORY = 7,     // of the host or a CUDA device
   HR_ERROR_SCALE_COLLAPSED = 8,   // the scale is at its floor, or too many steps were skipped
-  HR_ERROR_NULL = 9,              // a null pointer or handle where there has to be one
-  HR_ERROR_BAD_HANDLE = 10,       // destroyed, of another kind, or never made
-  HR_ERROR_VERSION = 11,          // a struct or a program of a version this library does not know
-  HR_ERROR_BUFFER_TOO_SMALL = 12,
-  HR_ERROR_CALLBACK = 13,  // a callback said that it failed
-  HR_ERROR_INTERNAL = 14   // a defect of Headroom; please report it
+  HR_ERROR_FILE = 9,              // a file or folder that cannot be made, read or written
+  HR_ERROR_NULL = 100,            // a null pointer or handle where there has to be one
+  HR_ERROR_BAD_HANDLE = 101,      // destroyed, of another kind, or never made
+  HR_ERROR_VERSION = 102,         // a struct or a program of a version this library does not know
+  HR_ERROR_BUFFER_TOO_SMALL = 103,
+  HR_ERROR_CALLBACK = 104,  // a callback said that it failed
+  HR_ERROR_INTERNAL = 105   // a defect of Headroom; please report it
 };
 
 /// The sentence of this thread's last call that failed, "" before the first. It stands until the
@@ -168,6 +169,7 @@ typedef struct hr_policy {
   double growth_factor;
   double backoff_factor;
   double tolerance;
+  double grad_limit;
   int64_t max_skips_in_row;
   float init_scale;
   float min_scale;
@@ -183,13 +185,15 @@ typedef struct hr_policy {
   int32_t late;
   int32_t stay_above_min;
   int32_t on_overflow;
+  int32_t peak_window;
+  int32_t retry_interval;
 } hr_policy;
 
 /// Headroom's own dynamic scaling; `size` is sizeof(hr_policy).
 HR_API hr_status hr_policy_init(hr_policy* policy, size_t size);
 
-/// The settings of a system that people know: "torch", "apex", "megatron", ... `policy->size` is
-/// set, for example by hr_policy_init.
+/// The settings of a system that people know: "torch", "megatron", ..., or "headroom".
+/// `policy->size` is set, for example by hr_policy_init.
 HR_API hr_status hr_policy_preset(const char* name, hr_policy* policy);
 
 /// A constant scale; 1 for BF16 and FP32.

@@ -18,6 +18,7 @@ enum class ErrorCode {
   kOverflow,         // inf or nan in the gradients, and the caller asked for an exception
   kOutOfMemory,      // of a CUDA device
   kScaleCollapsed,   // the scale is at its floor, or too many steps were skipped in a row
+  kFile,             // a file or folder that cannot be made, read or written: no right, no room
 };
 
 /// Short name of a code, such as "invalid argument".

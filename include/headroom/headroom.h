@@ -7,9 +7,11 @@
 #include <headroom/error.h>
 #include <headroom/faces.h>
 #include <headroom/float16.h>
+#include <headroom/inspect.h>
 #include <headroom/measure.h>
 #include <headroom/optimizer.h>
 #include <headroom/policy.h>
+#include <headroom/record.h>
 #include <headroom/runtime.h>
 #include <headroom/scaler.h>
 #include <headroom/tensor.h>

@@ -61,6 +61,15 @@ struct ScalePolicy {
   /// Alarm when this many steps in a row have been skipped. 0: no such alarm. (The alarm at the
   /// floor is always on.)
   int64_t max_skips_in_row = 0;
+
+  /// Above 0: Headroom's rule (docs/policies.md): the scale is set from the gradients' largest
+  /// magnitude, which is kept below this, the largest number their format holds. Bounds and
+  /// init_scale are then powers of two, growth_interval is the pause before growth to where the
+  /// scale has never been, and what sets factors, delay, tolerance and lateness is left alone. 0:
+  /// the rule of the settings above.
+  double grad_limit = 0.0;
+  int32_t peak_window = 512;      // steps after which a peak begins to be forgotten
+  int32_t retry_interval = 2000;  // clean steps before a gap that was learnt is tried again
 };
 
 /// Headroom's own dynamic scaling: 2^16, x2 after 2000 clean steps, x1/2 on overflow, 1 to 2^24.
@@ -71,6 +80,19 @@ struct StaticScale {
   float scale = 1024.0f;
   OnOverflow on_overflow = OnOverflow::kSkip;
   int64_t max_skips_in_row = 100;
+
+  HEADROOM_API operator ScalePolicy() const;  // NOLINT: meant to be implicit
+};
+
+/// Headroom's rule: the scale follows the largest gradient, as high as it is safe.
+struct HeadroomScale {
+  double grad_limit = 65504.0;  // FP16's largest number
+  float init_scale = 4096.0f;   // it starts low and climbs: that costs steps, not skips
+  float min_scale = 0x1p-24f;
+  float max_scale = 0x1p32f;
+  int32_t growth_interval = 256;
+  OnOverflow on_overflow = OnOverflow::kSkip;
+  int64_t max_skips_in_row = 0;
 
   HEADROOM_API operator ScalePolicy() const;  // NOLINT: meant to be implicit
 };
@@ -112,6 +134,20 @@ struct ScaleState {
   int64_t skips_in_row = 0;
   int64_t steps = 0;    // updates so far
   int64_t skipped = 0;  // of which overflows
+
+  /// Of policies with a grad_limit; 0 in all others. Magnitudes are log2 in 1/65536.
+  int32_t samples = 0;        // clean steps whose largest gradient was known
+  int32_t peak = 0;           // largest unscaled gradient of this window of steps
+  int32_t peak_before = 0;    // and of those before, slowly forgotten
+  int32_t window = 0;         // steps of this window so far
+  int32_t mean = 0;           // running mean of the largest gradients
+  int32_t proven = 0;         // largest scaled gradient that backward survived
+  int32_t gap = 0;            // how far below grad_limit backward was found to overflow
+  int32_t retry_wait = 0;     // clean steps that a gap is kept which growth ran into
+  int32_t retry_left = 0;     // clean steps until the gap is narrowed
+  int32_t trial_left = 0;     // clean steps until the last growth counts as a success
+  int32_t calm = 0;           // clean steps since the last overflow
+  float failed_scale = 0.0f;  // the first that overflowed since the last clean step; 0: none
 };
 
 /// The state before the first step.
@@ -135,7 +171,17 @@ struct Transition {
   Alarm alarm = Alarm::kNone;
 };
 
+/// What the steps between two updates found.
+struct StepSeen {
+  bool overflow = false;
+  double amax = 0.0;  // largest finite magnitude of the gradients, still scaled; 0 if not known
+};
+
 namespace internal {
+
+// The rule of policies with a grad_limit; defined in <headroom/headroom_rule.h>.
+HEADROOM_HOST_DEVICE inline float headroom_rule(const ScalePolicy& policy, const StepSeen& seen,
+                                                Transition* next);
 
 // Products are formed in double and rounded once.
 HEADROOM_HOST_DEVICE inline float grown(const ScalePolicy& policy, float scale) {
@@ -186,9 +232,10 @@ HEADROOM_HOST_DEVICE inline float after_clean_step(const ScalePolicy& policy, fl
 
 }  // namespace internal
 
-/// The state after a step that overflowed or did not. This is the whole state machine.
+/// The state after a step. This is the whole state machine.
 HEADROOM_HOST_DEVICE inline Transition next_state(const ScalePolicy& policy,
-                                                  const ScaleState& state, bool overflow) {
+                                                  const ScaleState& state, const StepSeen& seen) {
+  const bool overflow = seen.overflow;
   Transition next{state, Alarm::kNone};
   ++next.state.steps;
   ++next.state.since_rescale;
@@ -196,6 +243,8 @@ HEADROOM_HOST_DEVICE inline Transition next_state(const ScalePolicy& policy,
   if (!policy.dynamic) {
     next.state.skipped += overflow;
     next.state.skips_in_row = overflow ? next.state.skips_in_row + 1 : 0;
+  } else if (policy.grad_limit > 0.0) {
+    next.state.pending = next.state.scale = internal::headroom_rule(policy, seen, &next);
   } else {
     next.state.pending = overflow ? internal::after_overflow(policy, current, &next)
                                   : internal::after_clean_step(policy, current, &next);
@@ -205,6 +254,12 @@ HEADROOM_HOST_DEVICE inline Transition next_state(const ScalePolicy& policy,
       policy.max_skips_in_row > 0 && next.state.skips_in_row >= policy.max_skips_in_row;
   if (overflow && too_many && next.alarm == Alarm::kNone) next.alarm = Alarm::kSkipsInRow;
   return next;
+}
+
+/// The same where nothing is known but whether the step overflowed.
+HEADROOM_HOST_DEVICE inline Transition next_state(const ScalePolicy& policy,
+                                                  const ScaleState& state, bool overflow) {
+  return next_state(policy, state, StepSeen{overflow, 0.0});
 }
 
 /// 1/scale, formed in double and rounded once.
@@ -253,5 +308,7 @@ HEADROOM_HOST_DEVICE inline Verdict decide(bool finite, double norm, double amax
 }
 
 }  // namespace headroom
+
+#include <headroom/headroom_rule.h>
 
 #endif  // HEADROOM_POLICY_H_

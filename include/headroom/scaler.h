@@ -197,6 +197,7 @@ class HEADROOM_API GradScaler {
     int64_t losses = 0;     // losses scaled so far when its gradients were last used
     float scale = 0.0f;     // that its gradients in memory have, if no loss came since the update
     bool overflow = false;  // found by unscale_
+    double amax = 0.0;      // of its gradients in this round, scaled
     std::string culprit;
     StepReport report;  // of the last step
     std::shared_ptr<internal::CudaOptimizer> cuda;
@@ -235,7 +236,7 @@ class HEADROOM_API GradScaler {
   int64_t losses_before_ = 0;  // of which before this round,
   int64_t losses_used_ = 0;    // and before the last step or unscale_
   bool recorded_ = false;      // a check was made in this round
-  bool overflow_ = false;      // and one of them was bad
+  StepSeen seen_;              // and what they found
   std::string culprit_;
   std::map<uint64_t, Known> known_;
 };

@@ -20,6 +20,8 @@ const char* to_string(ErrorCode code) {
       return "out of memory";
     case ErrorCode::kScaleCollapsed:
       return "scale collapsed";
+    case ErrorCode::kFile:
+      return "file";
   }
   return "unknown";
 }

@@ -2,6 +2,8 @@
 // itself is inline in <headroom/policy.h>.
 #include <headroom/policy.h>
 
+#include <cmath>
+
 #include "core/check.h"
 
 namespace headroom {
@@ -120,6 +122,8 @@ const std::vector<Preset>& table() {
   static const std::vector<Preset> presets = {
       {{"dynamic", "Headroom's default: 2^16, x2 after 2000 clean steps, x1/2, from 1 to 2^24"},
        [] { return ScalePolicy{}; }},
+      {{"headroom", "set from the largest gradient, as high as it is safe, from 2^-24 to 2^32"},
+       [] { return ScalePolicy(HeadroomScale{}); }},
       {{"static", "a constant scale, 1024 unless set; overflow skips the step"},
        [] { return ScalePolicy(StaticScale{}); }},
       {{"none", "a constant 1, for bf16 and fp32; overflow skips the step"},
@@ -154,6 +158,38 @@ void check(bool ok, const char* what, double value, const char* rule) {
   });
 }
 
+void check_headroom(const ScalePolicy& policy) {
+  constexpr const char* kPower = "a power of two, because grad_limit is set";
+  const auto power = [](float scale) {
+    int exponent = 0;
+    return std::frexp(scale, &exponent) == 0.5f;
+  };
+  check(policy.grad_limit >= kSmallestScale && std::isfinite(policy.grad_limit), "grad_limit",
+        policy.grad_limit,
+        "0 (off), or the largest number of the gradients' format, 65504 in FP16");
+  check(power(policy.init_scale), "init_scale", policy.init_scale, kPower);
+  check(power(policy.min_scale), "min_scale", policy.min_scale, kPower);
+  check(power(policy.max_scale), "max_scale", policy.max_scale, kPower);
+  check(policy.peak_window >= 1 && policy.peak_window <= 65536, "peak_window", policy.peak_window,
+        "a number of steps, from 1 to 65536");
+  check(policy.growth_interval <= 1 << 20, "growth_interval", policy.growth_interval,
+        "1048576 or less, because grad_limit is set");
+  check(policy.retry_interval >= 2 && policy.retry_interval <= 1 << 18, "retry_interval",
+        policy.retry_interval, "a number of steps, from 2 to 262144");
+  const ScalePolicy defaults;
+  constexpr const char* kUnused = "the default, because grad_limit sets another rule";
+  check(policy.growth_factor == defaults.growth_factor, "growth_factor", policy.growth_factor,
+        kUnused);
+  check(policy.backoff_factor == defaults.backoff_factor, "backoff_factor", policy.backoff_factor,
+        kUnused);
+  check(policy.first_growth_extra == 0, "first_growth_extra", policy.first_growth_extra, kUnused);
+  check(policy.next_growth_extra == 0, "next_growth_extra", policy.next_growth_extra, kUnused);
+  check(policy.hysteresis == 1, "hysteresis", policy.hysteresis, kUnused);
+  check(policy.tolerance == 0.0, "tolerance", policy.tolerance, kUnused);
+  check(!policy.late, "late", policy.late, kUnused);
+  check(!policy.stay_above_min, "stay_above_min", policy.stay_above_min, kUnused);
+}
+
 bool is_scale(float value) { return value >= kSmallestScale && value <= kLargestScale; }
 
 }  // namespace
@@ -162,6 +198,18 @@ StaticScale::operator ScalePolicy() const {
   ScalePolicy policy = unbounded();
   policy.dynamic = false;
   policy.init_scale = scale;
+  policy.on_overflow = on_overflow;
+  policy.max_skips_in_row = max_skips_in_row;
+  return policy;
+}
+
+HeadroomScale::operator ScalePolicy() const {
+  ScalePolicy policy;
+  policy.grad_limit = grad_limit;
+  policy.init_scale = init_scale;
+  policy.min_scale = min_scale;
+  policy.max_scale = max_scale;
+  policy.growth_interval = growth_interval;
   policy.on_overflow = on_overflow;
   policy.max_skips_in_row = max_skips_in_row;
   return policy;
@@ -212,6 +260,7 @@ void validate(const ScalePolicy& policy) {
   check(policy.next_growth_extra >= 0, "next_growth_extra", policy.next_growth_extra, "0 or more");
   check(policy.max_skips_in_row >= 0, "max_skips_in_row",
         static_cast<double>(policy.max_skips_in_row), "0 (no alarm) or more");
+  if (policy.grad_limit != 0.0) check_headroom(policy);
 }
 
 }  // namespace headroom

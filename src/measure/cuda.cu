@@ -475,17 +475,17 @@ void CudaMeasure::launch(const MeasureJob& job, const float* factor, bool idle_a
 }
 
 Partial cuda_measure(const std::vector<TensorView>& list, const MeasureJob& job) {
-  if (job.detail) {
-    throw Error(ErrorCode::kUnsupported,
-                "Counts by magnitude are made on the CPU only; copy the gradients there.");
-  }
   // Shared by the calls of one thread, each of which waits for its end.
   thread_local std::map<int, CudaMeasure> all;
   const int device = list[0].device.index;
   CudaMeasure& mine = all.try_emplace(device, device).first->second;
+  GradDetail detail;
+  if (job.detail) detail = cuda_detail(list);
   mine.set_list(list);
   mine.enqueue(job);
-  return mine.wait();
+  Partial found = mine.wait();
+  found.stats.detail = std::move(detail);
+  return found;
 }
 
 }  // namespace headroom::internal

@@ -77,6 +77,9 @@ class CudaMeasure {
   int64_t count_ = 0;
 };
 
+/// Counts the tensors of one CUDA device by magnitude, and waits (cuda_detail.cu).
+GradDetail cuda_detail(const std::vector<TensorView>& list);
+
 /// Measures, and unscales if the job says so, tensors that are all on one CUDA device, and waits
 /// for the result. Its culprit is an index into `list`.
 Partial cuda_measure(const std::vector<TensorView>& list, const MeasureJob& job);

@@ -55,6 +55,16 @@ Plan make_plan(const std::vector<TensorView>& grads, Access access) {
   return plan;
 }
 
+Partial merged(const std::vector<Partial>& parts) {
+  Partial whole;
+  for (const Partial& part : parts) {
+    merge(part.stats, &whole.stats);
+    whole.new_inf += part.new_inf;
+    whole.new_zeros += part.new_zeros;
+  }
+  return whole;
+}
+
 Partial run_on_cpu(const std::vector<TensorView>& grads, Access access, const MeasureJob& job) {
   const DefaultFloatEnvironment environment;
   const Plan plan = make_plan(grads, access);
@@ -65,13 +75,7 @@ Partial run_on_cpu(const std::vector<TensorView>& grads, Access access, const Me
     const auto dtype = static_cast<size_t>(grads[range.first].dtype);
     kernels.by_dtype[dtype](grads.data(), range, job, &partials[i]);
   });
-  Partial whole;
-  for (const Partial& part : partials) {
-    merge(part.stats, &whole.stats);
-    whole.new_inf += part.new_inf;
-    whole.new_zeros += part.new_zeros;
-  }
-  return whole;
+  return merged(partials);
 }
 
 // The lists of each device, merged; a culprit is the first in the whole list.
@@ -93,13 +97,7 @@ Partial run_on_devices(const std::vector<TensorView>& grads, Access access, cons
   std::sort(parts.begin(), parts.end(), [](const Partial& a, const Partial& b) {
     return static_cast<uint64_t>(a.stats.culprit) < static_cast<uint64_t>(b.stats.culprit);
   });
-  Partial whole;
-  for (const Partial& part : parts) {
-    merge(part.stats, &whole.stats);
-    whole.new_inf += part.new_inf;
-    whole.new_zeros += part.new_zeros;
-  }
-  return whole;
+  return merged(parts);
 }
 
 Partial run(const std::vector<TensorView>& grads, Access access, const MeasureJob& job) {

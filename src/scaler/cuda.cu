@@ -41,6 +41,15 @@ __device__ void enter(const CudaScale& scale, const CudaOrder& order, CudaKnown*
   if (order.first) known->scale = scale.used;
   if (order.current) known->scale = scale.state.scale;
   if (order.fresh) known->overflow = false;
+  if (order.fresh) known->amax = 0.0;
+}
+
+// Adds what was found to what update() will hear of.
+__device__ void see(bool overflow, const CudaKnown& known, CudaScale* scale) {
+  scale->seen.overflow = scale->seen.overflow || overflow;
+  // Gradients of an earlier round may have an earlier scale.
+  const double amax = known.amax / static_cast<double>(known.scale);
+  scale->seen.amax = fmax(scale->seen.amax, amax * static_cast<double>(scale->state.scale));
 }
 
 __global__ void enter_kernel(const CudaScale* scale, CudaOrder order, CudaKnown* known) {
@@ -51,7 +60,8 @@ __global__ void enter_kernel(const CudaScale* scale, CudaOrder order, CudaKnown*
 __global__ void unscaled_kernel(const CudaStats* stats, CudaScale* scale, CudaKnown* known) {
   known->found = *stats;
   known->overflow = !stats->finite() || stats->new_inf > 0;
-  scale->overflow = scale->overflow || known->overflow;
+  known->amax = stats->amax;
+  see(known->overflow, *known, scale);
 }
 
 __device__ CudaReport report_on(const CudaStats& stats, const CudaOrder& order, CudaScale* scale,
@@ -75,7 +85,8 @@ __device__ CudaReport report_on(const CudaStats& stats, const CudaOrder& order, 
     }
   }
   const bool bad = !report.verdict.apply();
-  if (order.enabled) scale->overflow = scale->overflow || bad;
+  if (order.enabled && !order.unscaled) known->amax = stats.amax;
+  if (order.enabled) see(bad, *known, scale);
   report.steps = ++known->steps;
   report.skipped = known->skipped += bad;
   return report;
@@ -106,9 +117,9 @@ __global__ void decide_kernel(const CudaStats* stats, CudaOrder order, CudaScale
 __global__ void update_kernel(CudaScale* scale, CudaMail<CudaAlarm>* mail) {
   wait_for_kernel_before();
   const float before = scale->state.scale;
-  const Transition next = next_state(scale->policy, scale->state, scale->overflow);
+  const Transition next = next_state(scale->policy, scale->state, scale->seen);
   scale->state = next.state;
-  scale->overflow = false;
+  scale->seen = StepSeen{};
   const double ratio = static_cast<double>(next.state.scale) / static_cast<double>(before);
   scale->factor = static_cast<float>(
       fmin(fmax(ratio, static_cast<double>(kSmallestScale)), static_cast<double>(kLargestScale)));

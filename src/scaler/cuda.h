@@ -56,7 +56,7 @@ struct CudaScale {
   ScaleState state;
   float used;      // of the last scale()
   float factor;    // the scale of the last update over the one before
-  bool overflow;   // a check of this round was bad
+  StepSeen seen;   // in this round
   int64_t alarms;  // so far
 };
 
@@ -64,6 +64,7 @@ struct CudaScale {
 struct CudaKnown {
   float scale;      // of its gradients in memory
   float inverse;    // 1 / scale
+  double amax;      // of its gradients as they came, in this round
   bool overflow;    // found by unscale_,
   CudaStats found;  // namely this
   int64_t steps;

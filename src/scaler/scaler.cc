@@ -174,6 +174,7 @@ GradScaler::Known& GradScaler::enter(const Optimizer& optimizer, const char* cal
     if (!still_unscaled) {
       known.stage = Stage::kReady;
       known.overflow = false;
+      known.amax = 0.0;
       known.culprit.clear();
       known.fresh = true;
     }
@@ -190,7 +191,10 @@ void GradScaler::record(bool overflow, const std::string& culprit, Known* known)
   known->losses = losses_;
   losses_used_ = losses_;
   recorded_ = true;
-  overflow_ = overflow_ || overflow;
+  seen_.overflow = seen_.overflow || overflow;
+  // Gradients of an earlier round may have an earlier scale.
+  const double amax = known->amax / static_cast<double>(known->scale);
+  seen_.amax = std::max(seen_.amax, amax * static_cast<double>(state_.scale));
   if (overflow) culprit_ = culprit;
 }
 
@@ -212,6 +216,7 @@ UnscaleResult GradScaler::unscale_(Optimizer& optimizer) {
   UnscaleResult result = headroom::unscale_(grads_of(optimizer), inverse(known.scale));
   known.stage = Stage::kUnscaled;
   known.overflow = !result.ok();
+  known.amax = result.before.amax;
   known.culprit = describe_culprit(result.before, optimizer.parameters());
   record(known.overflow, known.culprit, &known);
   return result;
@@ -260,6 +265,7 @@ StepReport GradScaler::step(Optimizer& optimizer, const StepOptions& options) {
   report.steps = known.report.steps + 1;
   report.skipped = known.report.skipped + (report.applied ? 0 : 1);
   known.report = report;
+  if (known.stage != Stage::kUnscaled) known.amax = stats.amax;
   if (enabled()) known.stage = Stage::kStepped;
   if (enabled()) record(!report.applied, report.culprit, &known);
   require(report.applied || policy_.on_overflow == OnOverflow::kSkip, ErrorCode::kOverflow, [&] {
@@ -280,7 +286,7 @@ void GradScaler::update() {
            "step() first. With micro-batches, update once, after the step.";
   });
   if (cuda_ != nullptr) return update_on_device();
-  const Transition next = next_state(policy_, state_, overflow_);
+  const Transition next = next_state(policy_, state_, seen_);
   move_to(next.state);
   if (next.alarm != Alarm::kNone) raise(next.alarm, state_.scale, state_.skips_in_row, culprit_);
 }
@@ -330,7 +336,7 @@ void GradScaler::next_round() {
   ++round_;
   losses_before_ = losses_;
   recorded_ = false;
-  overflow_ = false;
+  seen_ = StepSeen{};
 }
 
 void GradScaler::raise(Alarm alarm, float scale, int64_t skips_in_row,

@@ -14,13 +14,14 @@ namespace {
 using nlohmann::json;
 
 constexpr const char* kFormat = "headroom-scaler";
-constexpr int kVersion = 1;
+// What version 1 did not have yet is read as its default, which is what it meant.
+constexpr int kVersion = 2;
 
 [[noreturn]] void bad(const std::string& sentence) { throw Error(ErrorCode::kBadState, sentence); }
 
 // Visits every member of a struct by name, so that writing and reading cannot list different ones.
 template <typename Policy, typename Visit>
-void visit_policy(Policy& policy, const Visit& visit) {
+void visit_policy(Policy& policy, int version, const Visit& visit) {
   visit("dynamic", policy.dynamic);
   visit("init_scale", policy.init_scale);
   visit("growth_factor", policy.growth_factor);
@@ -39,10 +40,14 @@ void visit_policy(Policy& policy, const Visit& visit) {
   visit("stay_above_min", policy.stay_above_min);
   visit("on_overflow", policy.on_overflow);
   visit("max_skips_in_row", policy.max_skips_in_row);
+  if (version < 2) return;
+  visit("grad_limit", policy.grad_limit);
+  visit("peak_window", policy.peak_window);
+  visit("retry_interval", policy.retry_interval);
 }
 
 template <typename State, typename Visit>
-void visit_state(State& state, const Visit& visit) {
+void visit_state(State& state, int version, const Visit& visit) {
   visit("scale", state.scale);
   visit("pending", state.pending);
   visit("growth_tracker", state.growth_tracker);
@@ -52,6 +57,19 @@ void visit_state(State& state, const Visit& visit) {
   visit("skips_in_row", state.skips_in_row);
   visit("steps", state.steps);
   visit("skipped", state.skipped);
+  if (version < 2) return;
+  visit("samples", state.samples);
+  visit("peak", state.peak);
+  visit("peak_before", state.peak_before);
+  visit("window", state.window);
+  visit("mean", state.mean);
+  visit("proven", state.proven);
+  visit("gap", state.gap);
+  visit("retry_wait", state.retry_wait);
+  visit("retry_left", state.retry_left);
+  visit("trial_left", state.trial_left);
+  visit("calm", state.calm);
+  visit("failed_scale", state.failed_scale);
 }
 
 class Writer {
@@ -156,9 +174,10 @@ json parse(std::string_view text) {
     bad(std::string("The saved scaler does not say \"format\": \"") + kFormat +
         "\"; it is something else.");
   }
-  if (root.value("version", json()) != kVersion) {
-    bad("The saved scaler has another version than " + std::to_string(kVersion) +
-        ", the one this library reads.");
+  const json version = root.value("version", json());
+  if (version != 1 && version != kVersion) {
+    bad("The saved scaler has another version than 1 and " + std::to_string(kVersion) +
+        ", those that this library reads.");
   }
   check_no_others(root, {"format", "version", "policy", "state"}, "top level");
   return root;
@@ -192,6 +211,28 @@ void check_state(const ScalePolicy& policy, const ScaleState& state) {
         wide(state.since_rescale), "from 0 to steps");
   check(state.overflows_since_rescale >= 0 && state.overflows_since_rescale <= state.skipped,
         "overflows_since_rescale", wide(state.overflows_since_rescale), "from 0 to skipped");
+
+  constexpr int32_t kFarthest = 1 << 28;  // sums of a few still fit 32 bits
+  const auto magnitude = [&](int32_t bits, const char* what) {
+    check(bits >= -kFarthest && bits <= kFarthest, what, bits, "from -2^28 to 2^28");
+  };
+  magnitude(state.peak, "peak");
+  magnitude(state.peak_before, "peak_before");
+  magnitude(state.mean, "mean");
+  magnitude(state.proven, "proven");
+  magnitude(state.gap, "gap");
+  const auto count = [&](int32_t value, int32_t most, const char* what) {
+    check(value >= 0 && value <= most, what, value, "0 or more, and no more than the rule reaches");
+  };
+  count(state.samples, internal::kMaxSamples, "samples");
+  count(state.window, internal::kMaxWait, "window");
+  count(state.calm, internal::kMaxWait, "calm");
+  count(state.retry_wait, internal::kMaxWait, "retry_wait");
+  count(state.retry_left, internal::kMaxWait, "retry_left");
+  count(state.trial_left, internal::kMaxWait, "trial_left");
+  check(state.failed_scale == 0.0f ||
+            (state.failed_scale >= kSmallestScale && state.failed_scale <= kLargestScale),
+        "failed_scale", state.failed_scale, "0 (none), or from 2^-126 to 2^126");
 }
 
 }  // namespace
@@ -211,23 +252,24 @@ std::string GradScaler::save() const {
   json root = {{"format", kFormat}, {"version", kVersion}};
   root["policy"] = json::object();
   root["state"] = json::object();
-  visit_policy(policy_, Writer(&root["policy"]));
-  visit_state(state(), Writer(&root["state"]));
+  visit_policy(policy_, kVersion, Writer(&root["policy"]));
+  visit_state(state(), kVersion, Writer(&root["state"]));
   return root.dump(2);
 }
 
 void GradScaler::load(std::string_view text) {
   check_no_waiting("load()");
   const json root = parse(text);
+  const int version = root["version"].get<int>();
   ScalePolicy policy;
   std::set<std::string> read;
   const json& saved_policy = object_at(root, "policy");
-  visit_policy(policy, Reader(saved_policy, "policy", &read));
+  visit_policy(policy, version, Reader(saved_policy, "policy", &read));
   check_no_others(saved_policy, read, "policy");
   ScaleState state;
   read.clear();
   const json& saved_state = object_at(root, "state");
-  visit_state(state, Reader(saved_state, "state", &read));
+  visit_state(state, version, Reader(saved_state, "state", &read));
   check_no_others(saved_state, read, "state");
   try {
     validate(policy);

@@ -3,12 +3,11 @@
 
 FP16 without scaling ends clearly worse than FP32; FP16 with dynamic scaling and BF16 without any do not.
 """
-import json
 import subprocess
 import sys
 import tempfile
 
-from runs import train
+from runs import history, train
 
 program, model = sys.argv[1], sys.argv[2]
 runs = {"fp32": ("--precision", "fp32"),
@@ -34,14 +33,18 @@ with tempfile.TemporaryDirectory() as temp:
 
     # The command itself: all five runs, a table, logs and pictures.
     result = subprocess.run([program, "compare", model, "--steps", "2", "--batch", "512", "--threads", "1",
-                             "--out", temp],
+                             "--out", f"{temp}/compare"],
                             capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     for row in ("fp32", "fp16, no scaling", "fp16, static scale", "fp16, dynamic scale", "bf16"):
         assert f"\n  {row}" in result.stdout, result.stdout
     assert "gradients lost" in result.stdout and "final loss" in result.stdout
-    with open(f"{temp}/{model}/compare.json") as file:
-        assert len(json.load(file)) == 5
-    with open(f"{temp}/{model}/curves.png", "rb") as file:
+    folders = ("fp32", "fp16-none", "fp16-static", "fp16-dynamic", "bf16-none")
+    for folder in folders:
+        header, steps, _, end = history(f"{temp}/compare/{model}/{folder}")
+        assert header["group"] == model and len(steps) == 2 and end["end"] == "finished"
+    with open(f"{temp}/compare/report.html") as file:
+        assert file.read().count('"group":') >= len(folders)
+    with open(f"{temp}/compare/{model}/curves.png", "rb") as file:
         assert file.read(4) == b"\x89PNG"
 print("1 passed, 0 failed")

@@ -53,14 +53,40 @@ result = run("replay", file.name)
 assert result.returncode == 0 and "2 steps, 1 skipped" in result.stdout, result
 os.unlink(file.name)
 
+# Where the gradients' size is known, the policy's own scale decides what overflows.
+closed = '{"amax": 2.0, "overflow": false}\n' * 3
+assert scales(closed.splitlines(), "scale", "--policy", "torch") == [32768, 16384, 16384]
+closed = '{"amax": 0.5, "overflow": true, "overflow_at": 32768}\n' * 3
+assert scales(closed.splitlines(), "scale", "--policy", "torch") == [32768, 16384, 16384]
+assert scales(['{"amax": 2.0}'] * 60, "scale", "--policy", "headroom")[-1] == 16384
+
+# Several policies: one row each, with what FP16 would have lost.
+rows = '{"amax": 0.5, "log2": {"-1": 3, "-30": 1, "-45": 4}}\n' * 10
+result = run("replay", "--policy", "torch,static,headroom", "--json", "-", text=rows)
+rows = [json.loads(line) for line in result.stdout.splitlines()]
+assert [row["policy"] for row in rows] == ["torch", "static", "headroom"], result
+assert [row["lost"] for row in rows[:2]] == [40, 50 - 10], result
+assert rows[0]["values"] == 80 and rows[0]["skipped"] == 0, result
+result = run("replay", "--policy", "torch,static", "-", text='{"amax": 0.5, "log2": {"-45": 4}}')
+assert result.returncode == 0 and "100.0000 %" in result.stdout, result
+
 # What cannot be used: one sentence, the line's number, exit 2, nothing on standard output.
 for text, part in (("0\n2\n", ":2:"), ("0\nyes\n", ":2:"), ('{"over": 1}\n', "no \"overflow\""),
                    ('{"overflow": 3}\n', "true, false"), ("[1]\n", ":1:"), ("0\n{\n", ":2:"),
-                   ("\x00\xff\n", ":1:"), ("", "no steps")):
+                   ("\x00\xff\n", ":1:"), ("", "no steps"), ('{"amax": -1}', "\"amax\""),
+                   ('{"amax": "big"}', "\"amax\""), ('{"amax": 1e999}', ":1:"),
+                   ('{"amax": 1, "overflow_at": []}', "\"overflow_at\""),
+                   ('{"amax": 1, "log2": [1]}', "\"log2\""),
+                   ('{"amax": 1, "log2": {"x": 1}}', "\"log2\""),
+                   ('{"amax": 1, "log2": {"-3": -1}}', "\"log2\""),
+                   ('{"amax": 1, "log2": {"-3": 1.5}}', "\"log2\""),
+                   ('{"amax": 1, "log2": {"-3": 1e300}}', "\"log2\"")):
     result = run("replay", "--json", "-", text=text)
     assert result.returncode == 2, (text, result)
     assert part in result.stderr and result.stdout == "", (text, result)
-for arguments in (("--policy", "nonsense", "-"), ("--init-scale", "0", "-"),
+for arguments in (("--policy", "nonsense", "-"),
+                  ("--policy", "torch,nonsense", "-"),
+                  ("--policy", "headroom", "--init-scale", "1000", "-"), ("--init-scale", "0", "-"),
                   ("--init-scale", "nan", "-"), ("--growth-factor", "1", "-"),
                   ("--backoff-factor", "inf", "-"), ("--hysteresis", "0", "-"),
                   ("--tolerance", "2", "-"), ("--min-scale", "-1", "-"), ("/no/such/file",), (),

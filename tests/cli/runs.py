@@ -4,13 +4,22 @@ import os
 import subprocess
 
 
+def history(folder):
+    """The lines of a run's history: header, steps, looks at the layers, end (None if it has none)."""
+    with open(os.path.join(folder, "history.jsonl")) as file:
+        lines = [json.loads(line) for line in file]
+    steps = [line for line in lines if "overflow" in line]
+    looks = [line for line in lines if "layers" in line]
+    end = lines[-1] if "end" in lines[-1] else None
+    return lines[0], steps, looks, end
+
+
 def train(program, folder, model, *arguments):
     """Trains, and gives the summary and the loss of every step."""
     result = subprocess.run([program, "train", model, "--out", folder, *map(str, arguments)],
                             capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    with open(os.path.join(folder, "summary.json")) as file:
-        summary = json.load(file)
-    with open(os.path.join(folder, "steps.jsonl")) as file:
-        losses = [json.loads(line)["loss"] for line in file]
-    return summary, losses
+    _, steps, _, end = history(folder)
+    loss, score = list(end["results"].values())[:2]
+    summary = {"steps": end["steps"], "skipped": end["skipped"], "loss": loss, "score": score}
+    return summary, [step["loss"] for step in steps]

@@ -6,13 +6,18 @@ import os
 import pty
 import random
 import signal
+import socket
 import struct
 import subprocess
 import sys
 import tempfile
 import termios
 import time
+import urllib.request
 import zlib
+
+import tfevents
+from runs import history
 
 program = sys.argv[1]
 failures = 0
@@ -33,8 +38,7 @@ def train(*arguments, threads=1):
 
 
 def steps_of(folder):
-    with open(os.path.join(folder, "steps.jsonl")) as file:
-        return [json.loads(line) for line in file]
+    return history(folder)[1]
 
 
 def write(path, data):
@@ -84,11 +88,14 @@ with tempfile.TemporaryDirectory() as temp:
             check([step["step"] for step in steps] == [1, 2, 3, 4], f"{model} {level}: {steps}")
             check(all(step["loss"] > 0 for step in steps if not step["overflow"]),
                   f"{model} {level}: {steps}")
-            summary = json.load(open(f"{out}/summary.json"))
-            check(summary["steps"] == 4 and summary["model"] == model, summary)
+            header, _, looks, end = history(out)
+            check(end["end"] == "finished" and end["steps"] == 4, end)
+            check(header["settings"]["model"] == model and len(looks) == 1, header)
+            check(os.path.getsize(f"{out}/report.html") > 10000, "report.html")
             check(os.path.getsize(f"{out}/curves.png") > 1000, "curves.png")
-    replay = subprocess.run([program, "replay", f"{temp}/lm/steps.jsonl"], capture_output=True)
-    check(replay.returncode == 0, "replay reads steps.jsonl")
+    replay = subprocess.run([program, "replay", "--json", f"{temp}/lm/history.jsonl"],
+                            capture_output=True, text=True)
+    check(replay.returncode == 0 and len(replay.stdout.splitlines()) == 4, "replay reads a history")
     check(os.path.exists(f"{temp}/field/field.png"), "field.png")
 
     # The same seed, the same run; another seed, another one.
@@ -103,6 +110,18 @@ with tempfile.TemporaryDirectory() as temp:
     steps = steps_of(f"{temp}/over")
     check(steps[0]["overflow"] and ".weight: " in steps[0]["culprit"], steps[0])
     check(steps[-1]["scale"] < steps[0]["scale"], steps[-1])
+    check(steps[0]["overflow_at"] == steps[0]["scale"] and "amax" not in steps[0], steps[0])
+
+    # The headroom policy follows the largest gradient; logs have what a replay needs.
+    train("mlp", "--precision", "fp16", "--steps", 20, "--loss-scale", "headroom", "--out", f"{temp}/room")
+    steps = steps_of(f"{temp}/room")
+    check(steps[-1]["scale"] > steps[0]["scale"] == 4096, steps[-1])
+    check(all(step["amax"] > 0 for step in steps if not step["overflow"]), steps)
+    train("mlp", "--steps", 20, "--layers", 5, "--out", f"{temp}/plain")
+    replay = subprocess.run([program, "replay", "--policy", "headroom,static,none", "--json",
+                             f"{temp}/plain/history.jsonl"], capture_output=True, text=True)
+    rows = [json.loads(line) for line in replay.stdout.splitlines()]
+    check(len(rows) == 3 and rows[0]["values"] > 0 and rows[0]["lost"] <= rows[2]["lost"], replay)
     result = train("mlp", "--precision", "fp16", "--steps", 200, "--loss-scale", "static:1e30",
                    "--out", f"{temp}/stuck")
     check(result.returncode == 1 and "100 steps in a row" in result.stderr, result.stderr)
@@ -128,6 +147,8 @@ with tempfile.TemporaryDirectory() as temp:
     write(f"{fewer}/train-labels-idx1-ubyte", struct.pack(">II", 0x801, 3) + bytes(3))
     for part, arguments in (
             ("no model 'nosuch'", ["nosuch"]),
+            ("--layers is -1", ["mlp", "--layers", -1]),
+            ("--port", ["mlp", "--watch", "--port", 70000]),
             ("--batch is 0", ["gpt", "--batch", 0]),
             ("--steps is -3", ["field", "--steps", -3]),
             ("--width is 63", ["gpt", "--width", 63]),
@@ -163,24 +184,57 @@ with tempfile.TemporaryDirectory() as temp:
         check(not os.path.exists(out), f"{arguments} wrote something")
 
     # A full disk is told.
+    os.mkdir(f"{temp}/full")
+    os.symlink("/dev/full", f"{temp}/full/history.jsonl")
     result = train("mlp", "--steps", 3, "--out", f"{temp}/full")
-    os.remove(f"{temp}/full/steps.jsonl")
-    os.symlink("/dev/full", f"{temp}/full/steps.jsonl")
-    result = train("mlp", "--steps", 3, "--out", f"{temp}/full")
-    check(result.returncode == 2 and "disk full" in result.stderr, result.stderr)
+    check(result.returncode == 2 and "history.jsonl' could not be written to its end: the disk is full"
+          in result.stderr, result.stderr)
 
     # Ctrl-C: what was done so far is there.
     process = subprocess.Popen([program, "train", "mlp", "--steps", "10000000", "--threads", "1",
                                 "--out", f"{temp}/stop"],
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    time.sleep(3)
+    while process.poll() is None and not (os.path.exists(f"{temp}/stop/history.jsonl")
+                                          and len(steps_of(f"{temp}/stop")) > 10):
+        time.sleep(0.1)
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=60)
     check(process.returncode == 130 and "stopped by hand" in output, (process.returncode, output, errors))
-    steps = steps_of(f"{temp}/stop")
-    summary = json.load(open(f"{temp}/stop/summary.json"))
-    check(summary["interrupted"] and summary["steps"] == len(steps) > 10, summary)
+    _, steps, _, end = history(f"{temp}/stop")
+    check(end["end"] == "stopped by hand" and end["steps"] == len(steps) > 10, end)
     check("steps/s" in errors and "\r" not in errors, "plain lines where there is no terminal")
+
+    # Watched: the report is served while the run goes on, and its end is told before the server goes.
+    process = subprocess.Popen([program, "train", "mlp", "--steps", "1500", "--threads", "1", "--watch"],
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=temp)
+    url = process.stderr.readline().split()[-1]
+    check(url.startswith("http://127.0.0.1:"), url)
+    counts, end = [], ""
+    while not end and process.poll() is None:
+        with urllib.request.urlopen(url + "data", timeout=10) as answer:
+            run = json.load(answer)["runs"][0]
+        counts, end = counts + [run["count"]], run["end"]
+        time.sleep(0.3)
+    output, errors = process.communicate(timeout=60)
+    check(process.returncode == 0 and "Watch at" not in errors, errors)
+    check(end == "finished" and len(set(counts)) > 2 and counts[-1] == 1500, (end, counts))
+    check(os.path.exists(f"{temp}/headroom-train/report.html"), "a folder of its own")
+    port = socket.create_server(("127.0.0.1", 0))
+    result = train("mlp", "--watch", "--port", port.getsockname()[1], "--out", f"{temp}/untouched")
+    check(result.returncode == 2 and "cannot be used" in result.stderr, result.stderr)
+    check(not os.path.exists(f"{temp}/untouched"), "nothing is written if the port is taken")
+
+    # The layers: looked at when asked to, named at the end, left alone on request.
+    result = train("mlp", "--precision", "fp16", "--steps", 9, "--layers", 4, "--out", f"{temp}/layers")
+    looks = history(f"{temp}/layers")[2]
+    check([look["step"] for look in looks] == [1, 5, 9], looks)
+    names = [layer["name"] for layer in looks[0]["layers"]]
+    check("hidden0.weight" in names and looks[0]["first_to_overflow"] in names, names)
+    check(f"overflows first   {looks[-1]['first_to_overflow']}" in result.stdout, result.stdout)
+    check(not os.path.exists(f"{temp}/layers/events.out.tfevents.headroom"), "events only if asked for")
+    result = train("mlp", "--steps", 3, "--layers", 0, "--tensorboard", "--out", f"{temp}/layers")
+    check(history(f"{temp}/layers")[2] == [] and "overflows first" not in result.stdout, result.stdout)
+    check(len(tfevents.read(f"{temp}/layers/events.out.tfevents.headroom")) == 3 * 5, "events")
 
     # On a terminal: a bar.
     parent, child = pty.openpty()

@@ -106,6 +106,25 @@ TEST_F(Cuda, MeasuresManyTensorsOfMixedTypesAndNamesTheFirstCulprit) {
   }
 }
 
+TEST_F(Cuda, CountsByMagnitudeAsTheCpuDoes) {
+  for (const DType dtype : kAll) {
+    for (const int64_t count : {1, 300, 100003}) {
+      Host host(dtype, count, 3, 1e-6);
+      for (int64_t i = 0; i < count; i += 7) host.set(i, 0.0);
+      if (count > 1) host.set(1, kInf);
+      if (count > 2) host.set(2, kNan);
+      if (count > 3) host.set(3, 1e-320);
+      const OnDevice device(host.view(), 1);
+      const GradStats cuda = measure({device.view()}, {.detail = true});
+      const GradStats cpu = measure({host.view()}, {.detail = true});
+      expect_same(cuda, cpu);
+      EXPECT_EQ(cuda.detail.zeros, cpu.detail.zeros);
+      EXPECT_EQ(cuda.detail.subnormals, cpu.detail.subnormals);
+      EXPECT_EQ(cuda.detail.histogram, cpu.detail.histogram);
+    }
+  }
+}
+
 TEST_F(Cuda, NormsBeyondFp32ComeOutRight) {
   Host large(DType::kF32, 1000, 1, 1e37), small(DType::kF32, 1000, 1, 1e-42);
   expect_same(measure({OnDevice(large.view()).view()}), measure({large.view()}));

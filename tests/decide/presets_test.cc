@@ -159,9 +159,9 @@ TEST(Ceilings, AreThePeersOrTheLastSafeValue) {
     const std::string name = info.name;
     const float expected =
         !policy.dynamic ? policy.init_scale
-        : name == "apex" || name == "mxnet" || name == "onnxruntime" || name == "dynamic"
-            ? 0x1p24f
-            : kLargestScale;
+        : name == "apex" || name == "mxnet" || name == "onnxruntime" || name == "dynamic" ? 0x1p24f
+        : name == "headroom"                                                              ? 0x1p32f
+                             : kLargestScale;
     EXPECT_EQ(state.scale, expected) << name;
     EXPECT_TRUE(std::isnormal(inverse(state.scale))) << name;
   }

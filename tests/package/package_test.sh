@@ -66,7 +66,7 @@ library.hr_version.restype = ctypes.c_char_p
 scaler, scale = ctypes.c_void_p(), ctypes.c_float()
 assert library.hr_scaler_create(None, None, ctypes.byref(scaler)) == 0
 assert library.hr_scaler_get_scale(scaler, ctypes.byref(scale)) == 0 and scale.value == 65536
-assert library.hr_scaler_destroy(scaler) == 0 and library.hr_scaler_destroy(scaler) == 10
+assert library.hr_scaler_destroy(scaler) == 0 and library.hr_scaler_destroy(scaler) == 101
 print("loaded", library.hr_version().decode())
 PYTHON
     ;;

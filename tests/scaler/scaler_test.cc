@@ -304,5 +304,30 @@ TEST(Faces, ApexScopesTheScaledLoss) {
               }).applied);
 }
 
+// The rule sees the largest gradient of all optimizers of the round, as backward made it.
+TEST(Scaler, TheHeadroomPolicySeesTheLargestScaledGradientOfTheRound) {
+  std::vector<float> w1 = {1.0f}, g1 = {0.0f}, w2 = {1.0f}, g2 = {0.0f};
+  SGD first({{"a", view(w1), view(g1)}});
+  SGD second({{"b", view(w2), view(g2)}});
+  GradScaler scaler(HeadroomScale{});
+  ScaleState expected = initial_state(scaler.policy());
+  for (int step = 0; step < 100; ++step) {
+    const float scale = scaler.scale(1.0f);
+    g1[0] = -3.0f * scale;
+    g2[0] = 0.5f * scale;
+    if (step % 2 == 0) {  // unscaled and clipped by hand: the rule still sees what came
+      scaler.unscale_(first);
+      g1[0] = 1e-3f;
+    }
+    scaler.step(first);
+    scaler.step(second);
+    scaler.update();
+    expected = next_state(scaler.policy(), expected, {false, 3.0 * expected.scale}).state;
+    ASSERT_EQ(scaler.state().scale, expected.scale) << step;
+    ASSERT_EQ(scaler.state().peak, expected.peak) << step;
+  }
+  EXPECT_EQ(scaler.get_scale(), 16384.0f);
+}
+
 }  // namespace
 }  // namespace headroom

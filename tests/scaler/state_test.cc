@@ -76,6 +76,14 @@ TEST(ScalerState, MissingExtraAndImpossibleValuesAreRefusedAndNothingChanges) {
   refuse("skipped", with("state", "skipped", 1));
   refuse("skips_in_row", with("state", "skips_in_row", 1));
   refuse("pending", with("state", "pending", 1024.0));
+  refuse("grad_limit", with("policy", "grad_limit", -1.0));
+  for (const char* key : {"peak", "peak_before", "mean", "proven", "gap"}) {
+    refuse(key, with("state", key, 1 << 30));
+  }
+  for (const char* key :
+       {"samples", "window", "retry_wait", "retry_left", "trial_left", "calm", "failed_scale"}) {
+    refuse(key, with("state", key, -1));
+  }
   refuse("not a JSON object", "");
   refuse("not a JSON object", "[]");
   refuse("not a JSON object", before.substr(0, before.size() / 2));
@@ -83,11 +91,28 @@ TEST(ScalerState, MissingExtraAndImpossibleValuesAreRefusedAndNothingChanges) {
   other["format"] = "torch";
   refuse("format", other.dump());
   other = good;
-  other["version"] = 2;
+  other["version"] = 3;
   refuse("version", other.dump());
+  other["version"] = 1;  // which had fewer keys
+  refuse("'grad_limit'", other.dump());
   other = good;
   other["comment"] = "";
   refuse("'comment'", other.dump());
+}
+
+TEST(ScalerState, WhatTheFirstVersionWroteIsStillRead) {
+  GradScaler scaler(preset("megatron"));
+  scaler.update(512.0f);
+  json old = json::parse(scaler.save());
+  old["version"] = 1;
+  for (const char* key : {"grad_limit", "peak_window", "retry_interval"}) old["policy"].erase(key);
+  for (const char* key : {"samples", "peak", "peak_before", "window", "mean", "proven", "gap",
+                          "retry_wait", "retry_left", "trial_left", "calm", "failed_scale"}) {
+    old["state"].erase(key);
+  }
+  GradScaler loaded(HeadroomScale{});
+  loaded.load(old.dump());
+  EXPECT_EQ(loaded.save(), scaler.save());
 }
 
 TEST(ScalerState, LoadingOpensANewRound) {

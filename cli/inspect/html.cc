@@ -1,0 +1,198 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "cli/inspect/inspection.h"
+#include "cli/output.h"
+#include "record/page.h"
+
+namespace headroom::cli {
+namespace {
+
+using internal::escape;
+
+constexpr size_t kMostRows = 1000;
+
+std::string fact(const std::string& value, const std::string& what) {
+  return fmt::format("<div><b>{}</b><span>{}</span></div>\n", escape(value), escape(what));
+}
+
+std::string with_number(float scale) {
+  const bool plain = scale >= 1.0f && scale < 1e9f && exact_power(scale).has_value();
+  return plain ? fmt::format("{} = {:.0f}", scale_text(scale), scale) : scale_text(scale);
+}
+
+std::string advice_section(const Inspection& inspection) {
+  const ScaleAdvice& advice = inspection.advice;
+  const Magnitudes& seen = inspection.total.magnitudes;
+  std::string html = "<section>\n<h2>Static scale</h2>\n<div class=\"facts\">\n";
+  html += fact(with_number(advice.scale), "recommended scale");
+  if (advice.lowest > 0.0f) {
+    html +=
+        fact(fmt::format("{} to {}", scale_text(advice.lowest), scale_text(advice.highest)),
+             fmt::format("no overflow, at most {:.6g} % lost", 100.0 * inspection.options.lose));
+  }
+  html += fact(fmt::format("{:.3g}", seen.largest()), "largest gradient");
+  html += fact(fmt::format("{:.3g}", seen.smallest()), "smallest but zero");
+  html += fact(percent(seen.zeros(), seen.count()), "zeros");
+  html += "</div>\n<p>" + escape(advice.reason) + "</p>\n";
+  for (const std::string& note : notes(inspection)) {
+    html += "<p class=\"note\">" + escape(note) + "</p>\n";
+  }
+  return html + "</section>\n";
+}
+
+struct Layer {
+  const char* name;
+  const char* colour;
+  int64_t count;
+};
+
+/// From where nearly all become zero to where nearly all overflow, scale 1 and the one shown
+/// included.
+std::pair<int, int> chart_powers(const Inspection& inspection) {
+  const Magnitudes& seen = inspection.total.magnitudes;
+  const auto nearly_all = [&](int64_t count) { return share(count, seen.nonzero()) > 0.99; };
+  const auto shown = static_cast<int>(std::lround(std::log2(inspection.scale())));
+  auto [first, last] = inspection.powers();
+  while (first < std::min(shown, 0) && nearly_all(seen.at(inspection.format, first + 1).flushed)) {
+    ++first;
+  }
+  while (last > std::max(shown, 0) && nearly_all(seen.at(inspection.format, last - 1).overflow)) {
+    --last;
+  }
+  return {std::min(first, shown), std::max(last, shown)};
+}
+
+/// A bar for each power of two, from what becomes zero at the bottom to what overflows on top.
+std::string chart_section(const Inspection& inspection) {
+  const Magnitudes& seen = inspection.total.magnitudes;
+  if (seen.nonzero() == 0) return "";
+  const auto [first, last] = chart_powers(inspection);
+  constexpr double kLeft = 46, kRight = 10, kTop = 26, kBottom = 40, kWidth = 960, kHeight = 300;
+  const double step = (kWidth - kLeft - kRight) / (last - first + 1);
+  const double height = kHeight - kTop - kBottom;
+  std::string bars;
+  for (int power = first; power <= last; ++power) {
+    const Outcome at = seen.at(inspection.format, power);
+    const int64_t kept = seen.nonzero() - at.flushed - at.subnormal - at.overflow;
+    const double x = kLeft + step * (power - first);
+    std::string tip = fmt::format("2^{}:", power);
+    double y = kTop + height;
+    std::string bar;
+    for (const Layer& layer : {Layer{"become zero", "var(--orange)", at.flushed},
+                               Layer{"subnormal", "var(--purple)", at.subnormal},
+                               Layer{"keep all bits", "var(--green)", kept},
+                               Layer{"overflow", "var(--blue)", at.overflow}}) {
+      const double tall = height * share(layer.count, seen.nonzero());
+      y -= tall;
+      if (layer.count == 0) continue;
+      tip += fmt::format(" {} {},", percent(layer.count, seen.nonzero()), layer.name);
+      bar += fmt::format(
+          "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" fill=\"{}\"/>", x, y,
+          std::max(step - 1.5, 1.0), tall, layer.colour);
+    }
+    tip.pop_back();
+    bars += fmt::format("<g><title>{}</title>{}</g>\n", tip, bar);
+    const int every = step < 14 ? 8 : 4;
+    if (power % every == 0) {
+      bars += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"middle\">2^{}</text>\n",
+                          x + step / 2, kTop + height + 16, power);
+    }
+  }
+  const double chosen = kLeft + step * (std::log2(double{inspection.scale()}) - first + 0.5);
+  bars += fmt::format(
+      "<path d=\"M{0:.1f} {1:.1f}v{2:.1f}\" stroke=\"var(--ink)\" stroke-dasharray=\"3 3\"/>\n"
+      "<text x=\"{0:.1f}\" y=\"{3:.1f}\" text-anchor=\"middle\" "
+      "style=\"fill:var(--ink)\">{4}</text>\n",
+      std::clamp(chosen, kLeft, kWidth - kRight), kTop - 6, height + 6, kTop - 11,
+      escape(scale_text(inspection.scale())));
+  for (const int tick : {0, 50, 100}) {
+    bars += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"end\">{} %</text>\n",
+                        kLeft - 6, kTop + height * (100 - tick) / 100.0 + 4, tick);
+  }
+  bars += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"middle\">scale</text>\n",
+                      (kLeft + kWidth) / 2, kHeight - 6);
+  const auto key = [](const char* colour, const char* name) {
+    return fmt::format("<span><i style=\"background:var(--{})\"></i>{}</span>\n", colour, name);
+  };
+  return fmt::format(
+      "<section>\n<h2>All gradients in {} at every power of two</h2>\n"
+      "<p class=\"note\">Shares of the gradients that are finite and not zero.</p>\n"
+      "<div class=\"key\">{}{}{}{}</div>\n"
+      "<div class=\"wide\"><svg viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"Shares by "
+      "scale\">\n"
+      "{}</svg></div>\n</section>\n",
+      inspection.options.format, key("orange", "become zero"), key("purple", "subnormal"),
+      key("green", "keep all bits"), key("blue", "overflow"), kWidth, kHeight, bars);
+}
+
+std::string row_html(const Inspection& inspection, const Row& row, const std::string& label) {
+  const Magnitudes& seen = row.magnitudes;
+  const Outcome at = inspection.outcome(row);
+  const auto number = [](const std::string& text, const char* more = "") {
+    return fmt::format("<td class=\"n{}\">{}</td>", more, escape(text));
+  };
+  const int64_t lost = at.flushed + at.overflow;
+  const bool bad =
+      static_cast<double>(lost) > inspection.options.lose * static_cast<double>(seen.nonzero()) ||
+      at.overflow > 0;
+  return "<tr><td class=\"name\">" + escape(label) + "</td>" + number(grouped(seen.count())) +
+         number(percent(seen.zeros(), seen.count())) + number(percent(at.flushed, seen.count())) +
+         number(percent(at.subnormal, seen.count())) + number(percent(at.overflow, seen.count())) +
+         number(percent(lost, seen.nonzero()), bad ? " bad" : "") +
+         number(fmt::format("{:.3g}", seen.smallest())) +
+         number(fmt::format("{:.3g}", seen.largest())) + "</tr>\n";
+}
+
+std::string tensor_section(const Inspection& inspection) {
+  const std::vector<size_t> order = inspection.worst_first();
+  const size_t shown = std::min(order.size(), kMostRows);
+  std::string html = fmt::format(
+      "<section>\n<h2>Tensors in {} at scale {}</h2>\n"
+      "<p class=\"note\">Those that lose most first{}. \"Lost\" is the share of the nonzero "
+      "gradients that become zero or overflow; the others are shares of all elements.</p>\n"
+      "<div class=\"wide\"><table>\n<tr><th>tensor</th>",
+      inspection.options.format, escape(scale_text(inspection.scale())),
+      shown < order.size() ? fmt::format("; {} of {}", shown, order.size()) : "");
+  for (const char* heading :
+       {"count", "zeros", "flushed", "subnormal", "overflow", "lost", "smallest", "largest"}) {
+    html += fmt::format("<th class=\"n\">{}</th>", heading);
+  }
+  html += "</tr>\n";
+  if (order.size() > 1) html += row_html(inspection, inspection.total, "total");
+  for (size_t i = 0; i < shown; ++i) {
+    const Row& row = inspection.rows[order[i]];
+    html += row_html(inspection, row, inspection.label(row));
+  }
+  return html + "</table></div>\n</section>\n";
+}
+
+constexpr const char* kStyle =
+    "<style>\n"
+    ".key { display: flex; flex-wrap: wrap; gap: 4px 18px; font-size: 13px; margin-bottom: 6px; }\n"
+    ".key i { display: inline-block; width: 11px; height: 11px; margin-right: 6px; }\n"
+    ".wide svg { min-width: 640px; width: 100%; }\n"
+    "td.name { white-space: normal; min-width: 150px; }\n"
+    "</style>\n";
+
+}  // namespace
+
+std::string html_page(const Inspection& inspection) {
+  const size_t files = inspection.files.size();
+  const std::string where = files == 1 ? inspection.files[0].path : fmt::format("{} files", files);
+  const std::string title = "Gradients in " + inspection.options.format;
+  const std::string body =
+      kStyle +
+      fmt::format(
+          "<header><h1>{}</h1>\n<p class=\"sub\">{}: {} gradients in {} tensor{}</p>"
+          "</header>\n",
+          escape(title), escape(where), grouped(inspection.total.magnitudes.count()),
+          inspection.rows.size(), inspection.rows.size() == 1 ? "" : "s") +
+      advice_section(inspection) + chart_section(inspection) + tensor_section(inspection) +
+      "<footer>Made by headroom inspect.</footer>\n";
+  return internal::page(title, body);
+}
+
+}  // namespace headroom::cli

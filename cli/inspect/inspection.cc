@@ -1,0 +1,134 @@
+#include "cli/inspect/inspection.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <tuple>
+
+#include "cli/output.h"
+
+namespace headroom::cli {
+namespace {
+
+std::string base_name(const std::string& path) {
+  const size_t slash = path.find_last_of('/');
+  return slash == std::string::npos ? path : path.substr(slash + 1);
+}
+
+}  // namespace
+
+std::optional<int> exact_power(float scale) {
+  int exponent = 0;
+  if (std::frexp(scale, &exponent) != 0.5f) return std::nullopt;
+  return exponent - 1;
+}
+
+double share(int64_t part, int64_t whole) {
+  return whole == 0 ? 0.0 : static_cast<double>(part) / static_cast<double>(whole);
+}
+
+std::string percent(int64_t part, int64_t whole) {
+  const double value = 100.0 * share(part, whole);
+  if (part == 0) return "0";
+  if (part == whole) return "100 %";
+  if (value < 0.0001) return "<1e-4 %";
+  if (value < 0.01) return fmt::format("{:.4f} %", value);
+  return value > 99.99 ? ">99.99 %" : fmt::format("{:.2f} %", value);
+}
+
+std::string grouped(int64_t number) {
+  std::string digits = std::to_string(number);
+  for (int at = static_cast<int>(digits.size()) - 3; at > 0; at -= 3) {
+    digits.insert(static_cast<size_t>(at), ",");
+  }
+  return digits;
+}
+
+Outcome Inspection::outcome(const Row& row) const {
+  const std::optional<int> power = exact_power(scale());
+  return power ? row.magnitudes.at(format, *power) : row.exact;
+}
+
+std::string Inspection::label(const Row& row) const {
+  if (files.size() == 1) return row.name;
+  const std::string& path = files[row.file].path;
+  const std::string name = base_name(path);
+  // An .npy file holds one array, which is named after it.
+  const bool named_after = name == row.name + ".npy";
+  const bool unique = std::count_if(files.begin(), files.end(), [&](const FileInfo& other) {
+                        return base_name(other.path) == name;
+                      }) == 1;
+  if (named_after) return unique ? row.name : path;
+  return (unique ? name : path) + ":" + row.name;
+}
+
+std::vector<size_t> Inspection::worst_first() const {
+  std::vector<std::tuple<int64_t, double, double, size_t>> keys;  // smallest first
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const Outcome at = outcome(rows[i]);
+    const int64_t nonzero = rows[i].magnitudes.nonzero();
+    keys.emplace_back(-at.overflow, -share(at.flushed, nonzero), -share(at.subnormal, nonzero), i);
+  }
+  std::sort(keys.begin(), keys.end());
+  std::vector<size_t> order;
+  for (const auto& key : keys) order.push_back(std::get<3>(key));
+  return order;
+}
+
+std::pair<int, int> Inspection::powers() const {
+  const int64_t nonzero = total.magnitudes.nonzero();
+  if (nonzero == 0) return {0, 0};
+  int first = -126;
+  int last = 126;
+  while (first < last && total.magnitudes.at(format, first + 1).flushed == nonzero) ++first;
+  while (last > first && total.magnitudes.at(format, last - 1).overflow == nonzero) --last;
+  return {std::min(first, 0), std::max(last, 0)};
+}
+
+std::string range_sentence(const Inspection& inspection) {
+  const ScaleAdvice& advice = inspection.advice;
+  if (advice.verdict == ScaleAdvice::Verdict::kNothing) return "";
+  const std::string lose = fmt::format("{:.6g} %", 100.0 * inspection.options.lose);
+  if (advice.lowest == 0.0f) {
+    return fmt::format(
+        "At no power of two does nothing overflow and at most {} of the nonzero gradients become "
+        "zero.",
+        lose);
+  }
+  return fmt::format(
+      "From {} to {} nothing overflows and at most {} of the nonzero gradients become zero.",
+      scale_text(advice.lowest), scale_text(advice.highest), lose);
+}
+
+std::vector<std::string> notes(const Inspection& inspection) {
+  std::vector<std::string> notes;
+  for (const Row& row : inspection.rows) {
+    const int64_t bad = row.magnitudes.infs() + row.magnitudes.nans();
+    if (bad == 0) continue;
+    notes.push_back(fmt::format(
+        "{} inf and {} nan, first in {}: they are counted, but in none of the shares but that of "
+        "all.",
+        grouped(inspection.total.magnitudes.infs()), grouped(inspection.total.magnitudes.nans()),
+        inspection.label(row)));
+    break;
+  }
+  for (const FileInfo& file : inspection.files) {
+    if (file.left_out.empty()) continue;
+    const auto& [name, type] = file.left_out.front();
+    notes.push_back(file.left_out.size() == 1
+                        ? fmt::format("{}: {} was left out ({}).", file.path, name, type)
+                        : fmt::format("{}: {} tensors were left out, {} ({}) among them.",
+                                      file.path, file.left_out.size(), name, type));
+  }
+  const bool f16_dump = std::any_of(inspection.rows.begin(), inspection.rows.end(),
+                                    [](const Row& row) { return row.dtype == DType::kF16; });
+  if (f16_dump && inspection.format == Format::kFP16) {
+    notes.emplace_back(
+        "f16 dumps have lost what FP16 cannot hold: some of their zeros may have been gradients.");
+  }
+  return notes;
+}
+
+}  // namespace headroom::cli

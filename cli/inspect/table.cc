@@ -1,0 +1,212 @@
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <set>
+
+#include "cli/inspect/inspection.h"
+#include "cli/output.h"
+
+namespace headroom::cli {
+namespace {
+
+constexpr size_t kTensorsShown = 20;
+constexpr int kNumbersWidth = 54;  // all columns but the name
+
+using Characters = std::vector<std::string>;
+
+/// Characters of UTF-8 text, with control characters and broken ones replaced: names come from
+/// files, and a terminal obeys what it is sent.
+Characters characters(const std::string& text) {
+  Characters out;
+  for (size_t i = 0; i < text.size();) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    const size_t length = byte < 0x80    ? 1
+                          : byte >= 0xF0 ? 4
+                          : byte >= 0xE0 ? 3
+                          : byte >= 0xC2 ? 2
+                                         : 0;
+    bool good =
+        length > 0 && i + length <= text.size() && byte < 0xF5 && byte >= 0x20 && byte != 0x7F;
+    for (size_t k = 1; good && k < length; ++k) {
+      good = (static_cast<unsigned char>(text[i + k]) & 0xC0) == 0x80;
+    }
+    // U+0080 to U+009F are control characters too.
+    good = good && !(byte == 0xC2 && static_cast<unsigned char>(text[i + 1]) < 0xA0);
+    out.push_back(good ? text.substr(i, length) : "?");
+    i += good ? length : 1;
+  }
+  return out;
+}
+
+std::string joined(const Characters& characters) {
+  std::string text;
+  for (const std::string& character : characters) text += character;
+  return text;
+}
+
+/// How many characters all names begin with, up to and with a dot.
+size_t common_beginning(const std::vector<Characters>& names) {
+  size_t common = names.empty() ? 0 : names[0].size();
+  for (const Characters& name : names) {
+    common = std::min(common, name.size());
+    common = static_cast<size_t>(std::mismatch(name.begin(),
+                                               name.begin() + static_cast<std::ptrdiff_t>(common),
+                                               names[0].begin())
+                                     .first -
+                                 name.begin());
+  }
+  while (common > 0 && names[0][common - 1] != ".") --common;
+  return common;
+}
+
+/// The name in `width` columns: without what all names begin with, then without its middle, if it
+/// is too long; what tells names apart stands early or late in them.
+std::string fitted(Characters name, size_t width, size_t common) {
+  const auto cut = [&](size_t from, size_t to) {
+    name.erase(name.begin() + static_cast<std::ptrdiff_t>(from),
+               name.begin() + static_cast<std::ptrdiff_t>(to));
+    name.insert(name.begin() + static_cast<std::ptrdiff_t>(from), 2, ".");
+  };
+  if (name.size() > width && common > 2) cut(0, common);
+  if (name.size() > width) {
+    const size_t head = (width - 2) / 3;
+    cut(head, name.size() - (width - 2 - head));
+  }
+  const size_t used = name.size();
+  return joined(name) + std::string(width - used, ' ');
+}
+
+void print_wrapped(const std::string& sentence, int width) {
+  std::string line;
+  std::string word;
+  for (const char c : sentence + " ") {
+    if (c != ' ') {
+      word += c;
+      continue;
+    }
+    if (!line.empty() && line.size() + 1 + word.size() > static_cast<size_t>(width)) {
+      fmt::print("{}\n", line);
+      line.clear();
+    }
+    line += (line.empty() ? "" : " ") + word;
+    word.clear();
+  }
+  fmt::print("{}\n", line);
+}
+
+void print_head(const Inspection& inspection, int width) {
+  const Magnitudes& seen = inspection.total.magnitudes;
+  std::set<std::string> types;
+  for (const Row& row : inspection.rows) types.insert(to_string(row.dtype));
+  const std::string list = fmt::format("{}", fmt::join(types, ", "));
+  const std::string where = inspection.files.size() == 1
+                                ? inspection.files[0].path
+                                : fmt::format("{} files", inspection.files.size());
+  const std::string line = joined(characters(where));
+  std::string text =
+      fmt::format("{}: {} gradients ({}) in {} tensor{}, {} of them zeros", line,
+                  grouped(seen.count()), list, inspection.rows.size(),
+                  inspection.rows.size() == 1 ? "" : "s", percent(seen.zeros(), seen.count()));
+  if (seen.nonzero() > 0) {
+    text += fmt::format(", the others from {:.3g} to {:.3g}", seen.smallest(), seen.largest());
+  }
+  print_wrapped(text, width);
+}
+
+/// All gradients at the powers of two. Neighbours with the same shares are one line.
+void print_powers(const Inspection& inspection) {
+  const Magnitudes& seen = inspection.total.magnitudes;
+  auto [first, last] = inspection.powers();
+  if (!inspection.options.all) {
+    // From no scaling to where overflow is plain to see.
+    const int chosen = exact_power(inspection.scale()).value_or(0);
+    first = std::min(0, chosen);
+    int end = std::max(0, chosen);
+    while (end < last && seen.at(inspection.format, end).overflow == 0) ++end;
+    last = std::min(last, end + 1);
+  }
+  const auto shares = [&](int power) {
+    const Outcome at = seen.at(inspection.format, power);
+    return fmt::format("  {:>9}  {:>9}  {:>9}  {:>9}", percent(at.flushed, seen.count()),
+                       percent(at.subnormal, seen.count()), percent(at.overflow, seen.count()),
+                       percent(at.flushed + at.overflow, seen.nonzero()));
+  };
+  const std::string heading = inspection.options.format + " at scale";
+  fmt::print("\n{:<18}  {:>9}  {:>9}  {:>9}  {:>9}\n", heading, "flushed", "subnormal", "overflow",
+             "lost");
+  for (int power = first; power <= last;) {
+    const std::string line = shares(power);
+    const bool chosen = std::ldexp(1.0f, power) == inspection.advice.scale;
+    int end = power;
+    while (!chosen && end < last && shares(end + 1) == line &&
+           std::ldexp(1.0f, end + 1) != inspection.advice.scale) {
+      ++end;
+    }
+    const std::string scales =
+        end == power ? fmt::format("2^{}", power) : fmt::format("2^{} to 2^{}", power, end);
+    fmt::print("{:<18}{}{}\n", scales, line, chosen ? "  <- recommended" : "");
+    power = end + 1;
+  }
+}
+
+void print_row(const Inspection& inspection, const Row& row, const std::string& name) {
+  const Magnitudes& seen = row.magnitudes;
+  const Outcome at = inspection.outcome(row);
+  const std::string count = seen.count() < 10'000'000
+                                ? std::to_string(seen.count())
+                                : fmt::format("{:.4g}M", 1e-6 * static_cast<double>(seen.count()));
+  fmt::print("{} {:>7} {:>8} {:>8} {:>9} {:>8} {:>8}\n", name, count,
+             percent(seen.zeros(), seen.count()), percent(at.flushed, seen.count()),
+             percent(at.subnormal, seen.count()), percent(at.overflow, seen.count()),
+             percent(at.flushed + at.overflow, seen.nonzero()));
+}
+
+void print_tensors(const Inspection& inspection, int width) {
+  const std::vector<size_t> order = inspection.worst_first();
+  const size_t shown =
+      inspection.options.all ? order.size() : std::min(order.size(), kTensorsShown);
+  std::vector<Characters> names;
+  size_t longest = 6;
+  for (size_t i = 0; i < shown; ++i) {
+    names.push_back(characters(inspection.label(inspection.rows[order[i]])));
+    longest = std::max(longest, names.back().size());
+  }
+  const size_t common = common_beginning(names);
+  const size_t name_width =
+      std::min(longest, static_cast<size_t>(std::max(width - kNumbersWidth, 20)));
+  fmt::print("\n{} at scale {}", inspection.options.format, scale_text(inspection.scale()));
+  if (order.size() > shown) {
+    fmt::print(", the {} of {} tensors that lose most (--all shows every one)", shown,
+               order.size());
+  }
+  fmt::print("\n{:<{}} {:>7} {:>8} {:>8} {:>9} {:>8} {:>8}\n", "tensor", name_width, "count",
+             "zeros", "flushed", "subnormal", "overflow", "lost");
+  for (size_t i = 0; i < shown; ++i) {
+    print_row(inspection, inspection.rows[order[i]], fitted(names[i], name_width, common));
+  }
+  if (order.size() > 1) {
+    print_row(inspection, inspection.total, fitted(characters("total"), name_width, 0));
+  }
+}
+
+}  // namespace
+
+void print_table(const Inspection& inspection) {
+  const int width = std::clamp(terminal_width(STDOUT_FILENO), 60, 160);
+  print_head(inspection, width);
+  const bool any = inspection.total.magnitudes.nonzero() > 0;
+  if (any && !inspection.options.scale.has_value()) print_powers(inspection);
+  print_tensors(inspection, width);
+  fmt::print("\n");
+  print_wrapped(inspection.advice.reason, width);
+  const std::string range = range_sentence(inspection);
+  if (!range.empty()) print_wrapped(range, width);
+  for (const std::string& note : notes(inspection)) {
+    print_wrapped(joined(characters(note)), width);
+  }
+}
+
+}  // namespace headroom::cli

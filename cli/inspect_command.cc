@@ -1,0 +1,66 @@
+#include <headroom/error.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <memory>
+
+#include "cli/commands.h"
+#include "cli/inspect/inspection.h"
+#include "cli/output.h"
+
+namespace headroom::cli {
+namespace {
+
+int run(const InspectOptions& options) {
+  const Inspection inspection = scan(options);
+  if (!options.html.empty()) write_file(options.html, html_page(inspection));
+  options.json ? print_json(inspection) : print_table(inspection);
+  if (std::fflush(stdout) != 0) {
+    throw Error(ErrorCode::kInvalidArgument, "Standard output could not be written to its end.");
+  }
+  return 0;
+}
+
+}  // namespace
+
+void add_inspect(CLI::App& app, Action* action) {
+  const auto options = std::make_shared<InspectOptions>();
+  CLI::App* const command = app.add_subcommand(
+      "inspect", "Show what a 16-bit format does to dumped gradients, and which scale to take.");
+  command
+      ->add_option("files", options->files,
+                   "gradients of f16, bf16, f32 or f64: safetensors, .npy, .npz")
+      ->required();
+  command
+      ->add_option("--format", options->format,
+                   "what gradients will be stored in: fp16, bf16, e5m2, e4m3")
+      ->check(CLI::IsMember({"fp16", "bf16", "e5m2", "e4m3"}))
+      ->capture_default_str();
+  command
+      ->add_option("--scale", options->scale,
+                   "show this scale; else all powers of two, and tensors at the recommended one")
+      ->check([](const std::string& text) {
+        float scale = 0.0f;
+        const bool good =
+            CLI::detail::lexical_cast(text, scale) && scale >= 0x1p-126f && scale <= 0x1p126f;
+        return good ? std::string()
+                    : "a scale is a number from 2^-126 to 2^126, not '" + text + "'";
+      });
+  command
+      ->add_option("--lose", options->lose, "share of the nonzero gradients that may become zero")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  command
+      ->add_option("--tensor", options->patterns,
+                   "only tensors whose name matches, such as 'layers.*.weight'; may be repeated")
+      ->expected(1)
+      ->take_all();
+  command->add_option("--as", options->as, "bf16: what 16-bit integers and NumPy's V2 are")
+      ->check(CLI::IsMember({"bf16"}));
+  command->add_flag("--all", options->all, "every tensor and every power of two in the table");
+  command->add_flag("--json", options->json, "everything as one JSON object");
+  command->add_option("--html", options->html, "also write a page to this file")->type_name("FILE");
+  command->callback([action, options] { *action = [options] { return run(*options); }; });
+}
+
+}  // namespace headroom::cli

@@ -1,0 +1,29 @@
+// What several commands need to write for people.
+#ifndef HEADROOM_CLI_OUTPUT_H_
+#define HEADROOM_CLI_OUTPUT_H_
+
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+
+namespace headroom::cli {
+
+/// "2^16", or the number itself if it is no power of two.
+std::string scale_text(float scale);
+/// A whole number without a fraction, as people write scales.
+nlohmann::ordered_json scale_json(float scale);
+
+/// "42s", "3m05s", "2h10m".
+std::string duration(double seconds);
+
+/// Columns of the terminal behind a descriptor; 80 if it is none.
+int terminal_width(int descriptor);
+
+/// "[####......] ", as wide as `room`; nothing if that is too little for a bar.
+std::string progress_bar(int room, double share);
+
+/// Writes the whole file or throws.
+void write_file(const std::string& path, const std::string& text);
+
+}  // namespace headroom::cli
+
+#endif  // HEADROOM_CLI_OUTPUT_H_

@@ -1,0 +1,56 @@
+#include <fmt/format.h>
+#include <headroom/error.h>
+#include <headroom/record.h>
+
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "cli/commands.h"
+#include "cli/serve.h"
+
+namespace headroom::cli {
+namespace {
+
+struct Options {
+  std::string folder;
+  std::string out;
+  bool watch = false;
+  int port = 0;
+};
+
+int report(const Options& options) {
+  if (options.watch) {
+    LiveReport server(options.port);
+    server.start(options.folder);
+    fmt::print("The report is at {} until you press Ctrl-C.\n", server.url());
+    std::fflush(stdout);
+    while (true) std::this_thread::sleep_for(std::chrono::hours(1));
+  }
+  write_report(options.folder, options.out);
+  const auto path = std::filesystem::path(options.folder) / "report.html";
+  fmt::print(stderr, "{}\n", options.out.empty() ? path.string() : options.out);
+  return 0;
+}
+
+}  // namespace
+
+void add_report(CLI::App& app, Action* action) {
+  const auto options = std::make_shared<Options>();
+  CLI::App* const command =
+      app.add_subcommand("report", "Make an HTML report of a run, or of all runs below a folder");
+  command->add_option("dir", options->folder, "Folder with a history.jsonl, or of such folders")
+      ->required();
+  command->add_option("--out", options->out, "File to write (default: report.html in the folder)");
+  CLI::Option* const watch = command->add_flag(
+      "--watch", options->watch, "Serve it live on 127.0.0.1 instead, while the runs go on");
+  command->add_option("--port", options->port, "For --watch (default: a free one)")
+      ->check(CLI::Range(0, 65535))
+      ->needs(watch);
+  command->callback([=] { *action = [=] { return report(*options); }; });
+}
+
+}  // namespace headroom::cli

@@ -1,0 +1,279 @@
+#include "cli/serve.h"
+
+#include <arpa/inet.h>
+#include <fmt/format.h>
+#include <headroom/error.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <charconv>
+#include <chrono>
+#include <cstring>
+#include <deque>
+#include <filesystem>
+#include <list>
+#include <string_view>
+#include <vector>
+
+#include "record/report.h"
+
+namespace headroom::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr size_t kMostClients = 32;
+constexpr size_t kMostRequest = 8192;                  // bytes
+constexpr auto kPatience = std::chrono::seconds(15);   // with one client
+constexpr auto kViewerGone = std::chrono::seconds(5);  // without a question from the page
+constexpr auto kLinger = std::chrono::seconds(4);      // for the page to fetch the end
+
+// The runs in a folder, and what was last told about them.
+class Runs {
+ public:
+  explicit Runs(const std::string& folder) {
+    namespace fs = std::filesystem;
+    for (const std::string& path : internal::find_histories(folder)) {
+      readers_.emplace_back(path);
+      places_.push_back(fs::path(path).parent_path().lexically_relative(folder).string());
+    }
+    title_ = fs::absolute(fs::path(folder) / "x").lexically_normal().parent_path().filename();
+    read();
+  }
+
+  void read() {
+    for (internal::HistoryReader& reader : readers_) reader.read_more();
+  }
+  int64_t lines() const {
+    int64_t all = 0;
+    for (const internal::HistoryReader& reader : readers_) all += reader.lines();
+    return all;
+  }
+  std::string title() const { return readers_.size() == 1 ? readers_[0].history().name : title_; }
+  std::string data() const {
+    std::vector<internal::ReportRun> runs;
+    for (size_t i = 0; i < readers_.size(); ++i) {
+      runs.push_back({places_[i], &readers_[i].history(), readers_[i].cut()});
+    }
+    return internal::report_data(title(), runs);
+  }
+
+ private:
+  std::deque<internal::HistoryReader> readers_;
+  std::vector<std::string> places_;
+  std::string title_;
+};
+
+struct Client {
+  int socket;
+  Clock::time_point until;
+  std::string request;
+  std::string answer;  // empty until the request is complete
+  size_t sent = 0;
+};
+
+std::string response(const char* status, const std::string& body, const std::string& type,
+                     const std::string& more = "") {
+  return fmt::format(
+      "HTTP/1.1 {}\r\nContent-Type: {}\r\nContent-Length: {}\r\nCache-Control: no-store\r\n"
+      "X-Content-Type-Options: nosniff\r\nConnection: close\r\n{}\r\n{}",
+      status, type, body.size(), more, body);
+}
+
+std::string refusal(const char* status, const std::string& more = "") {
+  return response(status, fmt::format("{}\n", status), "text/plain", more);
+}
+
+// The value of a header, whose name is written in any case; empty if it is not there.
+std::string_view header(std::string_view request, std::string_view name) {
+  for (size_t at = request.find("\r\n"); at != std::string_view::npos;
+       at = request.find("\r\n", at + 2)) {
+    const std::string_view line = request.substr(at + 2, request.find("\r\n", at + 2) - at - 2);
+    if (line.size() <= name.size() || line[name.size()] != ':') continue;
+    if (strncasecmp(line.data(), name.data(), name.size()) != 0) continue;
+    const size_t value = line.find_first_not_of(" \t", name.size() + 1);
+    if (value == std::string_view::npos) return {};
+    return line.substr(value, line.find_last_not_of(" \t") - value + 1);
+  }
+  return {};
+}
+
+class Server {
+ public:
+  Server(int listener, int port, Runs runs, const std::atomic<bool>* stop)
+      : listener_(listener), port_(port), runs_(std::move(runs)), stop_(*stop) {}
+
+  void run() {
+    Clock::time_point stopped{};
+    while (true) {
+      const Clock::time_point now = Clock::now();
+      if (stop_ && stopped == Clock::time_point{}) {
+        stopped = now;
+        read_the_end();
+      }
+      if (stop_ && (now - stopped > kLinger || (clients_.empty() && !awaited(now)))) break;
+      round(now);
+    }
+    for (const Client& client : clients_) ::close(client.socket);
+  }
+
+ private:
+  void read_the_end() {
+    try {
+      runs_.read();
+    } catch (const Error&) {  // then there is nothing more to tell
+    }
+  }
+
+  // Somebody watches and has not been told the end.
+  bool awaited(Clock::time_point now) const {
+    return now - asked_ < kViewerGone && told_ < runs_.lines();
+  }
+
+  void round(Clock::time_point now) {
+    std::vector<pollfd> sockets = {{listener_, POLLIN, 0}};
+    for (const Client& client : clients_) {
+      sockets.push_back(
+          {client.socket, static_cast<short>(client.answer.empty() ? POLLIN : POLLOUT), 0});
+    }
+    if (::poll(sockets.data(), sockets.size(), 100) < 0) return;
+    size_t index = 1;
+    for (auto client = clients_.begin(); client != clients_.end(); ++index) {
+      const bool ready = sockets[index].revents != 0;
+      const bool keep = now < client->until && (!ready || serve(*client));
+      if (!keep) ::close(client->socket);
+      client = keep ? std::next(client) : clients_.erase(client);
+    }
+    if (sockets[0].revents != 0) accept(now);
+  }
+
+  void accept(Clock::time_point now) {
+    const int socket = ::accept4(listener_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (socket < 0) {
+      if (errno == EMFILE || errno == ENFILE)
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      return;
+    }
+    if (clients_.size() < kMostClients) {
+      clients_.push_back({socket, now + kPatience, "", ""});
+    } else {
+      ::close(socket);
+    }
+  }
+
+  // False when the connection is to be closed.
+  bool serve(Client& client) {
+    if (client.answer.empty()) {
+      char buffer[4096];
+      const ssize_t read = ::recv(client.socket, buffer, sizeof buffer, 0);
+      if (read < 0) return errno == EAGAIN || errno == EINTR;
+      if (read == 0) return false;
+      client.request.append(buffer, static_cast<size_t>(read));
+      if (client.request.find("\r\n\r\n") == std::string::npos) {
+        if (client.request.size() <= kMostRequest) return true;
+        client.answer = refusal("431 Request Header Fields Too Large");
+      } else {
+        client.answer = answer(client.request);
+      }
+    }
+    const ssize_t sent = ::send(client.socket, client.answer.data() + client.sent,
+                                client.answer.size() - client.sent, MSG_NOSIGNAL);
+    if (sent < 0) return errno == EAGAIN || errno == EINTR;
+    client.sent += static_cast<size_t>(sent);
+    if (client.sent < client.answer.size()) return true;
+    ::shutdown(client.socket, SHUT_WR);
+    return false;
+  }
+
+  std::string answer(std::string_view request) {
+    const std::string_view line = request.substr(0, request.find("\r\n"));
+    const size_t space = line.find(' ');
+    const size_t end = line.rfind(" HTTP/1.");
+    if (space == std::string_view::npos || end == std::string_view::npos || end <= space) {
+      return refusal("400 Bad Request");
+    }
+    if (line.substr(0, space) != "GET") return refusal("405 Method Not Allowed", "Allow: GET\r\n");
+    // Another site whose name was made to point here may not read the report.
+    const std::string_view host = header(request, "host");
+    if (host != fmt::format("127.0.0.1:{}", port_) && host != fmt::format("localhost:{}", port_)) {
+      return refusal("403 Forbidden");
+    }
+    const std::string_view target = line.substr(space + 1, end - space - 1);
+    const std::string_view path = target.substr(0, target.find('?'));
+    if (path != "/" && path != "/data") return refusal("404 Not Found");
+    try {
+      runs_.read();
+      if (path == "/") {
+        return response("200 OK", internal::report_page(runs_.title(), runs_.data(), true),
+                        "text/html; charset=utf-8");
+      }
+      return new_data(target);
+    } catch (const std::exception& error) {
+      return response("500 Internal Server Error", fmt::format("{}\n", error.what()), "text/plain");
+    }
+  }
+
+  // "/data?lines=120": what is known if it is more than 120 lines.
+  std::string new_data(std::string_view target) {
+    asked_ = Clock::now();
+    int64_t known = -1;
+    const size_t query = target.find("?lines=");
+    if (query != std::string_view::npos) {
+      std::from_chars(target.data() + query + 7, target.data() + target.size(), known);
+    }
+    told_ = runs_.lines();
+    if (known == told_) return response("204 No Content", "", "text/plain");
+    return response("200 OK", runs_.data(), "application/json",
+                    fmt::format("X-Lines: {}\r\n", told_));
+  }
+
+  int listener_;
+  int port_;
+  Runs runs_;
+  const std::atomic<bool>& stop_;
+  std::list<Client> clients_;
+  Clock::time_point asked_{};
+  int64_t told_ = 0;
+};
+
+}  // namespace
+
+LiveReport::LiveReport(int port) {
+  listener_ = ::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  const int yes = 1;
+  ::setsockopt(listener_, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof address;
+  auto* const generic = reinterpret_cast<sockaddr*>(&address);
+  if (listener_ < 0 || ::bind(listener_, generic, length) != 0 || ::listen(listener_, 16) != 0 ||
+      ::getsockname(listener_, generic, &length) != 0) {
+    const std::string why = std::strerror(errno);
+    if (listener_ >= 0) ::close(listener_);
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("Port {} of 127.0.0.1 cannot be used: {}; choose another with --port, "
+                            "or leave it out.",
+                            port, why));
+  }
+  port_ = ntohs(address.sin_port);
+}
+
+LiveReport::~LiveReport() {
+  stop_ = true;
+  if (thread_.joinable()) thread_.join();
+  ::close(listener_);
+}
+
+std::string LiveReport::url() const { return fmt::format("http://127.0.0.1:{}/", port_); }
+
+void LiveReport::start(const std::string& folder) {
+  auto server = std::make_shared<Server>(listener_, port_, Runs(folder), &stop_);
+  thread_ = std::thread([server] { server->run(); });
+}
+
+}  // namespace headroom::cli

@@ -1,0 +1,108 @@
+// inspect: what a 16-bit or 8-bit format does to gradients at a scale, and which static scale to
+// take.
+#ifndef HEADROOM_INSPECT_H_
+#define HEADROOM_INSPECT_H_
+
+#include <headroom/export.h>
+#include <headroom/tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace headroom {
+namespace internal {
+class MagnitudeCounter;
+}
+
+/// Formats that gradients are stored in. E5M2 and E4M3 are the 8-bit formats of the OCP.
+enum class Format : uint8_t { kFP16, kBF16, kE5M2, kE4M3 };
+
+/// What rounding to nearest, ties to even, makes of a number x in a format.
+struct FormatLimits {
+  const char* name;    // "fp16"
+  double flush;        // |x| <= flush becomes zero
+  double normal;       // flush < |x| < normal becomes a subnormal number
+  double overflow;     // |x| >= overflow becomes inf
+  bool tie_overflows;  // if false, |x| = overflow still fits (E4M3, which has no inf: beyond 464 a
+                       // number becomes NaN, or 448 where the conversion saturates)
+};
+
+HEADROOM_API const FormatLimits& limits(Format format);
+
+/// What becomes of the finite gradients other than zero at one scale. The rest keep all their bits.
+struct Outcome {
+  int64_t flushed = 0;    // become zero
+  int64_t subnormal = 0;  // keep some of their bits
+  int64_t overflow = 0;   // become inf or NaN
+};
+
+/// How many gradients there are of each magnitude: just as finely as it takes to say exactly what
+/// any format does with them at any power of two. One read of the gradients makes it.
+class HEADROOM_API Magnitudes {
+ public:
+  /// Reads the tensor once, on several threads if it is large. Host memory only.
+  void add(const TensorView& grads);
+  /// Adds what another one has seen.
+  void merge(const Magnitudes& other);
+
+  int64_t count() const { return count_; }  // of all elements
+  int64_t zeros() const { return zeros_; }
+  int64_t infs() const { return infs_; }
+  int64_t nans() const { return nans_; }
+  int64_t nonzero() const { return count_ - zeros_ - infs_ - nans_; }  // and finite
+  double largest() const { return largest_; }    // magnitude of those; 0 if there are none
+  double smallest() const { return smallest_; }  // likewise
+
+  /// What becomes of the gradients times 2^power. power is in [-126, 126].
+  Outcome at(Format format, int power) const;
+
+ private:
+  friend class internal::MagnitudeCounter;
+  struct Cell {  // see src/inspect/cells.h
+    int32_t key;
+    int64_t count;
+  };
+  std::vector<Cell> cells_;  // by key
+  int64_t count_ = 0;
+  int64_t zeros_ = 0;
+  int64_t infs_ = 0;
+  int64_t nans_ = 0;
+  double largest_ = 0.0;
+  double smallest_ = 0.0;
+};
+
+/// What becomes of the gradients times `scale`, which may be any that a GradScaler takes. The
+/// product is not rounded before it is compared. Host memory only.
+HEADROOM_API Outcome outcome_at(const TensorView& grads, Format format, float scale);
+
+struct AdviceOptions {
+  Format format = Format::kFP16;
+  double lose = 1e-3;  // share of the nonzero gradients that may become zero
+  int margin = 3;      // the largest gradient times the scale stays 2^margin times below overflow
+};
+
+/// Which static scale to take.
+struct ScaleAdvice {
+  enum class Verdict : uint8_t {
+    kNothing,   // there is no finite gradient other than zero
+    kUnneeded,  // scale 1 is as good
+    kScale,     // take `scale`
+    kNoneFits,  // the gradients need more range than the format has; `scale` loses least
+  };
+  Verdict verdict = Verdict::kNothing;
+  float scale = 1.0f;    // a power of two
+  Outcome outcome;       // at `scale`
+  float lowest = 0.0f;   // the powers of two at which nothing overflows and no more than
+  float highest = 0.0f;  // `lose` of the nonzero gradients become zero; 0 if there are none
+  std::string reason;    // one sentence
+};
+
+/// The largest power of two that keeps the largest gradient 2^margin times below overflow: it loses
+/// least. Where smaller ones lose no more and leave no gradient subnormal, the middle of them all.
+/// Scale 1 if there at most `lose` of the nonzero gradients become zero or subnormal.
+HEADROOM_API ScaleAdvice advise(const Magnitudes& gradients, const AdviceOptions& options = {});
+
+}  // namespace headroom
+
+#endif  // HEADROOM_INSPECT_H_

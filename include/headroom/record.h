@@ -1,0 +1,123 @@
+// record: what happened. A Recorder writes a run's history while it trains; write_report() makes
+// one HTML file of it. docs/record.md has the format.
+#ifndef HEADROOM_RECORD_H_
+#define HEADROOM_RECORD_H_
+
+#include <headroom/export.h>
+#include <headroom/measure.h>
+#include <headroom/policy.h>
+#include <headroom/scaler.h>
+#include <headroom/tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace headroom {
+
+/// Where the elements of a gradient, as they are in memory, lie in FP16's range. For gradients of
+/// other types: where they would.
+struct Fp16Zones {
+  int64_t zero = 0;       // zero already: by nature, or because FP16 made it so
+  int64_t lost = 0;       // not zero, but below 2^-25: FP16 makes it zero
+  int64_t subnormal = 0;  // from 2^-25 to 2^-14: FP16 keeps only some of its digits
+  int64_t normal = 0;
+  int64_t overflow = 0;  // from 2^16 on, inf and nan
+
+  /// Shares of the elements that are not zero already; 0 if there are none.
+  HEADROOM_API double lost_share() const;
+  HEADROOM_API double subnormal_share() const;
+};
+
+/// From stats made with MeasureOptions::detail.
+HEADROOM_API Fp16Zones fp16_zones(const GradStats& stats);
+
+/// One tensor's gradient in a step that was looked at.
+struct LayerStats {
+  std::string name;
+  GradStats stats;  // with detail
+};
+
+/// measure() with detail, tensor by tensor. Parameters without a gradient are left out. To be
+/// called between backward and step(), which may clear the gradients.
+HEADROOM_API std::vector<LayerStats> measure_layers(const std::vector<Parameter>& parameters);
+
+/// Which tensors bound the scale from above and from below.
+struct ScaleBounds {
+  /// Index of the tensor that overflows FP16 first as the scale grows: one that has, or that with
+  /// the largest element; -1 if all elements are zero.
+  int64_t first_to_overflow = -1;
+  /// How many times the scale can still be doubled before it does; may be a fraction, and negative
+  /// if it has.
+  double doublings_left = 0.0;
+
+  /// Index of the tensor that loses most to FP16 at this scale: the largest share lost, then the
+  /// largest share subnormal; -1 if no tensor has elements in either zone.
+  int64_t first_to_underflow = -1;
+  double lost = 0.0;  // its shares, see Fp16Zones
+  double subnormal = 0.0;
+};
+
+HEADROOM_API ScaleBounds scale_bounds(const std::vector<LayerStats>& layers);
+
+/// Numbers with names. Inf and nan are allowed.
+using Scalars = std::vector<std::pair<std::string, double>>;
+
+/// What is known of a run before it starts.
+struct RunInfo {
+  std::string name;    // for the report; empty: the folder's name
+  std::string group;   // runs of one group are compared with each other in a report of many
+  ScalePolicy policy;  // written down
+  std::vector<std::pair<std::string, std::string>> settings;  // written down, in this order
+  bool tensorboard = false;  // also write an event file for TensorBoard
+};
+
+/// Writes `history.jsonl`, and an event file if asked to, in a folder of the run's own. Every line
+/// is handed to the system as soon as it is complete, so that a run that is killed leaves all it
+/// did. One Recorder at a time may write to a folder; a run that was there before is replaced.
+///
+///     Recorder recorder("runs/a");
+///     if (step % 50 == 1) recorder.layers(step, scaler.get_scale(), measure_layers(parameters));
+///     StepReport report = scaler.step(optimizer);
+///     recorder.step(step, loss, report);
+///     ...
+///     recorder.finish();
+///     write_report("runs/a");
+///
+/// Errors are Error(kFile) with the file's name: a full disk, a folder that cannot be written to or
+/// that another Recorder writes to. What was written before stays readable, a line that did not fit
+/// is taken back, and the Recorder can be used on. Whether to train on is the caller's choice.
+class HEADROOM_API Recorder {
+ public:
+  /// Makes the folder and its parents.
+  explicit Recorder(const std::string& folder, const RunInfo& info = {});
+  ~Recorder();  // without finish(), the history has no last line, as that of a run that was killed
+  Recorder(Recorder&&) noexcept;
+  Recorder& operator=(Recorder&&) noexcept;
+
+  /// One step; `step` grows from call to call. `more` is written beside the rest: {"lr", 1e-3}.
+  void step(int64_t step, double loss, const StepReport& report, const Scalars& more = {});
+
+  /// A look at the layers, before or after the step() of the same number. `scale` is the one that
+  /// the gradients have.
+  void layers(int64_t step, double scale, const std::vector<LayerStats>& layers);
+
+  /// The last line: how the run ended ("finished", "stopped by hand", ...) and what came out.
+  void finish(const Scalars& results = {}, const std::string& how = "finished");
+
+ private:
+  struct Files;
+  std::unique_ptr<Files> files_;
+};
+
+/// Writes the report of the run in `folder`, or of all runs in the folders below it, to `path`
+/// (empty: `report.html` in `folder`). Works on runs that go on or were killed. Error(kFile) if
+/// there is no run or a file cannot be read or written; Error(kBadState) with file and line if a
+/// history is damaged. A last line that is cut off is left out, and the report says so.
+HEADROOM_API void write_report(const std::string& folder, const std::string& path = "");
+
+}  // namespace headroom
+
+#endif  // HEADROOM_RECORD_H_

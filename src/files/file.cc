@@ -1,0 +1,70 @@
+#include "files/file.h"
+
+#include <fcntl.h>
+#include <headroom/error.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+namespace headroom::files {
+namespace {
+
+[[noreturn]] void cannot_read(const std::string& path, const std::string& why) {
+  throw Error(ErrorCode::kInvalidArgument, "'" + path + "' cannot be read: " + why + ".");
+}
+
+}  // namespace
+
+File::File(const std::string& path) : path_(path) {
+  // O_NONBLOCK so that a pipe without a writer is refused below instead of waited for.
+  descriptor_ = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (descriptor_ < 0) cannot_read(path, std::strerror(errno));
+  struct stat status {};
+  const bool known = fstat(descriptor_, &status) == 0;
+  if (!known || !S_ISREG(status.st_mode)) {
+    close(descriptor_);
+    cannot_read(path, !known                    ? std::strerror(errno)
+                      : S_ISDIR(status.st_mode) ? "it is a folder"
+                                                : "it is not a regular file");
+  }
+  size_ = static_cast<uint64_t>(status.st_size);
+}
+
+File::~File() { close(descriptor_); }
+
+void File::read(uint64_t offset, void* to, size_t bytes) const {
+  if (!holds(offset, bytes)) refuse("ends early: it is truncated.");
+  char* p = static_cast<char*>(to);
+  while (bytes > 0) {
+    const ssize_t got = pread(descriptor_, p, bytes, static_cast<off_t>(offset));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) cannot_read(path_, std::strerror(errno));
+    if (got == 0) refuse("was cut short while it was read.");
+    p += got;
+    offset += static_cast<uint64_t>(got);
+    bytes -= static_cast<size_t>(got);
+  }
+}
+
+std::string File::read_text(uint64_t offset, size_t bytes) const {
+  if (!holds(offset, bytes)) refuse("ends early: it is truncated.");
+  std::string text(bytes, '\0');
+  read(offset, text.data(), bytes);
+  return text;
+}
+
+void File::refuse(const std::string& sentence) const {
+  throw Error(ErrorCode::kBadState, "'" + path_ + "' " + sentence);
+}
+
+std::string in_quotes(std::string_view text) {
+  constexpr size_t kLongest = 60;
+  std::string shown;
+  for (const char c : text.substr(0, kLongest)) shown += c >= ' ' && c < 127 ? c : '?';
+  return "'" + shown + (text.size() > kLongest ? "...'" : "'");
+}
+
+}  // namespace headroom::files

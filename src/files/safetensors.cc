@@ -1,0 +1,265 @@
+// safetensors: eight bytes with the length of a JSON header, the header, then all elements:
+//   {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]}, ..., "__metadata__":
+//   {}}
+// As in the reference implementation, the header has at most 100 MB, and the tensors cover what
+// follows it without gaps or overlaps.
+#include <algorithm>
+#include <bit>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <unordered_set>
+
+#include "files/tensor_file.h"
+
+namespace headroom::files {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr uint64_t kLongestHeader = 100'000'000;
+constexpr size_t kLongestName = 65535;  // as in zip archives
+
+struct Entry {
+  std::string name;
+  std::string dtype;
+  std::vector<int64_t> shape;
+  std::vector<uint64_t> offsets;
+  bool has_shape = false;
+  bool has_offsets = false;
+};
+
+/// Takes the header's events one by one and stops at the first that does not belong there, so that
+/// a hostile header never becomes a tree in memory. Returning false stops the parser.
+class HeaderReader : public nlohmann::json_sax<Json> {
+ public:
+  std::vector<Entry> entries;
+  std::string wrong;  // what stopped it
+
+  bool start_object(size_t) override {
+    if (place_ == Place::kStart) return move(Place::kTop);
+    if (place_ == Place::kTopValue) return move(Place::kTensor);
+    if (place_ == Place::kMetadata) return move(Place::kMetadataKeys);
+    return misplaced("an object");
+  }
+  bool end_object() override {
+    if (place_ == Place::kTensor) {
+      const Entry& entry = entries.back();
+      if (entry.dtype.empty()) return wrong_in_tensor("no dtype");
+      if (!entry.has_shape) return wrong_in_tensor("no shape");
+      if (!entry.has_offsets || entry.offsets.size() != 2) {
+        return wrong_in_tensor("no data_offsets of two numbers");
+      }
+    }
+    return move(place_ == Place::kTop ? Place::kEnd : Place::kTop);
+  }
+  bool key(std::string& key) override {
+    if (place_ == Place::kTop) {
+      if (key.size() > kLongestName) return stop("has a name of more than 65535 bytes");
+      if (!names_.insert(key).second) return stop("names " + in_quotes(key) + " twice");
+      if (key == "__metadata__") return move(Place::kMetadata);
+      entries.push_back({key, {}, {}, {}});
+      return move(Place::kTopValue);
+    }
+    if (place_ == Place::kMetadataKeys) return move(Place::kMetadataValue);
+    Entry& entry = entries.back();
+    if (key == "dtype" && entry.dtype.empty()) return move(Place::kDtype);
+    if (key == "shape" && !entry.has_shape) return move(Place::kShape);
+    if (key == "data_offsets" && !entry.has_offsets) return move(Place::kOffsets);
+    return wrong_in_tensor("an unknown or second " + in_quotes(key));
+  }
+  bool start_array(size_t) override {
+    if (place_ == Place::kShape) {
+      entries.back().has_shape = true;
+      return move(Place::kShapeItems);
+    }
+    if (place_ == Place::kOffsets) {
+      entries.back().has_offsets = true;
+      return move(Place::kOffsetItems);
+    }
+    return misplaced("an array");
+  }
+  bool end_array() override { return move(Place::kTensor); }
+  bool number_unsigned(number_unsigned_t value) override {
+    if (place_ == Place::kShapeItems) {
+      if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
+        return wrong_in_tensor("a shape beyond 2^63");
+      }
+      if (entries.back().shape.size() == kMostDimensions) {
+        return wrong_in_tensor("more than 64 dimensions");
+      }
+      entries.back().shape.push_back(static_cast<int64_t>(value));
+      return true;
+    }
+    if (place_ == Place::kOffsetItems && entries.back().offsets.size() < 2) {
+      entries.back().offsets.push_back(value);
+      return true;
+    }
+    return misplaced("a number");
+  }
+  bool string(string_t& value) override {
+    if (place_ == Place::kMetadataValue) return move(Place::kMetadataKeys);
+    if (place_ != Place::kDtype) return misplaced("a text");
+    if (value.empty()) return wrong_in_tensor("an empty dtype");
+    entries.back().dtype = value;
+    return move(Place::kTensor);
+  }
+  bool number_integer(number_integer_t) override { return misplaced("a negative number"); }
+  bool number_float(number_float_t, const string_t&) override {
+    return misplaced("a fraction or a number beyond 2^64");
+  }
+  bool null() override { return misplaced("null"); }
+  bool boolean(bool) override { return misplaced("a truth value"); }
+  bool binary(binary_t&) override { return misplaced("binary data"); }
+  bool parse_error(size_t position, const std::string&, const Json::exception&) override {
+    return stop("is no JSON (at byte " + std::to_string(position) + ")");
+  }
+
+ private:
+  enum class Place {
+    kStart,
+    kTop,
+    kTopValue,
+    kTensor,
+    kDtype,
+    kShape,
+    kShapeItems,
+    kOffsets,
+    kOffsetItems,
+    kMetadata,
+    kMetadataKeys,
+    kMetadataValue,
+    kEnd
+  };
+
+  bool move(Place place) {
+    place_ = place;
+    return true;
+  }
+  bool stop(const std::string& why) {
+    if (wrong.empty()) wrong = why;
+    return false;
+  }
+  bool wrong_in_tensor(const std::string& what) {
+    return stop("has " + what + " for " + in_quotes(entries.back().name));
+  }
+  bool misplaced(const std::string& what) {
+    if (entries.empty() || place_ == Place::kMetadata || place_ == Place::kMetadataValue) {
+      return stop("has " + what + " where it does not belong");
+    }
+    return wrong_in_tensor(what + " where it does not belong");
+  }
+
+  Place place_ = Place::kStart;
+  std::unordered_set<std::string> names_;
+};
+
+struct KnownType {
+  const char* name;
+  uint64_t bits;
+};
+// All that the reference implementation knows.
+constexpr KnownType kKnownTypes[] = {{"BOOL", 8},    {"F4", 4},   {"F6_E2M3", 6}, {"F6_E3M2", 6},
+                                     {"U8", 8},      {"I8", 8},   {"F8_E5M2", 8}, {"F8_E4M3", 8},
+                                     {"F8_E8M0", 8}, {"I16", 16}, {"U16", 16},    {"F16", 16},
+                                     {"BF16", 16},   {"I32", 32}, {"U32", 32},    {"F32", 32},
+                                     {"C64", 64},    {"F64", 64}, {"I64", 64},    {"U64", 64}};
+
+bool is_read(const std::string& name, const OpenOptions& options, DType* dtype) {
+  const bool bits16 = options.bits16_are_bf16 && (name == "I16" || name == "U16");
+  if (name == "F16") return *dtype = DType::kF16, true;
+  if (name == "BF16" || bits16) return *dtype = DType::kBF16, true;
+  if (name == "F32") return *dtype = DType::kF32, true;
+  if (name == "F64") return *dtype = DType::kF64, true;
+  return false;
+}
+
+/// Bytes of the tensor, checked against its offsets.
+void check_size(const File& file, const Entry& entry) {
+  const auto* known = std::find_if(std::begin(kKnownTypes), std::end(kKnownTypes),
+                                   [&](const KnownType& type) { return entry.dtype == type.name; });
+  if (known == std::end(kKnownTypes)) {
+    file.refuse("has the unknown dtype " + in_quotes(entry.dtype) + " for " +
+                in_quotes(entry.name) + ".");
+  }
+  const int64_t count = element_count(entry.shape, std::numeric_limits<int64_t>::max() / 64);
+  if (count < 0) {
+    file.refuse("claims more elements for " + in_quotes(entry.name) + " than any file holds.");
+  }
+  const uint64_t bits = static_cast<uint64_t>(count) * known->bits;
+  const uint64_t begin = entry.offsets[0];
+  const uint64_t end = entry.offsets[1];
+  if (end < begin || bits % 8 != 0 || end - begin != bits / 8) {
+    file.refuse("gives " + in_quotes(entry.name) + " bytes " + std::to_string(begin) + " to " +
+                std::to_string(end) + ", but its shape and dtype take " +
+                std::to_string((bits + 7) / 8) + ".");
+  }
+}
+
+std::vector<Entry> read_header(const File& file, uint64_t length) {
+  const std::string text = file.read_text(sizeof(length), length);
+  HeaderReader reader;
+  const bool done = Json::sax_parse(text, &reader);
+  if (!done || !reader.wrong.empty()) {
+    file.refuse("is no usable safetensors file: its header " + reader.wrong + ".");
+  }
+  return std::move(reader.entries);
+}
+
+}  // namespace
+
+Contents read_safetensors(const File& file, const OpenOptions& options) {
+  static_assert(std::endian::native == std::endian::little);
+  uint64_t length = 0;
+  if (file.size() < sizeof(length)) file.refuse("is too short for a safetensors file.");
+  file.read(0, &length, sizeof(length));
+  if (length > file.size() - sizeof(length)) {
+    file.refuse("is neither .npy nor .npz, and as safetensors claims a header of " +
+                std::to_string(length) + " bytes, more than the file has.");
+  }
+  if (length > kLongestHeader) {
+    file.refuse("claims a header of " + std::to_string(length) + " bytes; safetensors allows " +
+                std::to_string(kLongestHeader) + ".");
+  }
+  std::vector<Entry> entries = read_header(file, length);
+  for (const Entry& entry : entries) check_size(file, entry);
+
+  std::stable_sort(entries.begin(), entries.end(),
+                   [](const Entry& a, const Entry& b) { return a.offsets < b.offsets; });
+  const uint64_t data = sizeof(length) + length;
+  uint64_t covered = 0;
+  Contents contents;
+  for (Entry& entry : entries) {
+    if (entry.offsets[0] != covered) {
+      file.refuse("has " + std::string(entry.offsets[0] < covered ? "an overlap" : "a gap") +
+                  " before " + in_quotes(entry.name) + ": it begins at byte " +
+                  std::to_string(entry.offsets[0]) + " of the data, not " +
+                  std::to_string(covered) + ".");
+    }
+    covered = entry.offsets[1];
+    if (!file.holds(data, covered)) {
+      file.refuse("is truncated: " + in_quotes(entry.name) + " ends at byte " +
+                  std::to_string(covered) + " of the data, which has " +
+                  std::to_string(file.size() - data) + ".");
+    }
+    DType dtype{};
+    if (!is_read(entry.dtype, options, &dtype)) {
+      contents.left_out.push_back({std::move(entry.name), std::move(entry.dtype)});
+      continue;
+    }
+    Tensor tensor;
+    tensor.name = std::move(entry.name);
+    tensor.dtype = dtype;
+    tensor.count = element_count(entry.shape, std::numeric_limits<int64_t>::max() / 64);
+    tensor.shape = std::move(entry.shape);
+    tensor.offset = data + entry.offsets[0];
+    tensor.stored_bytes = entry.offsets[1] - entry.offsets[0];
+    contents.tensors.push_back(std::move(tensor));
+  }
+  if (data + covered != file.size()) {
+    file.refuse("has " + std::to_string(file.size() - data - covered) +
+                " bytes after its last tensor.");
+  }
+  return contents;
+}
+
+}  // namespace headroom::files

@@ -1,0 +1,109 @@
+#include "files/tensor_file.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <new>
+
+#include "files/npy.h"
+#include "files/zip.h"
+
+namespace headroom::files {
+namespace {
+
+// Small enough to stay in the second-level cache until its elements have been looked at.
+constexpr size_t kBlockBytes = size_t{1} << 18;
+
+struct AlignedDelete {
+  void operator()(char* p) const { ::operator delete (p, std::align_val_t{64}); }
+};
+std::unique_ptr<char, AlignedDelete> make_buffer() {
+  return std::unique_ptr<char, AlignedDelete>(
+      static_cast<char*>(::operator new (kBlockBytes, std::align_val_t{64})));
+}
+
+void swap_bytes(char* data, size_t bytes, size_t size) {
+  for (size_t i = 0; i + size <= bytes; i += size) std::reverse(data + i, data + i + size);
+}
+
+void read_plain(const File& file, const Tensor& tensor, int64_t first, int64_t count,
+                const Block& block) {
+  const size_t size = size_of(tensor.dtype);
+  const auto buffer = make_buffer();
+  uint64_t offset = tensor.offset + static_cast<uint64_t>(first) * size;
+  for (uint64_t left = static_cast<uint64_t>(count) * size; left > 0;) {
+    const size_t now = std::min<uint64_t>(left, kBlockBytes);
+    file.read(offset, buffer.get(), now);
+    if (tensor.big_endian) swap_bytes(buffer.get(), now, size);
+    block(buffer.get(), static_cast<int64_t>(now / size));
+    offset += now;
+    left -= now;
+  }
+}
+
+// Pieces of the unpacked member may begin and end inside an element, so they are copied together.
+void read_packed(const File& file, const Tensor& tensor, const Block& block) {
+  const size_t size = size_of(tensor.dtype);
+  const auto buffer = make_buffer();
+  size_t filled = 0;
+  uint64_t skip = tensor.skip;
+  const auto flush = [&] {
+    if (filled == 0) return;
+    if (tensor.big_endian) swap_bytes(buffer.get(), filled, size);
+    block(buffer.get(), static_cast<int64_t>(filled / size));
+    filled = 0;
+  };
+  const ZipMember member = {tensor.name,
+                            true,
+                            tensor.offset,
+                            tensor.stored_bytes,
+                            tensor.skip + static_cast<uint64_t>(tensor.count) * size,
+                            tensor.crc32};
+  inflate_member(file, member, [&](const char* data, size_t bytes) {
+    const size_t skipped = std::min<uint64_t>(skip, bytes);
+    skip -= skipped;
+    data += skipped;
+    bytes -= skipped;
+    while (bytes > 0) {
+      const size_t now = std::min(bytes, kBlockBytes - filled);
+      std::memcpy(buffer.get() + filled, data, now);
+      filled += now;
+      data += now;
+      bytes -= now;
+      if (filled == kBlockBytes) flush();
+    }
+    return true;
+  });
+  flush();
+}
+
+Contents read_contents(const File& file, const OpenOptions& options) {
+  const std::string magic = file.read_text(0, std::min<uint64_t>(file.size(), 6));
+  if (magic == "\x93NUMPY") return read_npy(file, options);
+  if (magic.starts_with("PK\x03\x04") || magic.starts_with("PK\x05\x06")) {
+    return read_npz(file, options);
+  }
+  return read_safetensors(file, options);
+}
+
+}  // namespace
+
+TensorFile::TensorFile(const std::string& path, const OpenOptions& options)
+    : file_(path), contents_(read_contents(file_, options)) {
+  if (!contents_.tensors.empty() || contents_.left_out.empty()) return;
+  const LeftOut& first = contents_.left_out.front();
+  file_.refuse("holds nothing that is read: " + in_quotes(first.name) + " " +
+               unread_type(first.dtype) + ".");
+}
+
+void read_elements(const File& file, const Tensor& tensor, int64_t first, int64_t count,
+                   const Block& block) {
+  tensor.packed ? read_packed(file, tensor, block) : read_plain(file, tensor, first, count, block);
+}
+
+void TensorFile::read(const Tensor& tensor, int64_t first, int64_t count,
+                      const Block& block) const {
+  read_elements(file_, tensor, first, count, block);
+}
+
+}  // namespace headroom::files

@@ -1,0 +1,130 @@
+#include <headroom/inspect.h>
+
+#include <charconv>
+#include <cmath>
+#include <string>
+
+#include "core/check.h"
+
+namespace headroom {
+namespace {
+
+constexpr int kLowestPower = -126;
+constexpr int kHighestPower = 126;
+
+std::string short_number(double value) {
+  char text[32];
+  return {text, std::to_chars(text, text + sizeof(text), value, std::chars_format::general, 3).ptr};
+}
+
+std::string power_text(int power) { return "2^" + std::to_string(power); }
+
+// A share as people read it: "0 %", "0.012 %", "3.4 %".
+std::string percent(int64_t part, int64_t whole) {
+  return short_number(100.0 * static_cast<double>(part) / static_cast<double>(whole)) + " %";
+}
+
+// At 2^power: what is safe, and what is lost. Both only grow less safe and less lossy with power.
+class Scales {
+ public:
+  Scales(const Magnitudes& gradients, const AdviceOptions& options)
+      : gradients_(gradients), options_(options) {}
+
+  Outcome at(int power) const { return gradients_.at(options_.format, power); }
+  bool safe(int power) const {
+    const int raised = power + options_.margin;
+    return raised <= kHighestPower && at(raised).overflow == 0;
+  }
+  bool loses_little(int64_t lost) const {
+    return static_cast<double>(lost) <= options_.lose * static_cast<double>(gradients_.nonzero());
+  }
+  int64_t not_normal(int power) const { return at(power).flushed + at(power).subnormal; }
+
+ private:
+  const Magnitudes& gradients_;
+  const AdviceOptions& options_;
+};
+
+void find_range(const Scales& scales, ScaleAdvice* advice) {
+  for (int power = kLowestPower; power <= kHighestPower; ++power) {
+    const Outcome outcome = scales.at(power);
+    if (outcome.overflow > 0 || !scales.loses_little(outcome.flushed)) continue;
+    const float scale = std::ldexp(1.0f, power);
+    if (advice->lowest == 0.0f) advice->lowest = scale;
+    advice->highest = scale;
+  }
+}
+
+std::string losses(const Outcome& outcome, int64_t nonzero) {
+  const std::string flushed = outcome.flushed == 0
+                                  ? "none becomes zero"
+                                  : percent(outcome.flushed, nonzero) + " become zero";
+  const std::string subnormal = outcome.subnormal == 0
+                                    ? "none subnormal"
+                                    : percent(outcome.subnormal, nonzero) + " subnormal";
+  return flushed + " and " + subnormal;
+}
+
+}  // namespace
+
+ScaleAdvice advise(const Magnitudes& gradients, const AdviceOptions& options) {
+  internal::require(options.lose >= 0.0 && options.lose <= 1.0, ErrorCode::kInvalidArgument, [&] {
+    return "The share that may be lost is " + internal::number(options.lose) +
+           "; pass one from 0 to 1.";
+  });
+  internal::require(options.margin >= 0 && options.margin <= 64, ErrorCode::kInvalidArgument, [&] {
+    return "The margin is " + std::to_string(options.margin) + "; pass 0 to 64 powers of two.";
+  });
+  const std::string format = limits(options.format).name;
+  const int64_t nonzero = gradients.nonzero();
+  ScaleAdvice advice;
+  if (nonzero == 0) {
+    advice.reason = "There is no finite gradient other than zero, so nothing to choose a scale by.";
+    return advice;
+  }
+  const Scales scales(gradients, options);
+  find_range(scales, &advice);
+  const std::string margin = short_number(std::ldexp(1.0, options.margin));
+  const std::string largest = "the largest gradient, " + short_number(gradients.largest()) + ",";
+
+  if (scales.safe(0) && scales.loses_little(scales.not_normal(0))) {
+    advice.verdict = ScaleAdvice::Verdict::kUnneeded;
+    advice.outcome = scales.at(0);
+    advice.reason = "No scaling is needed: at scale 1 " + losses(advice.outcome, nonzero) + " in " +
+                    format + ", and " + largest + " is at least " + margin +
+                    " times below overflow.";
+    return advice;
+  }
+
+  int top = kHighestPower;
+  while (top > kLowestPower && !scales.safe(top)) --top;
+  // Where some are subnormal, the larger scale keeps more of their bits.
+  const auto equally_good = [&](int power) {
+    const Outcome outcome = scales.at(power);
+    return outcome.subnormal == 0 && outcome.flushed == scales.at(top).flushed;
+  };
+  int bottom = top;
+  while (bottom > kLowestPower && equally_good(bottom - 1)) --bottom;
+  const int power = bottom + (top - bottom + 1) / 2;
+  advice.scale = std::ldexp(1.0f, power);
+  advice.outcome = scales.at(power);
+  if (!scales.safe(top) || !scales.loses_little(advice.outcome.flushed)) {
+    advice.verdict = ScaleAdvice::Verdict::kNoneFits;
+    advice.reason = "No scale fits: gradients reach from " + short_number(gradients.smallest()) +
+                    " to " + short_number(gradients.largest()) + ", more than " + format +
+                    " can hold " + margin + " times below overflow; at " + power_text(power) +
+                    ", which loses least, " + losses(advice.outcome, nonzero) + ".";
+    return advice;
+  }
+  advice.verdict = ScaleAdvice::Verdict::kScale;
+  const std::string keeps = " keep" + std::string(bottom == top ? "s " : " ") + largest + " " +
+                            margin + " times below overflow in " + format;
+  advice.reason = bottom == top ? power_text(power) + " is the largest power of two that" + keeps +
+                                      "; there " + losses(advice.outcome, nonzero) + "."
+                                : power_text(power) + " is the middle of " + power_text(bottom) +
+                                      " to " + power_text(top) + ", which all" + keeps +
+                                      "; there " + losses(advice.outcome, nonzero) + ".";
+  return advice;
+}
+
+}  // namespace headroom

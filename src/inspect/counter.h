@@ -1,0 +1,49 @@
+// Counts the magnitudes of a stream of elements of one type, on one thread.
+#ifndef HEADROOM_SRC_INSPECT_COUNTER_H_
+#define HEADROOM_SRC_INSPECT_COUNTER_H_
+
+#include <headroom/inspect.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "inspect/kernels.h"
+
+namespace headroom::internal {
+
+/// Elements go into a table by the upper bits that matter: all 15 of a 16-bit float, exponent and
+/// class of the mantissa of a wider one. finish() makes cells of it. Holds up to 512 KiB.
+class MagnitudeCounter {
+ public:
+  explicit MagnitudeCounter(DType dtype);
+  /// `count` elements at `data`, of any alignment.
+  void add(const void* data, int64_t count);
+  /// Adds everything so far to `out` and starts anew.
+  void finish(Magnitudes* out);
+
+ private:
+  static constexpr size_t kCopies = 4;
+
+  void add16(const char* data, size_t count);
+  void add_slots(const char* data, size_t count);
+  void add_f32_subnormals(const char* data, size_t count);
+  void fold();
+  void push(Magnitudes* out, int32_t key, int64_t count) const;
+  void finish16(Magnitudes* out);
+  void finish_slots(Magnitudes* out);
+
+  DType dtype_;
+  size_t slots_;  // of one copy
+  // The first copy, and others that take turns with it: counting the same slot again has to wait
+  // for the last time, and gradients have long runs of zeros.
+  std::vector<uint32_t> table_;
+  std::vector<int64_t> sums_;
+  int64_t in_table_ = 0;  // elements since the last fold()
+  int64_t count_ = 0;
+  ChunkRange range_;
+  std::vector<int64_t> f32_subnormals_;  // by key, from that of 2^-149 on; empty if there are none
+};
+
+}  // namespace headroom::internal
+
+#endif  // HEADROOM_SRC_INSPECT_COUNTER_H_

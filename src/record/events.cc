@@ -1,0 +1,140 @@
+#include "record/events.h"
+
+#include <array>
+#include <bit>
+#include <chrono>
+
+#include "record/text.h"
+
+namespace headroom::internal {
+namespace {
+
+constexpr std::array<uint32_t, 256> make_crc_table() {
+  std::array<uint32_t, 256> table{};
+  for (uint32_t i = 0; i < 256; ++i) {
+    uint32_t crc = i;
+    for (int bit = 0; bit < 8; ++bit) crc = (crc >> 1) ^ ((crc & 1) != 0 ? 0x82F63B78u : 0u);
+    table[i] = crc;
+  }
+  return table;
+}
+
+constexpr std::array<uint32_t, 256> kCrcTable = make_crc_table();
+
+template <typename T>
+std::string little_endian(T value) {
+  std::string bytes(sizeof(T), '\0');
+  for (size_t i = 0; i < sizeof(T); ++i) bytes[i] = static_cast<char>(value >> (8 * i) & 0xFF);
+  return bytes;
+}
+
+// TFRecord stores a CRC turned and shifted, so that a CRC over data that holds CRCs stays good.
+std::string masked_crc(std::string_view bytes) {
+  const uint32_t crc = crc32c(bytes);
+  return little_endian(static_cast<uint32_t>((crc >> 15 | crc << 17) + 0xA282EAD8u));
+}
+
+// Protocol buffers: a field is its number and wire type, then the value.
+enum Wire : uint32_t { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
+
+std::string varint(uint64_t value) {
+  std::string bytes;
+  for (; value >= 0x80; value >>= 7) bytes += static_cast<char>(value | 0x80);
+  return bytes + static_cast<char>(value);
+}
+
+std::string key(uint32_t field, Wire wire) { return varint(field << 3 | wire); }
+
+std::string bytes_field(uint32_t field, std::string_view value) {
+  return key(field, kBytes) + varint(value.size()) + std::string(value);
+}
+
+std::string fixed64(double value) { return little_endian(std::bit_cast<uint64_t>(value)); }
+
+std::string double_field(uint32_t field, double value) {
+  return key(field, kFixed64) + fixed64(value);
+}
+
+// Field numbers of TensorFlow's event.proto and summary.proto.
+namespace event {
+constexpr uint32_t kWallTime = 1, kStep = 2, kFileVersion = 3, kSummary = 5;
+}  // namespace event
+namespace value {
+constexpr uint32_t kTag = 1, kSimpleValue = 2, kHistogram = 5;
+}  // namespace value
+namespace histogram {
+constexpr uint32_t kMin = 1, kMax = 2, kCount = 3, kSum = 4, kSquares = 5, kLimits = 6, kCounts = 7;
+}  // namespace histogram
+constexpr uint32_t kSummaryValue = 1;
+
+double now() {
+  const auto since = std::chrono::system_clock::now().time_since_epoch();
+  return std::chrono::duration<double>(since).count();
+}
+
+}  // namespace
+
+uint32_t crc32c(std::string_view bytes) {
+  uint32_t crc = 0xFFFFFFFFu;
+  for (const char byte : bytes) {
+    crc = crc >> 8 ^ kCrcTable[(crc ^ static_cast<uint8_t>(byte)) & 0xFF];
+  }
+  return ~crc;
+}
+
+void Summary::scalar(std::string_view tag, double number) {
+  const auto bits = std::bit_cast<uint32_t>(static_cast<float>(number));
+  bytes_ +=
+      bytes_field(kSummaryValue, bytes_field(value::kTag, valid_utf8(tag)) +
+                                     key(value::kSimpleValue, kFixed32) + little_endian(bits));
+}
+
+void Summary::log2_histogram(std::string_view tag, const GradDetail& detail) {
+  std::string limits, counts;
+  double total = 0.0, sum = 0.0, squares = 0.0, low = 0.0, high = 0.0;
+  for (size_t i = 0; i < detail.histogram.size(); ++i) {
+    const auto count = static_cast<double>(detail.histogram[i]);
+    const double from = GradDetail::kMinExponent + static_cast<double>(i);
+    if (total == 0.0) {
+      if (count == 0.0) continue;
+      low = from;
+      limits += fixed64(from);  // a bucket begins where the one before it ends
+      counts += fixed64(0.0);
+    }
+    limits += fixed64(from + 1.0);
+    counts += fixed64(count);
+    total += count;
+    sum += count * (from + 0.5);
+    squares += count * (from + 0.5) * (from + 0.5);
+    if (count != 0.0) high = from + 1.0;
+  }
+  if (total == 0.0) return;
+  // Empty buckets above the largest magnitude say nothing.
+  const size_t buckets = static_cast<size_t>(high - low) + 1;
+  limits.resize(buckets * sizeof(double));
+  counts.resize(buckets * sizeof(double));
+  const std::string message =
+      double_field(histogram::kMin, low) + double_field(histogram::kMax, high) +
+      double_field(histogram::kCount, total) + double_field(histogram::kSum, sum) +
+      double_field(histogram::kSquares, squares) + bytes_field(histogram::kLimits, limits) +
+      bytes_field(histogram::kCounts, counts);
+  bytes_ += bytes_field(kSummaryValue, bytes_field(value::kTag, valid_utf8(tag)) +
+                                           bytes_field(value::kHistogram, message));
+}
+
+EventFile::EventFile(const std::string& path) : file_(path) {
+  record(double_field(event::kWallTime, now()) + bytes_field(event::kFileVersion, "brain.Event:2"));
+}
+
+void EventFile::add(int64_t step, const Summary& summary) {
+  if (summary.bytes().empty()) return;
+  record(double_field(event::kWallTime, now()) + key(event::kStep, kVarint) +
+         varint(static_cast<uint64_t>(step)) + bytes_field(event::kSummary, summary.bytes()));
+}
+
+void EventFile::record(std::string_view event) {
+  const std::string length = little_endian(static_cast<uint64_t>(event.size()));
+  file_.add(length + masked_crc(length) + std::string(event) + masked_crc(event));
+}
+
+}  // namespace headroom::internal

@@ -1,0 +1,99 @@
+#include "record/file.h"
+
+#include <fcntl.h>
+#include <headroom/error.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+
+namespace headroom::internal {
+namespace {
+
+[[noreturn]] void fail(const std::string& path, const std::string& what) {
+  throw Error(ErrorCode::kFile, "'" + path + "' " + what + ".");
+}
+
+// False, with errno, if not everything could be written.
+bool write_all(int file, std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t written = ::write(file, bytes.data(), bytes.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) return false;
+    bytes.remove_prefix(static_cast<size_t>(written));
+  }
+  return true;
+}
+
+std::string reason(int error) {
+  return error == ENOSPC ? "could not be written to its end: the disk is full"
+                         : std::string("could not be written: ") + std::strerror(error);
+}
+
+}  // namespace
+
+GrowingFile::GrowingFile(const std::string& path) : path_(path) {
+  file_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+  if (file_ < 0) fail(path, reason(errno));
+  if (::flock(file_, LOCK_EX | LOCK_NB) != 0) {
+    const int error = errno;
+    ::close(file_);
+    fail(path, error == EWOULDBLOCK ? "is being written by another run; choose another folder"
+                                    : reason(error));
+  }
+  // Devices such as /dev/null cannot be emptied, and need not be.
+  if (::ftruncate(file_, 0) != 0 && errno != EINVAL) {
+    const int error = errno;
+    ::close(file_);
+    fail(path, reason(error));
+  }
+}
+
+GrowingFile::~GrowingFile() { ::close(file_); }
+
+void GrowingFile::add(std::string_view bytes) {
+  if (!write_all(file_, bytes)) {
+    const int error = errno;
+    if (::ftruncate(file_, size_) != 0) errno = error;  // the piece stays cut; readers expect that
+    fail(path_, reason(error));
+  }
+  size_ += static_cast<int64_t>(bytes.size());
+}
+
+void make_folders(const std::string& path) {
+  std::error_code error;
+  std::filesystem::create_directories(path, error);
+  if (error) {
+    throw Error(ErrorCode::kFile,
+                "The folder '" + path + "' cannot be made: " + error.message() + ".");
+  }
+}
+
+void replace_file(const std::string& path, std::string_view bytes) {
+  // A device or pipe, such as /dev/stdout, is written to and not replaced.
+  std::error_code ignored;
+  const auto status = std::filesystem::status(path, ignored);
+  const bool in_place =
+      std::filesystem::exists(status) && !std::filesystem::is_regular_file(status);
+  const std::string target = in_place ? path : path + "." + std::to_string(::getpid()) + ".tmp";
+  const int file = ::open(target.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (file < 0) fail(path, reason(errno));
+  bool done = write_all(file, bytes);
+  int error = errno;
+  if (::close(file) != 0 && done) {
+    done = false;
+    error = errno;
+  }
+  if (done && !in_place && std::rename(target.c_str(), path.c_str()) != 0) {
+    done = false;
+    error = errno;
+  }
+  if (done) return;
+  if (!in_place) ::unlink(target.c_str());
+  fail(path, reason(error));
+}
+
+}  // namespace headroom::internal

@@ -1,0 +1,248 @@
+#include "record/history.h"
+
+#include <headroom/error.h>
+#include <headroom/record.h>
+
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <limits>
+
+namespace headroom::internal {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr size_t kMostLooks = 400;
+constexpr int64_t kMostElements = int64_t{1} << 48;  // of a tensor; sums of such counts still fit
+
+// What is wrong with a line; becomes an Error with file and number.
+struct BadLine {
+  std::string why;
+};
+
+const ordered_json& member(const ordered_json& object, const char* key) {
+  const auto found = object.find(key);
+  if (found == object.end()) throw BadLine{std::string("it has no \"") + key + "\""};
+  return *found;
+}
+
+double number(const ordered_json& object, const char* key) {
+  const ordered_json& value = member(object, key);
+  if (value.is_number()) return value.get<double>();
+  if (value == "inf") return HUGE_VAL;
+  if (value == "-inf") return -HUGE_VAL;
+  if (value == "nan") return std::nan("");
+  throw BadLine{std::string("its \"") + key + "\" is no number"};
+}
+
+int64_t integer(const ordered_json& value, const char* key) {
+  const bool fits =
+      value.is_number_integer() &&
+      !(value.is_number_unsigned() &&
+        value.get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()));
+  if (!fits) throw BadLine{std::string("its \"") + key + "\" is no whole number"};
+  return value.get<int64_t>();
+}
+
+int64_t count(const ordered_json& value, const char* key) {
+  const int64_t number = integer(value, key);
+  if (number < 0 || number > kMostElements) {
+    throw BadLine{std::string("its \"") + key + "\" cannot be"};
+  }
+  return number;
+}
+
+int64_t count_at(const ordered_json& object, const char* key) {
+  return count(member(object, key), key);
+}
+
+std::string text(const ordered_json& object, const char* key) {
+  const ordered_json& value = member(object, key);
+  if (!value.is_string()) throw BadLine{std::string("its \"") + key + "\" is no text"};
+  return value.get<std::string>();
+}
+
+HistoryLayer read_layer(const ordered_json& object) {
+  HistoryLayer layer;
+  layer.count = count_at(object, "count");
+  layer.zeros = count_at(object, "zeros");
+  layer.not_finite = count_at(object, "inf") + count_at(object, "nan");
+  layer.amax = number(object, "amax");
+  const int64_t from = integer(member(object, "from"), "from");
+  const ordered_json& histogram = member(object, "histogram");
+  const bool fits = histogram.is_array() && from >= GradDetail::kMinExponent &&
+                    from <= GradDetail::kMaxExponent + 1 &&
+                    from + static_cast<int64_t>(histogram.size()) <= GradDetail::kMaxExponent + 1;
+  if (!fits) throw BadLine{"its \"histogram\" is none"};
+  layer.from = static_cast<int>(from);
+  for (const ordered_json& bin : histogram) layer.histogram.push_back(count(bin, "histogram"));
+  return layer;
+}
+
+// The stats that fp16_zones() needs, back from the line.
+Fp16Zones zones_of(const HistoryLayer& layer) {
+  GradStats stats;
+  stats.inf_count = layer.not_finite;
+  stats.detail.zeros = layer.zeros;
+  stats.detail.histogram.resize(GradDetail::kMaxExponent - GradDetail::kMinExponent + 1);
+  std::copy(layer.histogram.begin(), layer.histogram.end(),
+            stats.detail.histogram.begin() + (layer.from - GradDetail::kMinExponent));
+  return fp16_zones(stats);
+}
+
+void widen(const HistoryLayer& layer, LayerExtremes* extremes) {
+  const Fp16Zones zones = zones_of(layer);
+  extremes->lost = std::max(extremes->lost, zones.lost_share());
+  extremes->subnormal = std::max(extremes->subnormal, zones.subnormal_share());
+  if (layer.count > 0) {
+    const double zeros = static_cast<double>(layer.zeros) / static_cast<double>(layer.count);
+    extremes->zeros = std::max(extremes->zeros, zeros);
+  }
+}
+
+}  // namespace
+
+ordered_json number_json(double value) {
+  if (std::isnan(value)) return "nan";
+  if (std::isinf(value)) return value > 0.0 ? "inf" : "-inf";
+  return value;
+}
+
+HistoryReader::HistoryReader(std::string path) : path_(std::move(path)) {}
+
+bool HistoryReader::read_more() {
+  std::ifstream file(path_, std::ios::binary);
+  if (!file) {
+    throw Error(ErrorCode::kFile, "'" + path_ + "' cannot be read: " + std::strerror(errno) + ".");
+  }
+  const int64_t before = lines_;
+  file.seekg(offset_);
+  std::vector<char> buffer(1 << 20);
+  while (file) {
+    file.read(buffer.data(), static_cast<std::streamsize>(buffer.size()));
+    std::string_view bytes(buffer.data(), static_cast<size_t>(file.gcount()));
+    offset_ += file.gcount();
+    for (size_t end; (end = bytes.find('\n')) != std::string_view::npos;) {
+      rest_ += bytes.substr(0, end);
+      bytes.remove_prefix(end + 1);
+      take(rest_);
+      rest_.clear();
+    }
+    rest_ += bytes;
+  }
+  if (file.bad()) {
+    throw Error(ErrorCode::kFile, "'" + path_ + "' could not be read to its end.");
+  }
+  return lines_ > before;
+}
+
+void HistoryReader::take(std::string_view content) {
+  ++lines_;
+  try {
+    const ordered_json line = ordered_json::parse(content, nullptr, false);
+    if (!line.is_object()) throw BadLine{"it is no JSON object"};
+    if (lines_ == 1) {
+      take_header(line);
+    } else if (!history_.end.empty()) {
+      throw BadLine{"it comes after the end of the run"};
+    } else if (line.contains("end")) {
+      take_end(line);
+    } else if (line.contains("layers")) {
+      take_look(line);
+    } else {
+      take_step(line);
+    }
+  } catch (const BadLine& bad) {
+    throw Error(ErrorCode::kBadState, path_ + ":" + std::to_string(lines_) +
+                                          ": this line of the history is damaged: " + bad.why +
+                                          ".");
+  }
+}
+
+void HistoryReader::take_header(const ordered_json& line) {
+  if (line.value("format", ordered_json()) != kHistoryFormat) {
+    throw BadLine{std::string("it does not say \"format\": \"") + kHistoryFormat + "\""};
+  }
+  if (line.value("version", ordered_json()) != kHistoryVersion) {
+    throw BadLine{"its version is not " + std::to_string(kHistoryVersion) +
+                  ", the one this program reads"};
+  }
+  history_.name = text(line, "name");
+  history_.group = text(line, "group");
+  history_.started = text(line, "started");
+  const ordered_json& settings = member(line, "settings");
+  if (!settings.is_object()) throw BadLine{"its \"settings\" are none"};
+  for (const auto& item : settings.items()) {
+    history_.settings.emplace_back(item.key(), text(settings, item.key().c_str()));
+  }
+}
+
+void HistoryReader::take_step(const ordered_json& line) {
+  HistoryStep step;
+  step.step = integer(member(line, "step"), "step");
+  if (!history_.steps.empty() && step.step <= history_.steps.back().step) {
+    throw BadLine{"its step is not after the one before"};
+  }
+  step.loss = number(line, "loss");
+  step.scale = number(line, "scale");
+  step.grad_norm = number(line, "grad_norm");
+  step.seconds = number(line, "seconds");
+  const ordered_json& overflow = member(line, "overflow");
+  if (!overflow.is_boolean()) throw BadLine{"its \"overflow\" is neither true nor false"};
+  step.applied = !overflow.get<bool>();
+  if (!step.applied) step.culprit = text(line, "culprit");
+  history_.skipped += !step.applied;
+  history_.steps.push_back(std::move(step));
+}
+
+void HistoryReader::take_look(const ordered_json& line) {
+  HistoryLook look;
+  look.step = integer(member(line, "step"), "step");
+  if (!history_.looks.empty() && look.step <= history_.looks.back().step) {
+    throw BadLine{"its step is not after the one before"};
+  }
+  look.scale = number(line, "scale");
+  if (line.contains("first_to_overflow")) {
+    look.first_to_overflow = text(line, "first_to_overflow");
+    look.doublings_left = number(line, "doublings_left");
+  }
+  if (line.contains("first_to_underflow")) {
+    look.first_to_underflow = text(line, "first_to_underflow");
+    look.lost = number(line, "lost");
+    look.subnormal = number(line, "subnormal");
+  }
+  const ordered_json& layers = member(line, "layers");
+  if (!layers.is_array()) throw BadLine{"its \"layers\" are no list"};
+  for (const ordered_json& object : layers) {
+    if (!object.is_object()) throw BadLine{"one of its \"layers\" is none"};
+    const HistoryLayer layer = read_layer(object);
+    const std::string name = text(object, "name");
+    widen(layer, &history_.extremes[name]);
+    look.layers[name] = layer;
+  }
+  // The last look makes room for this one unless it is one of those to keep.
+  if (looks_seen_ > 0 && (looks_seen_ - 1) % keep_every_ != 0) history_.looks.pop_back();
+  history_.looks.push_back(std::move(look));
+  ++looks_seen_;
+  if (history_.looks.size() <= kMostLooks) return;
+  std::vector<HistoryLook> kept;
+  for (size_t i = 0; i < history_.looks.size(); i += 2) {
+    kept.push_back(std::move(history_.looks[i]));
+  }
+  history_.looks = std::move(kept);
+  keep_every_ *= 2;
+}
+
+void HistoryReader::take_end(const ordered_json& line) {
+  history_.end = text(line, "end");
+  if (history_.end.empty()) throw BadLine{"its \"end\" is empty"};
+  const ordered_json& results = member(line, "results");
+  if (!results.is_object()) throw BadLine{"its \"results\" are none"};
+  for (const auto& item : results.items()) {
+    history_.results.emplace_back(item.key(), number(results, item.key().c_str()));
+  }
+}
+
+}  // namespace headroom::internal

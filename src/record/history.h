@@ -1,0 +1,106 @@
+// The history of a run as it is on disk, and its reader.
+#ifndef HEADROOM_SRC_RECORD_HISTORY_H_
+#define HEADROOM_SRC_RECORD_HISTORY_H_
+
+#include <cstdint>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace headroom::internal {
+
+inline constexpr const char* kHistoryFile = "history.jsonl";
+inline constexpr const char* kEventFile = "events.out.tfevents.headroom";
+inline constexpr const char* kReportFile = "report.html";
+inline constexpr const char* kHistoryFormat = "headroom-history";
+inline constexpr int kHistoryVersion = 1;
+
+/// JSON has no inf and nan: they are written as the strings "inf", "-inf" and "nan".
+nlohmann::ordered_json number_json(double value);
+
+struct HistoryStep {
+  int64_t step = 0;
+  double loss = 0.0;
+  double scale = 1.0;
+  double grad_norm = 0.0;
+  double seconds = 0.0;
+  bool applied = true;
+  std::string culprit;
+};
+
+/// One tensor in one look.
+struct HistoryLayer {
+  int64_t count = 0;
+  int64_t zeros = 0;
+  int64_t not_finite = 0;
+  double amax = 0.0;
+  int from = 0;                    // exponent of histogram[0]
+  std::vector<int64_t> histogram;  // as GradDetail's
+};
+
+/// One look at the layers.
+struct HistoryLook {
+  int64_t step = 0;
+  double scale = 1.0;
+  std::string first_to_overflow, first_to_underflow;  // empty if none
+  double doublings_left = 0.0;
+  double lost = 0.0;
+  double subnormal = 0.0;
+  std::map<std::string, HistoryLayer> layers;
+};
+
+/// What was worst for a tensor in all looks, also those that were thinned out.
+struct LayerExtremes {
+  double lost = 0.0;       // largest share, see Fp16Zones
+  double subnormal = 0.0;  // largest share
+  double zeros = 0.0;      // largest share of all elements
+};
+
+struct History {
+  std::string name, group, started;
+  std::vector<std::pair<std::string, std::string>> settings;
+  std::vector<HistoryStep> steps;
+  int64_t skipped = 0;
+  std::vector<HistoryLook> looks;  // evenly thinned out if they are many; the last is always here
+  std::map<std::string, LayerExtremes> extremes;
+  std::string end;  // how the run ended; empty if it goes on or was killed
+  std::vector<std::pair<std::string, double>> results;
+};
+
+/// Reads a history, and later what has been added to it since. Errors: Error(kFile) if the file
+/// cannot be read, Error(kBadState) with file and line if it is damaged.
+class HistoryReader {
+ public:
+  explicit HistoryReader(std::string path);
+
+  /// Reads all complete lines that are new; true if there were any.
+  bool read_more();
+
+  const History& history() const { return history_; }
+  int64_t lines() const { return lines_; }
+
+  /// The file goes on after the last complete line: that line was cut off, or is being written.
+  bool cut() const { return !rest_.empty(); }
+
+ private:
+  void take(std::string_view line);
+  void take_header(const nlohmann::ordered_json& line);
+  void take_step(const nlohmann::ordered_json& line);
+  void take_look(const nlohmann::ordered_json& line);
+  void take_end(const nlohmann::ordered_json& line);
+
+  std::string path_;
+  int64_t offset_ = 0;  // of the next byte to read
+  std::string rest_;    // of a line whose end has not been read
+  int64_t lines_ = 0;
+  int64_t looks_seen_ = 0;
+  int64_t keep_every_ = 1;  // look
+  History history_;
+};
+
+}  // namespace headroom::internal
+
+#endif  // HEADROOM_SRC_RECORD_HISTORY_H_

@@ -1,0 +1,120 @@
+#include "record/page.h"
+
+#include <cstddef>
+
+#include "record/text.h"
+
+namespace headroom::internal {
+namespace {
+
+// Colours are Okabe and Ito's, darkened or lightened until text in them has a contrast of 4.5 or
+// more on the card.
+constexpr std::string_view kStyle = R"css(
+:root {
+  color-scheme: light dark;
+  --page: #f6f6f4; --card: #ffffff; --ink: #1b1f23; --muted: #59616a; --line: #dfe1e4;
+  --blue: #0069a8; --orange: #b84a00; --green: #00704f; --purple: #9a4b7c;
+}
+@media (prefers-color-scheme: dark) {
+  :root {
+    --page: #111417; --card: #191d21; --ink: #e7eaed; --muted: #9aa4ae; --line: #2f353b;
+    --blue: #5db4ec; --orange: #f2904a; --green: #3fc99b; --purple: #d891b8;
+  }
+}
+* { box-sizing: border-box; }
+html { -webkit-text-size-adjust: 100%; }
+body {
+  margin: 0 auto; padding: 28px 24px 48px; max-width: 1120px;
+  background: var(--page); color: var(--ink);
+  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif;
+  font-variant-numeric: tabular-nums; overflow-wrap: anywhere;
+}
+header { margin: 0 0 20px; }
+h1 { margin: 0; font-size: 26px; line-height: 1.25; letter-spacing: -0.01em; }
+h2 { margin: 0 0 4px; font-size: 17px; line-height: 1.35; }
+h3 { margin: 14px 0 4px; font-size: 15px; }
+.sub, .note { margin: 2px 0 10px; color: var(--muted); }
+.note { font-size: 14px; max-width: 78ch; }
+section {
+  margin: 0 0 16px; padding: 18px 20px; border: 1px solid var(--line); border-radius: 10px;
+  background: var(--card);
+}
+.facts { display: flex; flex-wrap: wrap; gap: 10px 34px; margin: 0 0 4px; }
+.facts b { display: block; font-size: 20px; line-height: 1.3; font-weight: 600; }
+.facts span { color: var(--muted); font-size: 13px; }
+.wide { overflow-x: auto; margin: 0 -4px; }
+table { border-collapse: collapse; width: 100%; font-size: 14px; }
+th, td {
+  padding: 6px 12px 6px 4px; border-bottom: 1px solid var(--line); text-align: left;
+  vertical-align: baseline; white-space: nowrap;
+}
+th { color: var(--muted); font-weight: 500; font-size: 13px; }
+tr:last-child td { border-bottom: 0; }
+th.n, td.n { text-align: right; padding: 6px 4px 6px 12px; }
+td.good { color: var(--green); }
+td.bad { color: var(--orange); }
+code, pre { font: 13px/1.5 ui-monospace, "SF Mono", Menlo, "DejaVu Sans Mono", monospace; }
+svg, canvas { display: block; }
+svg text { fill: var(--muted); font-size: 12px; }
+a { color: var(--blue); }
+button, select, input { font: inherit; color: inherit; }
+:focus-visible { outline: 2px solid var(--blue); outline-offset: 2px; }
+footer { margin: 20px 2px 0; color: var(--muted); font-size: 13px; }
+@media (max-width: 640px) {
+  body { padding: 18px 12px 36px; }
+  section { padding: 14px 12px; border-radius: 8px; }
+  h1 { font-size: 22px; }
+  .facts { gap: 8px 24px; }
+  .facts b { font-size: 18px; }
+}
+@media print { body { background: none; } section { break-inside: avoid; } }
+)css";
+
+}  // namespace
+
+std::string escape(std::string_view text) {
+  std::string html;
+  html.reserve(text.size());
+  while (!text.empty()) {
+    const size_t length = character_length(text);
+    const char c = text.front();
+    const bool control = length == 1 && ((c >= 0 && c < ' ' && c != '\t' && c != '\n') || c == 127);
+    if (length == 0 || control) {
+      html += kNoText;
+    } else if (c == '&') {
+      html += "&amp;";
+    } else if (c == '<') {
+      html += "&lt;";
+    } else if (c == '>') {
+      html += "&gt;";
+    } else if (c == '"') {
+      html += "&quot;";
+    } else if (c == '\'') {
+      html += "&#39;";
+    } else {
+      html += text.substr(0, length);
+    }
+    text.remove_prefix(length == 0 ? 1 : length);
+  }
+  return html;
+}
+
+std::string page(std::string_view title, std::string_view body) {
+  std::string html = "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n";
+  html += "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n";
+  // 'self' is the server of a live report; a file has none.
+  html +=
+      "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; "
+      "style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; connect-src 'self'; "
+      "base-uri 'none'; form-action 'none'\">\n";
+  html += "<link rel=\"icon\" href=\"data:,\">\n<title>";
+  html += escape(title);
+  html += "</title>\n<style>";
+  html += kStyle;
+  html += "</style>\n</head>\n<body>\n";
+  html += body;
+  html += "\n</body>\n</html>\n";
+  return html;
+}
+
+}  // namespace headroom::internal

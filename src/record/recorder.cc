@@ -1,0 +1,234 @@
+#include <headroom/record.h>
+#include <headroom/version.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <ctime>
+#include <filesystem>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "core/check.h"
+#include "record/events.h"
+#include "record/file.h"
+#include "record/history.h"
+
+namespace headroom {
+namespace {
+
+using nlohmann::ordered_json;
+
+// Every character that is not UTF-8, in a tensor's name for example, becomes U+FFFD.
+std::string line_of(const ordered_json& object) {
+  return object.dump(-1, ' ', false, ordered_json::error_handler_t::replace) + "\n";
+}
+
+ordered_json scalars_json(const Scalars& scalars) {
+  ordered_json object = ordered_json::object();
+  for (const auto& [name, value] : scalars) object[name] = internal::number_json(value);
+  return object;
+}
+
+// With milliseconds, by which a report orders short runs.
+std::string utc_time() {
+  const auto now = std::chrono::system_clock::now();
+  const std::time_t seconds = std::chrono::system_clock::to_time_t(now);
+  const auto since = std::chrono::duration_cast<std::chrono::milliseconds>(now.time_since_epoch());
+  std::tm parts{};
+  gmtime_r(&seconds, &parts);
+  char text[64];
+  const size_t length = std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%S", &parts);
+  std::snprintf(text + length, sizeof text - length, ".%03dZ",
+                static_cast<int>(since.count() % 1000));
+  return text;
+}
+
+// The policy as GradScaler::save() writes it.
+ordered_json policy_json(const ScalePolicy& policy) {
+  return ordered_json::parse(GradScaler(policy).save())["policy"];
+}
+
+// The largest gradient, whether or not it is still scaled in memory.
+double unscaled_amax(const StepReport& report) {
+  const double norm = report.stats.norm();
+  return norm > 0.0 ? report.stats.amax * (report.grad_norm / norm) : report.stats.amax;
+}
+
+ordered_json layer_json(const LayerStats& layer) {
+  const GradStats& stats = layer.stats;
+  const std::vector<int64_t>& histogram = stats.detail.histogram;
+  size_t first = 0;
+  size_t end = histogram.size();
+  while (first < end && histogram[first] == 0) ++first;
+  while (end > first && histogram[end - 1] == 0) --end;
+  if (first == end) first = end = 0;
+  ordered_json object = {{"name", layer.name},
+                         {"count", stats.count},
+                         {"zeros", stats.detail.zeros},
+                         {"subnormals", stats.detail.subnormals},
+                         {"inf", stats.inf_count},
+                         {"nan", stats.nan_count},
+                         {"amax", internal::number_json(stats.amax)}};
+  object["from"] = GradDetail::kMinExponent + static_cast<int>(first);
+  object["histogram"] = std::vector<int64_t>(histogram.begin() + static_cast<std::ptrdiff_t>(first),
+                                             histogram.begin() + static_cast<std::ptrdiff_t>(end));
+  return object;
+}
+
+ordered_json bounds_json(const std::vector<LayerStats>& layers) {
+  const ScaleBounds bounds = scale_bounds(layers);
+  ordered_json object = ordered_json::object();
+  const auto name = [&](int64_t index) { return layers[static_cast<size_t>(index)].name; };
+  if (bounds.first_to_overflow >= 0) {
+    object["first_to_overflow"] = name(bounds.first_to_overflow);
+    object["doublings_left"] = internal::number_json(bounds.doublings_left);
+  }
+  if (bounds.first_to_underflow >= 0) {
+    object["first_to_underflow"] = name(bounds.first_to_underflow);
+    object["lost"] = bounds.lost;
+    object["subnormal"] = bounds.subnormal;
+  }
+  return object;
+}
+
+}  // namespace
+
+struct Recorder::Files {
+  explicit Files(const std::string& path) : history(path) {}
+
+  internal::GrowingFile history;
+  std::optional<internal::EventFile> events;
+  std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
+  int64_t last_step = std::numeric_limits<int64_t>::min();
+  int64_t last_look = std::numeric_limits<int64_t>::min();
+  int64_t steps = 0;
+  int64_t skipped = 0;
+  double seconds = 0.0;  // at the last step
+  bool finished = false;
+
+  void check_open(const char* call) const {
+    internal::require(!finished, ErrorCode::kWrongOrder, [&] {
+      return std::string(call) + " was called after finish(); make a new Recorder for a new run.";
+    });
+  }
+  static void check_later(const char* call, int64_t step, int64_t last) {
+    internal::require(step > last, ErrorCode::kInvalidArgument, [&] {
+      return std::string(call) + " got step " + std::to_string(step) + " after step " +
+             std::to_string(last) + "; steps have to grow.";
+    });
+  }
+};
+
+Recorder::Recorder(const std::string& folder, const RunInfo& info) {
+  validate(info.policy);
+  internal::make_folders(folder);
+  const std::filesystem::path place(folder);
+  files_ = std::make_unique<Files>((place / internal::kHistoryFile).string());
+  std::string name = info.name;
+  if (name.empty()) name = std::filesystem::absolute(place / "x").parent_path().filename().string();
+  ordered_json header = {{"format", internal::kHistoryFormat},
+                         {"version", internal::kHistoryVersion},
+                         {"headroom", HEADROOM_VERSION},
+                         {"name", name},
+                         {"group", info.group},
+                         {"started", utc_time()},
+                         {"policy", policy_json(info.policy)},
+                         {"settings", ordered_json::object()}};
+  for (const auto& [key, value] : info.settings) header["settings"][key] = value;
+  files_->history.add(line_of(header));
+  // Events of the run that was here before would be shown as part of this one.
+  const std::filesystem::path events = place / internal::kEventFile;
+  if (info.tensorboard) {
+    files_->events.emplace(events.string());
+  } else {
+    std::error_code ignored;
+    std::filesystem::remove(events, ignored);
+  }
+}
+
+Recorder::~Recorder() = default;
+Recorder::Recorder(Recorder&&) noexcept = default;
+Recorder& Recorder::operator=(Recorder&&) noexcept = default;
+
+void Recorder::step(int64_t step, double loss, const StepReport& report, const Scalars& more) {
+  files_->check_open("Recorder::step()");
+  internal::require(!report.pending, ErrorCode::kInvalidArgument, [] {
+    return "Recorder::step() got a report that is pending; ask the scaler's report() or "
+           "try_report() for what the step did.";
+  });
+  Files::check_later("Recorder::step()", step, files_->last_step);
+  const double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - files_->start).count();
+  ordered_json line = {{"step", step},
+                       {"loss", internal::number_json(loss)},
+                       {"scale", internal::number_json(report.scale)},
+                       {"overflow", !report.applied},
+                       {"grad_norm", internal::number_json(report.grad_norm)}};
+  if (report.applied) {
+    line["amax"] = internal::number_json(unscaled_amax(report));
+  } else {
+    line["overflow_at"] = internal::number_json(report.scale);
+  }
+  line["seconds"] = seconds;
+  for (const auto& [name, value] : more) {
+    internal::require(!line.contains(name) && name != "culprit" && name != "amax" &&
+                          name != "overflow_at" && name != "layers" && name != "end",
+                      ErrorCode::kInvalidArgument, [&] {
+                        return "Recorder::step() got a number named '" + name +
+                               "', which the history uses for itself; choose another name.";
+                      });
+    line[name] = internal::number_json(value);
+  }
+  if (!report.applied) {
+    line["culprit"] =
+        report.culprit.empty() ? "the unscaled gradient would overflow" : report.culprit;
+  }
+  files_->history.add(line_of(line));
+  files_->last_step = step;
+  files_->steps += 1;
+  files_->skipped += !report.applied;
+  files_->seconds = seconds;
+  if (!files_->events.has_value()) return;
+  internal::Summary summary;
+  summary.scalar("loss", loss);
+  summary.scalar("scale", report.scale);
+  summary.scalar("grad_norm", report.grad_norm);
+  summary.scalar("skipped", static_cast<double>(files_->skipped));
+  for (const auto& [name, value] : more) summary.scalar(name, value);
+  files_->events->add(step, summary);
+}
+
+void Recorder::layers(int64_t step, double scale, const std::vector<LayerStats>& layers) {
+  files_->check_open("Recorder::layers()");
+  Files::check_later("Recorder::layers()", step, files_->last_look);
+  ordered_json line = {{"step", step}, {"scale", internal::number_json(scale)}};
+  line.update(bounds_json(layers));
+  line["layers"] = ordered_json::array();
+  for (const LayerStats& layer : layers) line["layers"].push_back(layer_json(layer));
+  files_->history.add(line_of(line));
+  files_->last_look = step;
+  if (!files_->events.has_value()) return;
+  internal::Summary summary;
+  for (const LayerStats& layer : layers) {
+    summary.log2_histogram("grad_log2/" + layer.name, layer.stats.detail);
+  }
+  files_->events->add(step, summary);
+}
+
+void Recorder::finish(const Scalars& results, const std::string& how) {
+  files_->check_open("Recorder::finish()");
+  internal::require(!how.empty(), ErrorCode::kInvalidArgument, [] {
+    return "Recorder::finish() was not told how the run ended; say \"finished\" or what it was.";
+  });
+  const ordered_json line = {{"end", how},
+                             {"steps", files_->steps},
+                             {"skipped", files_->skipped},
+                             {"seconds", files_->seconds},
+                             {"results", scalars_json(results)}};
+  files_->history.add(line_of(line));
+  files_->finished = true;
+}
+
+}  // namespace headroom

@@ -1,0 +1,110 @@
+#include "record/report.h"
+
+#include <headroom/error.h>
+#include <headroom/record.h>
+
+#include <algorithm>
+#include <deque>
+#include <filesystem>
+
+#include "record/assets.h"
+#include "record/file.h"
+#include "record/page.h"
+
+namespace headroom {
+namespace internal {
+namespace {
+
+constexpr int kDepth = 6;  // of folders that are searched for runs
+
+// JSON with no '<' in it can stand inside a <script>, whatever the tensors are called.
+std::string for_script(const std::string& json) {
+  std::string safe;
+  safe.reserve(json.size());
+  for (const char c : json) {
+    if (c == '<') {
+      safe += "\\u003c";
+    } else {
+      safe += c;
+    }
+  }
+  return safe;
+}
+
+}  // namespace
+
+std::string report_page(const std::string& title, const std::string& data, bool live) {
+  std::string body = "<style>";
+  body += kReportStyle;
+  body +=
+      "</style>\n<header id=\"head\"></header>\n<main id=\"main\"></main>\n"
+      "<div id=\"tip\" role=\"status\" hidden></div>\n"
+      "<noscript><p>This report draws itself with JavaScript, which is switched off here.</p>"
+      "</noscript>\n<script type=\"application/json\" id=\"data\"";
+  if (live) body += " data-live=\"1\"";
+  body += ">" + for_script(data) + "</script>\n<script>";
+  for (const char* const script : kReportScripts) body += script;
+  body += "</script>";
+  return page(title, body);
+}
+
+std::vector<std::string> find_histories(const std::string& folder) {
+  namespace fs = std::filesystem;
+  const fs::path root(folder);
+  std::error_code error;
+  if (!fs::is_directory(root, error)) {
+    throw Error(ErrorCode::kFile, "There is no folder '" + folder + "'.");
+  }
+  std::vector<std::string> paths;
+  if (fs::is_regular_file(root / kHistoryFile, error)) {
+    paths.push_back((root / kHistoryFile).string());
+    return paths;
+  }
+  fs::recursive_directory_iterator it(root, fs::directory_options::skip_permission_denied, error);
+  for (const fs::recursive_directory_iterator end; !error && it != end; it.increment(error)) {
+    if (it.depth() >= kDepth) it.disable_recursion_pending();
+    std::error_code gone;
+    if (it->path().filename() == kHistoryFile && it->is_regular_file(gone)) {
+      paths.push_back(it->path().string());
+    }
+  }
+  if (paths.empty()) {
+    throw Error(ErrorCode::kFile, "There is no run in '" + folder + "' or below it: no " +
+                                      kHistoryFile + " was found.");
+  }
+  std::sort(paths.begin(), paths.end());
+  return paths;
+}
+
+}  // namespace internal
+
+void write_report(const std::string& folder, const std::string& path) {
+  namespace fs = std::filesystem;
+  std::deque<internal::HistoryReader> readers;  // whose histories do not move
+  std::vector<internal::ReportRun> runs;
+  for (const std::string& history : internal::find_histories(folder)) {
+    internal::HistoryReader& reader = readers.emplace_back(history);
+    reader.read_more();
+    if (reader.lines() == 0) {
+      throw Error(ErrorCode::kBadState,
+                  history + ":1: the history's first line is missing or cut off.");
+    }
+    runs.push_back({fs::path(history).parent_path().lexically_relative(folder).string(),
+                    &reader.history(), reader.cut()});
+  }
+  // As they were run, which is the order in which they are best read.
+  std::stable_sort(runs.begin(), runs.end(),
+                   [](const internal::ReportRun& a, const internal::ReportRun& b) {
+                     return a.history->started < b.history->started;
+                   });
+  const std::string title = runs.size() == 1 ? runs[0].history->name
+                                             : fs::absolute(fs::path(folder) / "x")
+                                                   .lexically_normal()
+                                                   .parent_path()
+                                                   .filename()
+                                                   .string();
+  internal::replace_file(path.empty() ? (fs::path(folder) / internal::kReportFile).string() : path,
+                         internal::report_page(title, internal::report_data(title, runs), false));
+}
+
+}  // namespace headroom

@@ -1,0 +1,132 @@
+// Draws the report from the JSON in the page. The files of this folder are one script, in the order
+// base, chart, layers, page. Text that comes from a run only ever becomes text nodes.
+'use strict';
+
+const source = document.getElementById('data');
+const live = source.dataset.live === '1';
+let data = JSON.parse(source.textContent);
+const view = {
+  run: null,
+  layer: null,
+  unscaled: false,
+  gone: false,
+  open: new Set(),
+};
+const COLOURS = ['--blue', '--green', '--purple', '--gold', '--muted'];
+const DASHES = ['', '6 3', '2 3', '8 3 2 3'];
+const SHADES = '0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz';
+const ZERO = -25, NORMAL = -14, OVER = 16;  // FP16's zones, as powers of two
+
+// Drawings that need to know their width: made once their place is in the page.
+const pending = [];
+
+// ---- building blocks
+
+function node(space, tag, attributes, children) {
+  const made = space ? document.createElementNS('http://www.w3.org/2000/svg', tag) :
+                       document.createElement(tag);
+  for (const [key, value] of Object.entries(attributes || {})) {
+    if (key.startsWith('on'))
+      made.addEventListener(key.slice(2), value);
+    else if (value !== null && value !== undefined && value !== false)
+      made.setAttribute(key, value);
+  }
+  made.append(...children.flat().filter(child => child !== null && child !== undefined));
+  return made;
+}
+const h = (tag, attributes, ...children) => node(false, tag, attributes, children);
+const s = (tag, attributes, ...children) => node(true, tag, attributes, children);
+
+const superscript = n => String(n).replace(
+    /[-\d]/g,
+    c => c === '-' ? '\u207b' : '\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079'[c]);
+const power = n => '2' + superscript(n);
+function number(x) {
+  if (x === null || x === undefined) return 'not finite';
+  if (x === 0) return '0';
+  const size = Math.abs(x);
+  if (size >= 1e6 || size < 1e-4) return x.toExponential(3).replace('e+', 'e');
+  return String(Number(x.toPrecision(5)));
+}
+function scaleText(x) {
+  if (x === null || x === undefined) return 'not finite';
+  const n = Math.log2(x);
+  return Number.isInteger(n) && Math.abs(n) > 9 ? power(n) : number(x);
+}
+function percent(x) {
+  if (x === 0) return '0 %';
+  return x < 0.0001 ? '< 0.01 %' : (100 * x).toFixed(x < 0.0995 ? 2 : 1) + ' %';
+}
+const count = n => n.toLocaleString('en');
+function time(seconds) {
+  if (seconds < 60) return seconds.toFixed(1) + ' s';
+  if (seconds < 3600) return Math.floor(seconds / 60) + ' min ' + Math.round(seconds % 60) + ' s';
+  return Math.floor(seconds / 3600) + ' h ' + Math.round(seconds % 3600 / 60) + ' min';
+}
+const label = key => key.replaceAll('_', ' ');
+const result = (key, value) => key === 'gradients_lost' && value !== null ? percent(value) :
+    key === 'final_scale'                                                 ? scaleText(value) :
+                                                                            number(value);
+const plural = (n, word) => count(n) + ' ' + word + (n === 1 ? '' : 's');
+
+// ---- tooltip
+
+const tip = document.getElementById('tip');
+function showTip(x, y, title, lines) {
+  tip.replaceChildren(
+      h('b', {}, title), ...lines.map(([text, kind]) => h('div', {class: kind}, text)));
+  tip.hidden = false;
+  const box = tip.getBoundingClientRect();
+  const left = x + 16 + box.width > innerWidth ? x - 16 - box.width : x + 16;
+  tip.style.left = Math.max(6, Math.min(left, innerWidth - box.width - 6)) + 'px';
+  tip.style.top = Math.max(6, Math.min(y + 14, innerHeight - box.height - 6)) + 'px';
+}
+function hideTip() {
+  tip.hidden = true;
+  document.querySelectorAll('.cursor').forEach(line => line.setAttribute('visibility', 'hidden'));
+}
+document.addEventListener('pointerdown', event => {
+  if (!event.target.closest('.plot')) hideTip();
+});
+document.addEventListener('scroll', hideTip, {passive: true});
+
+// Calls `at` with a pointer's place in the plot: on hover, on a tap, while a finger moves, and for
+// the arrow keys, which walk over the plot's width.
+function onPlace(plot, at) {
+  let key = 0.5;
+  const call = (x, y) => {
+    const box = plot.getBoundingClientRect();
+    at(x - box.left, y - box.top, x, y);
+  };
+  plot.addEventListener('pointermove', event => call(event.clientX, event.clientY));
+  plot.addEventListener('pointerdown', event => call(event.clientX, event.clientY));
+  plot.addEventListener('pointerleave', event => {
+    if (event.pointerType === 'mouse') hideTip();
+  });
+  plot.addEventListener('blur', hideTip);
+  plot.addEventListener('keydown', event => {
+    const move = {ArrowLeft: -0.01, ArrowRight: 0.01, Home: -1, End: 1}[event.key];
+    if (!move) return;
+    event.preventDefault();
+    key = Math.min(1, Math.max(0, key + move));
+    const box = plot.getBoundingClientRect();
+    call(box.left + 56 + key * (box.width - 68), box.top + box.height / 2);
+  });
+}
+
+// Index of the last entry of a sorted list that is not above x; 0 if all are.
+function last(list, x) {
+  let low = 0, high = list.length;
+  while (high - low > 1) {
+    const middle = (low + high) >> 1;
+    if (list[middle] <= x)
+      low = middle;
+    else
+      high = middle;
+  }
+  return low;
+}
+function nearest(list, x) {
+  const i = last(list, x);
+  return i + 1 < list.length && list[i + 1] - x < x - list[i] ? i + 1 : i;
+}

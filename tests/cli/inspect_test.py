@@ -1,0 +1,217 @@
+#!/usr/bin/env python3
+"""`headroom inspect` as a user runs it, on files whose true shares are known."""
+import array
+import io
+import json
+import math
+import os
+import pty
+import random
+import struct
+import subprocess
+import sys
+import tempfile
+import zipfile
+
+PROGRAM = sys.argv[1]
+FOLDER = tempfile.TemporaryDirectory()
+
+
+def run(*arguments):
+    return subprocess.run([PROGRAM, "inspect", *map(str, arguments)], capture_output=True, text=True)
+
+
+def inspect(*arguments):
+    result = run("--json", *arguments)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def write(name, content):
+    path = os.path.join(FOLDER.name, name)
+    with open(path, "wb") as file:
+        file.write(content)
+    return path
+
+
+# The formats, by hand.
+
+def safetensors(tensors):
+    header, data = {}, b""
+    for name, (dtype, shape, content) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape,
+                        "data_offsets": [len(data), len(data) + len(content)]}
+        data += content
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def npy(descr, count, content):
+    text = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': ({count},), }}"
+    text = text.ljust(117) + "\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text.encode() + content
+
+
+def npz(members, method):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", method) as archive:
+        for name, content in members.items():
+            with archive.open(name + ".npy", "w", force_zip64=True) as member:
+                member.write(content)
+    return file.getvalue()
+
+
+def bf16_bits(value):
+    bits = struct.unpack("<I", struct.pack("<f", value))[0]
+    return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+
+
+# What each of these values becomes in FP16, by Python's own conversion.
+
+def fate(value):
+    try:
+        bits = struct.unpack("<H", struct.pack("<e", abs(value)))[0]
+    except OverflowError:
+        return "overflow"
+    return "flushed" if bits == 0 else "subnormal" if bits < 0x400 else "kept"
+
+
+def true_shares(values, scale):
+    counts = {"flushed": 0, "subnormal": 0, "overflow": 0, "kept": 0}
+    for value in values:
+        if value != 0.0:
+            counts[fate(value * scale)] += 1
+    return {name: count / len(values) for name, count in counts.items()}
+
+
+random.seed(5)
+N = 60000
+VALUES = [0.0 if random.random() < 0.25 else
+          random.gauss(0, 1) * 2.0 ** random.gauss(-12, 7) for _ in range(N)]
+F32 = array.array("f", VALUES)
+F16 = [max(-65504.0, min(65504.0, value)) for value in VALUES]
+BF16 = array.array("H", [bf16_bits(value) for value in VALUES])
+DUMPS = {
+    "f64": ("F64", "<f8", array.array("d", VALUES).tobytes(), VALUES),
+    "f32": ("F32", "<f4", F32.tobytes(), list(F32)),
+    "f16": ("F16", "<f2", struct.pack(f"<{N}e", *F16),
+            list(struct.unpack(f"<{N}e", struct.pack(f"<{N}e", *F16)))),
+    "bf16": ("BF16", "<V2", BF16.tobytes(),
+             [struct.unpack("<f", struct.pack("<I", bits << 16))[0] for bits in BF16]),
+}
+
+for dtype, (code, descr, content, values) in DUMPS.items():
+    files = [write(f"{dtype}.safetensors", safetensors({"w": (code, [N], content)})),
+             write(f"{dtype}.npy", npy(descr, N, content)),
+             write(f"{dtype}-stored.npz", npz({"w": npy(descr, N, content)}, zipfile.ZIP_STORED)),
+             write(f"{dtype}-packed.npz", npz({"w": npy(descr, N, content)}, zipfile.ZIP_DEFLATED))]
+    powers = [0, -7, 3, 11, 20]
+    truth = {power: true_shares(values, 2.0 ** power) for power in powers}
+    odd = true_shares(values, 1000.0)
+    for path in files:
+        found = inspect(path, "--as", "bf16")
+        [tensor] = found["tensors"]
+        assert tensor["dtype"] == dtype and tensor["shape"] == [N], tensor
+        assert abs(tensor["zeros_share"] - values.count(0.0) / N) < 1e-6
+        assert tensor["largest"] == max(map(abs, values)), tensor
+        assert tensor["smallest"] == min(abs(value) for value in values if value != 0.0), tensor
+        by_scale = {at["scale"]: at for at in tensor["scales"]}
+        for power in powers:
+            for name in ("flushed", "subnormal", "overflow"):
+                share = by_scale[2.0 ** power][name + "_share"]
+                assert abs(share - truth[power][name]) < 1e-6, (path, power, name)
+        at = inspect(path, "--as", "bf16", "--scale", "1000")["total"]["at_scale"]
+        for name in ("flushed", "subnormal", "overflow"):
+            assert abs(at[name + "_share"] - odd[name]) < 1e-6, (path, name, at, odd)
+
+# Several files are one table; patterns choose among the tensors; integers are left out and told.
+mixed = write("mixed.safetensors", safetensors({
+    "layers.0.weight": ("F32", [2], struct.pack("<2f", 1e-9, 1.0)),
+    "layers.0.bias": ("F16", [1], struct.pack("<e", 0.5)),
+    "step": ("I64", [1], bytes(8)), "none": ("F32", [0, 3], b"")}))
+found = inspect(mixed, os.path.join(FOLDER.name, "f32.npy"))
+assert [tensor["name"] for tensor in found["tensors"]] == [
+    "layers.0.weight", "layers.0.bias", "none", "f32"], found["tensors"]
+assert found["total"]["count"] == N + 3
+assert found["left_out"] == [{"file": mixed, "name": "step", "dtype": "I64"}]
+assert [t["name"] for t in inspect(mixed, "--tensor", "*.weight", "--tensor", "n*")["tensors"]] == [
+    "layers.0.weight", "none"]
+assert "step was left out (I64)" in run(mixed).stdout
+
+# The recommendation: 1.0 may grow to 2^12, eight times below overflow.
+advice = inspect(mixed)["recommendation"]
+assert advice["verdict"] == "scale" and advice["scale"] == 4096, advice
+assert advice["range"] == [32, 32768], advice
+assert "<- recommended" in run(mixed).stdout
+assert inspect(mixed, "--format", "bf16")["recommendation"]["verdict"] == "unneeded"
+wide = write("wide.npy", npy("<f4", 3, struct.pack("<3f", 1e-30, 1.0, 1e4)))
+assert inspect(wide)["recommendation"]["verdict"] == "none fits"
+assert inspect(wide, "--lose", "0.5")["recommendation"]["verdict"] == "scale"
+zeros = write("zeros.npy", npy("<f4", 2, bytes(8)))
+assert inspect(zeros)["recommendation"]["verdict"] == "nothing" and run(zeros).returncode == 0
+broken = write("inf.npy", npy("<f4", 3, struct.pack("<3f", math.inf, math.nan, 1.0)))
+assert "1 inf and 1 nan, first in inf" in run(broken).stdout
+
+# 300 tensors with long names stay readable: 20 lines of at most 80 columns, or all of them.
+long = write("long.safetensors", safetensors({
+    "model.decoder.block_with_a_long_name.%d.self_attention.query_projection.weight" % i:
+    ("F32", [4], struct.pack("<4f", *(10.0 ** -(i % 12) for _ in range(4)))) for i in range(300)}))
+table = run(long).stdout.splitlines()
+assert max(map(len, table)) <= 80, max(table, key=len)
+assert sum("weight" in line for line in table) == 20, table
+assert sum("weight" in line for line in run(long, "--all").stdout.splitlines()) == 300
+
+# Names are shown, never obeyed.
+evil = write("evil.safetensors", safetensors({"\x1b[2J<script>\u009b\n": ("F32", [1], bytes(4))}))
+assert "\x1b" not in run(evil).stdout and "\u009b" not in run(evil).stdout
+assert inspect(evil)["tensors"][0]["name"] == "\x1b[2J<script>\u009b\n"
+page = os.path.join(FOLDER.name, "page.html")
+assert run(evil, mixed, "--html", page).returncode == 0
+html = open(page, encoding="utf-8").read()
+assert "&lt;script&gt;" in html and "[2J<script>" not in html and "layers.0.weight" in html
+assert "http://" not in html and "https://" not in html  # it needs no network
+
+# What cannot be used: one sentence that names the file, exit 2, nothing on standard output.
+whole = open(mixed, "rb").read()
+for content, part in ((whole[:-1], "truncated"), (whole + b"x", "after its last tensor"),
+                      (b"", "too short"), (b"\xff" * 64, "more than the file has"),
+                      (npy("<f4", 1 << 60, bytes(8)), "larger than any file"),
+                      (npy("<V2", 2, bytes(4)), "--as bf16"),
+                      (npz({"w": npy("<f4", 2, bytes(8))}, zipfile.ZIP_BZIP2), "method 12")):
+    path = write("bad", content)
+    result = run(path)
+    assert result.returncode == 2 and result.stdout == "", result
+    assert part in result.stderr and path in result.stderr, (part, result.stderr)
+    assert result.stderr.count("\n") == 1, result.stderr
+for arguments in ((), ("/no/such/file",), (FOLDER.name,), ("/dev/null",), (mixed, "--scale", "0"),
+                  (mixed, "--scale", "nan"), (mixed, "--scale", "-8"), (mixed, "--scale", "1e40"),
+                  (mixed, "--format", "fp8"), (mixed, "--lose", "2"), (mixed, "--lose", "nan"),
+                  (mixed, "--as", "f16"),
+                  (mixed, "--tensor", "nothing*"), (mixed, "--html", "/no/such/folder/page")):
+    result = run(*arguments)
+    assert result.returncode == 2 and result.stderr and not result.stdout, (arguments, result)
+
+# A full disk is told.
+result = subprocess.run(f"{PROGRAM} inspect {mixed} --json >/dev/full", shell=True,
+                        capture_output=True, text=True)
+assert result.returncode == 2 and "headroom: " in result.stderr, result
+
+# On a terminal there is a progress bar, which is gone in the end; elsewhere there is none.
+big = write("big.npz", npz({"w": npy("<f4", 1 << 23, bytes(1 << 25))}, zipfile.ZIP_DEFLATED))
+parent, child = pty.openpty()
+process = subprocess.Popen([PROGRAM, "inspect"] + [big] * 8, stdout=subprocess.DEVNULL,
+                           stderr=child)
+os.close(child)
+drawn = b""
+while True:
+    try:
+        piece = os.read(parent, 4096)
+    except OSError:
+        break
+    if not piece:
+        break
+    drawn += piece
+assert process.wait() == 0
+assert b"reading [" in drawn and drawn.endswith(b"\r\x1b[K"), drawn[-200:]
+assert run(big).stderr == ""
+print("1 passed, 0 failed")

@@ -1,0 +1,209 @@
+#!/usr/bin/env python3
+"""report_test.py PROGRAM MAKE_RUN: `headroom report`, its live server, and the event files."""
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+
+import tfevents
+from runs import history
+
+program, make_run = sys.argv[1], sys.argv[2]
+failures = 0
+cases = 0
+EVIL = "</script><img src=x onerror=alert(1)>\"'\u20ac"
+
+
+def check(ok, what):
+    global failures, cases
+    cases += 1
+    if not ok:
+        failures += 1
+        print("FAILED:", what)
+
+
+def report(*arguments):
+    return subprocess.run([program, "report", *arguments], capture_output=True, text=True)
+
+
+def refused(part, *arguments):
+    result = report(*arguments)
+    check(result.returncode == 2 and part in result.stderr and result.stderr.count("\n") == 1,
+          f"{arguments}: {result.returncode} {result.stderr}")
+
+
+def data_in(path):
+    with open(path) as file:
+        return json.loads(re.search(r'id="data"[^>]*>(.*?)</script>', file.read(), re.S).group(1))
+
+
+def events(folder):
+    """The event file says what the history says."""
+    found = tfevents.read(f"{folder}/events.out.tfevents.headroom")
+    _, steps, looks, _ = history(folder)
+    for tag, key in (("loss", "loss"), ("scale", "scale"), ("grad_norm", "grad_norm"), ("lr", "lr")):
+        written = {step: value for step, name, value in found if name == tag}
+        check(len(written) == len(steps), tag)
+        check(all(abs(written[step["step"]] - step[key]) <= 1e-6 * abs(step[key]) for step in steps), tag)
+    skipped = [value for _, name, value in found if name == "skipped"]
+    check(skipped[-1] == sum(step["overflow"] for step in steps) and sorted(skipped) == skipped, "skipped")
+    histograms = {(step, name): value for step, name, value in found if name.startswith("grad_log2/")}
+    check(len(histograms) == sum(len(look["layers"]) for look in looks), "histograms")
+    one = histograms[(5, "grad_log2/layer.weight")]
+    check(one["num"] == 4 and one["min"] == -30 and one["max"] == 1, one)
+    check(one["limits"] == list(range(-30, 2)) and len(one["counts"]) == len(one["limits"]), one)
+    check({limit: n for limit, n in zip(one["limits"], one["counts"]) if n} == {-29: 1, -19: 1, 1: 2}, one)
+    check((5, "grad_log2/" + EVIL) in histograms, "names are kept")
+
+
+def browser(path):
+    """The page draws itself without a complaint, and what is hostile stays text."""
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        print("skipped: there is no chromium to open the report with")
+        return
+    with tempfile.TemporaryDirectory() as profile:
+        result = subprocess.run(
+            [chromium, "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}",
+             "--enable-logging=stderr", "--virtual-time-budget=3000", "--dump-dom", "file://" + path],
+            capture_output=True, text=True, timeout=120)
+    check("CONSOLE" not in result.stderr, result.stderr[-2000:])
+    dom = result.stdout
+    check(dom.count("<svg") >= 4 and "<canvas" in dom, f"the charts of {path}: {dom[-3000:]}")
+    check("Gradients by layer" in dom and "layer.weight" in dom, "the layers are there")
+    check("<img" not in dom.replace(dom[dom.find('id="data"'):dom.find("</script>")], ""), "no tag of a name's")
+
+
+def get(url, **options):
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, **options), timeout=10) as answer:
+            return answer.status, answer.read().decode(), answer.headers
+    except urllib.error.HTTPError as error:
+        return error.code, "", error.headers
+
+
+def raw(port, data):
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        client.sendall(data)
+        answer = b""
+        while part := client.recv(65536):
+            answer += part
+        return answer
+
+
+def live(temp):
+    with open(f"{temp}/run/history.jsonl", "rb") as file:
+        recorded = file.read()
+    os.mkdir(f"{temp}/live")
+    growing = open(f"{temp}/live/history.jsonl", "wb")
+
+    def grow_to(share):  # of the recorded run; may end within a line
+        growing.write(recorded[growing.tell():int(share * len(recorded))])
+        growing.flush()
+
+    grow_to(0.4)
+    server = subprocess.Popen([program, "report", f"{temp}/live", "--watch"], stdout=subprocess.PIPE, text=True)
+    try:
+        url = re.search(r"http://127\.0\.0\.1:(\d+)/", server.stdout.readline())
+        port, url = int(url.group(1)), url.group(0)
+        # Clients that say nothing, nonsense or too much keep nobody else waiting.
+        idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
+        idle[0].sendall(b"GET / HT")
+        status, page, _ = get(url)
+        check(status == 200 and 'data-live="1"' in page, "the page")
+        check(b" 400 " in raw(port, b"nonsense\r\n\r\n"), "nonsense")
+        check(b" 431 " in raw(port, b"GET / HTTP/1.1\r\nX: " + b"x" * 9000), "too much")
+        check(b" 403 " in raw(port, b"GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n"), "another host")
+        check(b" 403 " in raw(port, b"GET / HTTP/1.1\r\n\r\n"), "no host")
+        check(get(url, method="POST", data=b"x")[0] == 405, "POST")
+        for path in ("history.jsonl", "../../etc/passwd", "%2e%2e/x", "data/x"):
+            check(get(url + path)[0] == 404, path)
+        refused("cannot be used", f"{temp}/live", "--watch", "--port", str(port))
+        # The data grow with the run, and nothing is sent twice.
+        counts, lines = [], -1
+        for share in (0.5, 0.7, 0.9, 1):
+            grow_to(share)
+            status, body, headers = get(f"{url}data?lines={lines}")
+            check(status == 200 and int(headers["X-Lines"]) > lines, (status, lines))
+            lines = int(headers["X-Lines"])
+            run = json.loads(body)["runs"][0]
+            counts.append(run["count"])
+            check((run["end"] == "finished") == (share == 1), run["end"])
+            check(get(f"{url}data?lines={lines}")[0] == 204, "nothing new")
+        check(len(set(counts)) == 4 and counts == sorted(counts) and counts[-1] == 40, counts)
+        for client in idle:
+            client.close()
+    finally:
+        growing.close()
+        server.send_signal(signal.SIGINT)
+        server.wait()
+
+
+with tempfile.TemporaryDirectory() as temp:
+    subprocess.run([make_run, f"{temp}/run", "40", "0"], check=True)
+    events(f"{temp}/run")
+    result = report(f"{temp}/run")
+    check(result.returncode == 0 and "run/report.html" in result.stderr, result.stderr)
+    run = data_in(f"{temp}/run/report.html")["runs"][0]
+    check(run["count"] == 40 and run["skipped"] == 4 and len(run["skips"]) == 4, run["skips"])
+    check(run["skips"][0] == [10, 8, EVIL + ": 1 inf, 0 nan"], run["skips"])
+    check(run["layers"][0]["name"] == "layer.weight" and run["layers"][0]["lost"] == 0.25, run["layers"])
+    check(run["bounds"]["overflow"] == EVIL and run["bounds"]["underflow"] == "layer.weight", run["bounds"])
+    browser(f"{temp}/run/report.html")
+
+    # A history is a trace, too.
+    result = subprocess.run([program, "replay", "--json", f"{temp}/run/history.jsonl"], capture_output=True, text=True)
+    skips = [json.loads(line)["overflow"] for line in result.stdout.splitlines()]
+    check(len(skips) == 40 and sum(skips) == 4, result.stderr)
+
+    # Many runs, another place.
+    subprocess.run([make_run, f"{temp}/run2", "3", "0"], check=True)
+    check(report(temp, "--out", f"{temp}/all.html").returncode == 0, "a folder of runs")
+    check(len(data_in(f"{temp}/all.html")["runs"]) == 2, "both runs")
+    browser(f"{temp}/all.html")
+
+    # Killed in the middle: all that was done is there.
+    process = subprocess.Popen([make_run, f"{temp}/killed", "100000", "1"])
+    time.sleep(0.5)
+    process.kill()
+    process.wait()
+    check(report(f"{temp}/killed").returncode == 0, "a killed run")
+    run = data_in(f"{temp}/killed/report.html")["runs"][0]
+    check(run["count"] > 10 and run["end"] == "", run["count"])
+
+    # Two at once.
+    process = subprocess.Popen([make_run, f"{temp}/busy", "100000", "1"])
+    time.sleep(0.3)
+    second = subprocess.run([make_run, f"{temp}/busy", "5", "0"], capture_output=True, text=True)
+    check(second.returncode == 1 and "another run" in second.stderr, second.stderr)
+    process.kill()
+    process.wait()
+    check(len(history(f"{temp}/busy")[1]) > 10, "the first goes on undisturbed")
+
+    # What cannot be reported on.
+    os.mkdir(f"{temp}/empty")
+    refused("There is no run", f"{temp}/empty")
+    refused("There is no folder", f"{temp}/nowhere")
+    refused("could not be written", f"{temp}/run", "--out", "/proc/report.html")
+    refused("the disk is full", f"{temp}/run", "--out", "/dev/full")
+    with open(f"{temp}/run/history.jsonl") as file:
+        lines = file.readlines()
+    lines[6] = lines[6][:20] + "\n"
+    os.mkdir(f"{temp}/damaged")
+    with open(f"{temp}/damaged/history.jsonl", "w") as file:
+        file.writelines(lines)
+    refused("history.jsonl:7: ", f"{temp}/damaged")
+    check(not os.path.exists(f"{temp}/damaged/report.html"), "no report of half a run")
+
+    live(temp)
+
+print(f"{cases - failures} passed, {failures} failed")
+sys.exit(failures != 0)

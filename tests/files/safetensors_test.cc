@@ -1,0 +1,142 @@
+#include <gtest/gtest.h>
+
+#include "tests/files/support.h"
+
+namespace headroom::files {
+namespace {
+
+std::string entry(const std::string& name, const std::string& dtype, const std::string& shape,
+                  const std::string& offsets) {
+  return "\"" + name + "\":{\"dtype\":\"" + dtype + "\",\"shape\":[" + shape +
+         "],\"data_offsets\":[" + offsets + "]}";
+}
+
+TEST(Safetensors, ReadsEveryFloatTypeAndLeavesTheRestOut) {
+  const std::vector<float> f = {1.0f, -2.0f};
+  const std::vector<double> d = {3.0};
+  const std::vector<f16> h = {f16(0.5f)};
+  const std::vector<bf16> b = {bf16(7.0f)};
+  const std::string header =
+      "{\"__metadata__\":{\"format\":\"pt\"}," + entry("d", "F64", "", "8,16") + "," +
+      entry("f", "F32", "2,1", "0,8") + "," + entry("h", "F16", "1", "16,18") + "," +
+      entry("b", "BF16", "1", "18,20") + "," + entry("step", "I64", "1", "20,28") + "," +
+      entry("empty", "F32", "0,7", "28,28") + "}   ";
+  const TemporaryFile made(
+      safetensors(header, raw(f) + raw(d) + raw(h) + raw(b) + std::string(8, '\1')));
+  const TensorFile file(made.path());
+  ASSERT_EQ(file.tensors().size(), 5u);
+  EXPECT_EQ(file.tensors()[0].name, "f");
+  EXPECT_EQ(file.tensors()[0].shape, (std::vector<int64_t>{2, 1}));
+  EXPECT_EQ(elements(file, file.tensors()[0]), raw(f));
+  EXPECT_EQ(file.tensors()[1].count, 1);  // no dimensions: a number
+  EXPECT_EQ(elements(file, file.tensors()[1]), raw(d));
+  EXPECT_EQ(elements(file, file.tensors()[2]), raw(h));
+  EXPECT_EQ(file.tensors()[3].dtype, DType::kBF16);
+  EXPECT_EQ(elements(file, file.tensors()[3]), raw(b));
+  EXPECT_EQ(elements(file, file.tensors()[4]), "");
+  ASSERT_EQ(file.left_out().size(), 1u);
+  EXPECT_EQ(file.left_out()[0].dtype, "I64");
+}
+
+TEST(Safetensors, ReadsAnyRange) {
+  std::vector<float> values(300000);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i);
+  const TemporaryFile made(
+      safetensors("{" + entry("w", "F32", "300000", "0,1200000") + "}", raw(values)));
+  const TensorFile file(made.path());
+  for (const auto& [first, count] : {std::pair{0, 300000}, {1, 5}, {299999, 1}, {7, 200000}}) {
+    std::vector<float> seen;
+    file.read(file.tensors()[0], first, count, [&](const void* data, int64_t now) {
+      const auto* p = static_cast<const float*>(data);
+      seen.insert(seen.end(), p, p + now);
+    });
+    ASSERT_EQ(seen.size(), static_cast<size_t>(count));
+    EXPECT_EQ(seen.front(), static_cast<float>(first));
+    EXPECT_EQ(seen.back(), static_cast<float>(first + count - 1));
+  }
+}
+
+TEST(Safetensors, BitsThatAreSaidToBeBf16) {
+  const std::string content =
+      safetensors("{" + entry("w", "U16", "2", "0,4") + "}", raw(std::vector<uint16_t>{1, 2}));
+  expect_refused(content, "--as bf16");
+  const TemporaryFile made(content);
+  EXPECT_EQ(TensorFile(made.path(), {true}).tensors()[0].dtype, DType::kBF16);
+}
+
+TEST(Safetensors, LiesAboutTheHeaderAreRefused) {
+  expect_refused("", "too short");
+  expect_refused("1234567", "too short");
+  expect_refused(little(3, 8) + "{}", "more than the file has");
+  expect_refused(little(~uint64_t{0}, 8) + "{}", "more than the file has");
+  expect_refused(safetensors("", ""), "no JSON");
+  expect_refused(safetensors("{", ""), "no JSON");
+  expect_refused(safetensors("{}x", ""), "no JSON");
+  expect_refused(safetensors("\xff\xfe{}", ""), "no JSON");
+  expect_refused(safetensors("[]", ""), "does not belong");
+  expect_refused(safetensors("7", ""), "does not belong");
+  expect_refused(safetensors("{\"a\":7}", ""), "does not belong");
+  expect_refused(safetensors("{\"a\":{}}", ""), "no dtype");
+  expect_refused(safetensors("{\"__metadata__\":{\"a\":1}}", ""), "does not belong");
+  expect_refused(safetensors("{\"a\":{\"dtype\":\"F32\"}}", ""), "no shape");
+  expect_refused(safetensors("{\"a\":{\"dtype\":\"F32\",\"shape\":[]}}", ""), "data_offsets");
+  expect_refused(safetensors(std::string(100000, '['), ""), "does not belong");
+}
+
+TEST(Safetensors, LiesAboutTensorsAreRefused) {
+  const std::string four(4, '\0');
+  const auto file = [&](const std::string& header) {
+    return safetensors("{" + header + "}", four);
+  };
+  expect_refused(file(entry("a", "F99", "1", "0,4")), "unknown dtype 'F99'");
+  expect_refused(file(entry("a", "F32", "2", "0,4")), "take 8");
+  expect_refused(file(entry("a", "F32", "-1", "0,4")), "a negative number");
+  expect_refused(file(entry("a", "F32", "1.5", "0,4")), "a fraction");
+  expect_refused(file(entry("a", "F32", "1", "-4,0")), "a negative number");
+  expect_refused(file(entry("a", "F32", "1", "4,0")), "but its shape and dtype take 4");
+  expect_refused(file(entry("a", "F32", "1", "0,4,4")), "does not belong");
+  expect_refused(file(entry("a", "F32", "1", "0")), "two numbers");
+  expect_refused(file(entry("a", "F32", "1", "0,18446744073709551616")), "beyond 2^64");
+  expect_refused(file(entry("a", "F32", "1152921504606846976", "0,4")), "more elements");
+  expect_refused(file(entry("a", "F32", "4294967296,4294967296", "0,4")), "more elements");
+  expect_refused(file(entry("a", "F32", "9223372036854775808", "0,4")), "beyond 2^63");
+  expect_refused(file(entry("a", "F32", "2", "0,8")), "truncated");
+  expect_refused(file(entry("a", "F32", "1", "18446744073709551612,18446744073709551615")),
+                 "take 4");
+  expect_refused(file(entry("a", "F16", "1", "0,2")), "2 bytes after its last tensor");
+  expect_refused(file(entry("a", "F16", "1", "2,4")), "a gap before 'a'");
+  expect_refused(file(entry("a", "F16", "2", "0,4") + "," + entry("b", "F16", "1", "2,4")),
+                 "an overlap before 'b'");
+  expect_refused(file(entry("a", "F32", "1", "0,4") + "," + entry("a", "F32", "1", "0,4")),
+                 "'a' twice");
+  std::string many = "1";
+  for (int i = 0; i < 64; ++i) many += ",1";
+  expect_refused(file(entry("a", "F32", many, "0,4")), "more than 64 dimensions");
+  expect_refused(file(entry(std::string(70000, 'a'), "F32", "1", "0,4")), "more than 65535 bytes");
+  expect_refused(file("\"a\":{\"dtype\":\"F32\",\"dtype\":\"F32\"}"), "second 'dtype'");
+}
+
+TEST(Safetensors, NamesInErrorsAreHarmless) {
+  expect_refused(
+      safetensors("{" + entry("\\u001b[2J" + std::string(500, 'x'), "F99", "", "0,4") + "}",
+                  std::string(4, '\0')),
+      "'?[2Jxxx");
+}
+
+TEST(TensorFile, WhatIsNoFileIsRefused) {
+  expect_error(ErrorCode::kInvalidArgument, "No such file", [] { TensorFile("/no/such/file"); });
+  expect_error(ErrorCode::kInvalidArgument, "it is a folder", [] { TensorFile("/tmp"); });
+  expect_error(ErrorCode::kInvalidArgument, "not a regular file", [] { TensorFile("/dev/null"); });
+}
+
+TEST(TensorFile, AFileThatIsCutShortWhileItIsReadIsAnError) {
+  const std::string header = "{" + entry("w", "F32", "250000", "0,1000000") + "}";
+  const TemporaryFile made(safetensors(header, std::string(1000000, '\0')));
+  const TensorFile file(made.path());
+  std::filesystem::resize_file(made.path(), 500000);
+  expect_error(ErrorCode::kBadState, "cut short while it was read",
+               [&] { elements(file, file.tensors()[0]); });
+}
+
+}  // namespace
+}  // namespace headroom::files

@@ -1,0 +1,181 @@
+// Several calls in a round: unscale_, several optimizers, micro-batches, and calls at the wrong moment.
+#include <cmath>
+
+#include "tests/libtorch/support.h"
+
+namespace headroom::libtorch {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+TEST(Unscale, LetsOneClipByHand) {
+  GradScaler scaler;
+  torch::Tensor w = leaf({0.0f, 0.0f});
+  auto optimizer = sgd({w});
+  scaler.scale((w * torch::tensor({30.0f, 40.0f})).sum()).backward();
+  EXPECT_TRUE(scaler.unscale_(optimizer).ok());
+  EXPECT_EQ(value(w.grad()[0]), 30.0);
+  const double norm = torch::nn::utils::clip_grad_norm_({w}, 1.0);
+  EXPECT_NEAR(norm, 50.0, 1e-5);
+  EXPECT_TRUE(scaler.step(optimizer).applied);
+  EXPECT_NEAR(value(w[1]), -0.8, 1e-6);
+}
+
+TEST(Unscale, FindsOverflowAndTheStepIsSkipped) {
+  GradScaler scaler;
+  torch::Tensor w = leaf({1.0f});
+  auto optimizer = sgd({w});
+  scaler.scale(w.sum() * kInfinity).backward();
+  EXPECT_FALSE(scaler.unscale_(optimizer).ok());
+  w.mutable_grad().zero_();  // hides it, too late
+  EXPECT_FALSE(scaler.step(optimizer).applied);
+  EXPECT_EQ(value(w), 1.0);
+}
+
+TEST(Unscale, NanThatComesInLaterIsSeen) {
+  GradScaler scaler;
+  torch::Tensor w = leaf({1.0f});
+  auto optimizer = sgd({w});
+  scaler.scale(w.sum()).backward();
+  scaler.unscale_(optimizer);
+  w.mutable_grad().fill_(std::nan(""));
+  EXPECT_FALSE(scaler.step(optimizer).applied);
+  EXPECT_EQ(value(w), 1.0);
+}
+
+TEST(Order, EveryWrongMomentHasItsError) {
+  GradScaler scaler;
+  torch::Tensor w = leaf({1.0f});
+  auto optimizer = sgd({w});
+  const auto wrong = [&](const char* part, const std::function<void()>& call) {
+    expect_error(ErrorCode::kWrongOrder, part, call);
+  };
+  w.mutable_grad() = torch::ones({1});
+  wrong("before any scale()", [&] { scaler.unscale_(optimizer); });
+  wrong("before any scale()", [&] { scaler.step(optimizer); });
+  wrong("before any scale()", [&] { scaler.update(); });
+  scaler.scale(w.sum()).backward();
+  wrong("no optimizer was stepped", [&] { scaler.update(); });
+  scaler.unscale_(optimizer);
+  wrong("already called", [&] { scaler.unscale_(optimizer); });
+  scaler.step(optimizer);
+  wrong("after step()", [&] { scaler.unscale_(optimizer); });
+  wrong("after step()", [&] { scaler.step(optimizer); });
+  scaler.update();
+  wrong("no optimizer was stepped", [&] { scaler.update(); });
+}
+
+TEST(Order, NoGradientsAtAllIsAnErrorAndUnscaleIsNot) {
+  GradScaler scaler;
+  torch::Tensor w = leaf({1.0f});
+  auto optimizer = sgd({w});
+  scaler.scale(torch::ones({}));
+  EXPECT_NO_THROW(scaler.unscale_(optimizer));
+  expect_error(ErrorCode::kWrongOrder, "gradient", [&] { scaler.step(optimizer); });
+}
+
+TEST(Order, AStepThatThrowsLeavesScaledGradientsAndMayBeTriedAgain) {
+  struct Throwing : torch::optim::Optimizer {
+    explicit Throwing(std::vector<torch::Tensor> params)
+        : Optimizer(std::move(params), std::make_unique<torch::optim::SGDOptions>(1.0)) {}
+    torch::Tensor step(LossClosure) override {
+      if (++calls == 1) throw std::runtime_error("first");
+      torch::NoGradGuard no_grad;
+      param_groups()[0].params()[0].sub_(param_groups()[0].params()[0].grad());
+      return {};
+    }
+    int calls = 0;
+  };
+  GradScaler scaler;
+  torch::Tensor w = leaf({1.0f});
+  Throwing optimizer({w});
+  scaler.scale(w.sum()).backward();
+  EXPECT_THROW(scaler.step(optimizer), std::runtime_error);
+  EXPECT_TRUE(scaler.step(optimizer).applied);
+  EXPECT_EQ(value(w), 0.0);
+}
+
+TEST(SeveralOptimizers, EachDecidesAndTheScaleBacksOffOnce) {
+  GradScaler scaler;
+  torch::Tensor a = leaf({1.0f}), b = leaf({1.0f});
+  auto first = sgd({a}), second = sgd({b});
+  scaler.scale(a.sum() * kInfinity).backward();
+  scaler.scale(b.sum()).backward();
+  EXPECT_FALSE(scaler.step(first).applied);
+  EXPECT_TRUE(scaler.step(second).applied);
+  scaler.update();
+  EXPECT_EQ(value(a), 1.0);
+  EXPECT_EQ(value(b), 0.0);
+  EXPECT_EQ(scaler.get_scale(), 32768.0);
+}
+
+TEST(SeveralOptimizers, AParameterInTwoIsRefused) {
+  GradScaler scaler;
+  torch::Tensor w = leaf({1.0f});
+  auto first = sgd({w});
+  FusedSGD second({w}, torch::optim::SGDOptions(1.0));
+  scaler.scale(w.sum()).backward();
+  scaler.step(first);
+  expect_error(ErrorCode::kInvalidArgument, "another optimizer", [&] { scaler.step(second); });
+  EXPECT_EQ(value(w), 0.0);
+}
+
+TEST(SeveralOptimizers, OneMayFollowAnotherOverTheSameParameters) {
+  GradScaler scaler;
+  torch::Tensor w = leaf({4.0f});
+  for (int i = 0; i < 4; ++i) {
+    auto optimizer = sgd({w});
+    optimizer.zero_grad();
+    scaler.scale(w.sum()).backward();
+    EXPECT_TRUE(scaler.step(optimizer).applied);
+    scaler.update();
+  }
+  EXPECT_EQ(value(w), 0.0);
+}
+
+TEST(SeveralOptimizers, GradientsThatWaitOverAnUpdateAreTakenAlong) {
+  GradScaler scaler(GradScalerOptions().growth_interval(1));
+  torch::Tensor a = leaf({0.0f}), b = leaf({0.0f});
+  auto often = sgd({a});
+  auto seldom = sgd({b});
+  const auto round = [&](bool both) {
+    a.mutable_grad() = torch::Tensor();
+    scaler.scale(a.sum() + b.sum()).backward();
+    scaler.step(often);
+    const double norm = both ? scaler.step(seldom).grad_norm : 0.0;
+    scaler.update();
+    if (both) b.mutable_grad() = torch::Tensor();
+    return norm;
+  };
+  EXPECT_EQ(round(true), 1.0);
+  round(false);
+  round(false);
+  EXPECT_EQ(round(true), 3.0);
+}
+
+TEST(Accumulation, GradientsOfMicroBatchesAddUp) {
+  GradScaler scaler;
+  torch::Tensor w = leaf({0.0f});
+  auto optimizer = sgd({w});
+  for (int i = 0; i < 4; ++i) scaler.scale(w.sum() / 4).backward();
+  EXPECT_TRUE(scaler.step(optimizer).applied);
+  scaler.update();
+  EXPECT_EQ(value(w), -1.0);
+}
+
+TEST(GradientPenalty, WorksThroughDoubleBackward) {
+  // loss = w^2 + |d(w^2)/dw|^2 = 5 w^2, so the gradient is 10 w.
+  GradScaler scaler;
+  torch::Tensor w = leaf({3.0f});
+  auto optimizer = sgd({w}, 0.1);
+  const torch::Tensor loss = (w * w).sum();
+  const auto grads = torch::autograd::grad({scaler.scale(loss)}, {w}, {}, true, true);
+  const torch::Tensor penalty = (grads[0] / scaler.get_scale()).pow(2).sum();
+  scaler.scale(loss + penalty).backward();
+  EXPECT_NEAR(scaler.step(optimizer).grad_norm, 30.0, 1e-4);
+  scaler.update();
+  EXPECT_NEAR(value(w), 0.0, 1e-5);
+}
+
+}  // namespace
+}  // namespace headroom::libtorch

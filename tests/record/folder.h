@@ -1,0 +1,45 @@
+#ifndef HEADROOM_TESTS_RECORD_FOLDER_H_
+#define HEADROOM_TESTS_RECORD_FOLDER_H_
+
+#include <stdlib.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+
+namespace headroom {
+
+/// A folder for one test, gone at its end.
+class Folder {
+ public:
+  Folder() {
+    std::string name = (std::filesystem::temp_directory_path() / "headroom-XXXXXX").string();
+    root_ = mkdtemp(name.data());
+  }
+  ~Folder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(root_, ignored);
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+
+  std::string path(const std::string& name) const { return (root_ / name).string(); }
+  std::string read(const std::string& name) const {
+    std::ifstream file(root_ / name, std::ios::binary);
+    std::ostringstream bytes;
+    bytes << file.rdbuf();
+    return bytes.str();
+  }
+  void write(const std::string& name, const std::string& bytes) const {
+    std::filesystem::create_directories((root_ / name).parent_path());
+    std::ofstream(root_ / name, std::ios::binary) << bytes;
+  }
+
+ private:
+  std::filesystem::path root_;
+};
+
+}  // namespace headroom
+
+#endif  // HEADROOM_TESTS_RECORD_FOLDER_H_

@@ -1,0 +1,263 @@
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <headroom/record.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "record/history.h"
+#include "record/report.h"
+#include "tests/record/folder.h"
+#include "tests/support.h"
+
+namespace headroom {
+namespace {
+
+using internal::HistoryReader;
+using nlohmann::json;
+
+StepReport applied(float scale = 1024.0f) {
+  StepReport report;
+  report.applied = true;
+  report.scale = scale;
+  report.grad_norm = 0.5;
+  return report;
+}
+
+StepReport skipped(const std::string& culprit) {
+  StepReport report;
+  report.scale = 1024.0f;
+  report.grad_norm = HUGE_VAL;
+  report.culprit = culprit;
+  return report;
+}
+
+std::vector<LayerStats> some_layers(float value = 1.0f) {
+  std::vector<float> grad = {value, value, 0.0f};
+  return measure_layers({{"w", {}, view(grad)}});
+}
+
+TEST(Recorder, WritesAHeaderAndALineAStep) {
+  const Folder folder;
+  RunInfo info;
+  info.name = "mine";
+  info.policy = preset("megatron");
+  info.settings = {{"z", "first"}, {"a", "second"}};
+  Recorder recorder(folder.path("deep/run"), info);
+  recorder.step(1, 2.5, applied(), {{"lr", 1e-3}});
+  recorder.step(2, NAN, skipped("w: 3 inf, 0 nan"));
+  recorder.finish({{"accuracy", 0.9}});
+  std::istringstream lines(folder.read("deep/run/history.jsonl"));
+  std::string line;
+  std::getline(lines, line);
+  const json header = json::parse(line);
+  EXPECT_EQ(header["format"], "headroom-history");
+  EXPECT_EQ(header["version"], 1);
+  EXPECT_EQ(header["name"], "mine");
+  EXPECT_EQ(header["policy"]["hysteresis"], preset("megatron").hysteresis);
+  EXPECT_LT(line.find("\"z\""), line.find("\"a\"")) << "settings keep their order";
+  std::getline(lines, line);
+  const json first = json::parse(line);
+  EXPECT_EQ(first["step"], 1);
+  EXPECT_EQ(first["loss"], 2.5);
+  EXPECT_EQ(first["scale"], 1024.0);
+  EXPECT_EQ(first["overflow"], false);
+  EXPECT_EQ(first["grad_norm"], 0.5);
+  EXPECT_EQ(first["lr"], 1e-3);
+  EXPECT_FALSE(first.contains("culprit"));
+  std::getline(lines, line);
+  const json second = json::parse(line);
+  EXPECT_EQ(second["loss"], "nan");
+  EXPECT_EQ(second["grad_norm"], "inf");
+  EXPECT_EQ(second["overflow"], true);
+  EXPECT_EQ(second["culprit"], "w: 3 inf, 0 nan");
+  std::getline(lines, line);
+  const json end = json::parse(line);
+  EXPECT_EQ(end["end"], "finished");
+  EXPECT_EQ(end["steps"], 2);
+  EXPECT_EQ(end["skipped"], 1);
+  EXPECT_EQ(end["results"]["accuracy"], 0.9);
+}
+
+TEST(Recorder, WhatItWritesIsReadBack) {
+  const Folder folder;
+  Recorder recorder(folder.path("run"));
+  recorder.layers(1, 65536.0, some_layers(0x1p-30f));
+  recorder.step(1, HUGE_VAL, applied(65536.0f));
+  recorder.step(7, 1e300, skipped("evil \"name\"\n</script>: 1 inf, 0 nan"));
+  recorder.finish({{"loss", -HUGE_VAL}}, "stopped by hand");
+  HistoryReader reader(folder.path("run/history.jsonl"));
+  EXPECT_TRUE(reader.read_more());
+  const internal::History& history = reader.history();
+  EXPECT_EQ(history.name, "run");
+  ASSERT_EQ(history.steps.size(), 2u);
+  EXPECT_EQ(history.steps[0].loss, HUGE_VAL);
+  EXPECT_EQ(history.steps[1].loss, 1e300);
+  EXPECT_EQ(history.steps[1].culprit, "evil \"name\"\n</script>: 1 inf, 0 nan");
+  EXPECT_EQ(history.skipped, 1);
+  ASSERT_EQ(history.looks.size(), 1u);
+  EXPECT_EQ(history.looks[0].first_to_overflow, "w");
+  EXPECT_EQ(history.looks[0].first_to_underflow, "w");
+  EXPECT_EQ(history.looks[0].lost, 1.0);
+  const internal::HistoryLayer& layer = history.looks[0].layers.at("w");
+  EXPECT_EQ(layer.from, -30);
+  EXPECT_EQ(layer.histogram, std::vector<int64_t>{2});
+  EXPECT_EQ(layer.zeros, 1);
+  EXPECT_EQ(history.end, "stopped by hand");
+  EXPECT_EQ(history.results[0].second, -HUGE_VAL);
+  EXPECT_FALSE(reader.cut());
+}
+
+TEST(Recorder, EveryStepIsThereAtOnce) {  // so that a killed run leaves it
+  const Folder folder;
+  Recorder recorder(folder.path("run"));
+  HistoryReader reader(folder.path("run/history.jsonl"));
+  for (int64_t step = 1; step <= 3; ++step) {
+    recorder.step(step, 1.0, applied());
+    EXPECT_TRUE(reader.read_more());
+    EXPECT_EQ(reader.history().steps.size(), static_cast<size_t>(step));
+    EXPECT_FALSE(reader.read_more());
+  }
+  EXPECT_TRUE(reader.history().end.empty());
+}
+
+TEST(Recorder, TwoCannotWriteToOneFolder) {
+  const Folder folder;
+  {
+    Recorder first(folder.path("run"));
+    first.step(1, 1.0, applied());
+    expect_error(ErrorCode::kFile, "is being written by another run",
+                 [&] { Recorder second(folder.path("run")); });
+    first.step(2, 1.0, applied());
+  }
+  HistoryReader reader(folder.path("run/history.jsonl"));
+  reader.read_more();
+  EXPECT_EQ(reader.history().steps.size(), 2u) << "the first one's history is whole";
+  Recorder later(folder.path("run"));  // replaces it
+  HistoryReader fresh(folder.path("run/history.jsonl"));
+  fresh.read_more();
+  EXPECT_TRUE(fresh.history().steps.empty());
+}
+
+TEST(Recorder, AFullDiskIsNamedAndCutsNoLine) {
+  const Folder folder;
+  Recorder recorder(folder.path("run"));
+  recorder.step(1, 1.0, applied());
+  // A limit on the size of files stands for a full disk.
+  const auto size = std::filesystem::file_size(folder.path("run/history.jsonl"));
+  std::signal(SIGXFSZ, SIG_IGN);
+  rlimit before{};
+  getrlimit(RLIMIT_FSIZE, &before);
+  const rlimit small = {size + 20, before.rlim_max};
+  setrlimit(RLIMIT_FSIZE, &small);
+  expect_error(ErrorCode::kFile, "history.jsonl' could not be written",
+               [&] { recorder.step(2, 1.0, applied()); });
+  setrlimit(RLIMIT_FSIZE, &before);
+  EXPECT_EQ(std::filesystem::file_size(folder.path("run/history.jsonl")), size);
+  recorder.step(2, 1.0, applied());  // there is room again
+  recorder.finish();
+  HistoryReader reader(folder.path("run/history.jsonl"));
+  reader.read_more();
+  EXPECT_EQ(reader.history().steps.size(), 2u);
+}
+
+TEST(Recorder, RefusesWhatCannotBe) {
+  const Folder folder;
+  Recorder recorder(folder.path("run"));
+  recorder.step(5, 1.0, applied());
+  expect_error(ErrorCode::kInvalidArgument, "step 5 after step 5",
+               [&] { recorder.step(5, 1.0, applied()); });
+  expect_error(ErrorCode::kInvalidArgument, "'loss'", [&] {
+    recorder.step(6, 1.0, applied(), {{"loss", 1.0}});
+  });
+  expect_error(ErrorCode::kInvalidArgument, "how the run ended", [&] { recorder.finish({}, ""); });
+  recorder.finish();
+  expect_error(ErrorCode::kWrongOrder, "after finish()", [&] { recorder.step(6, 1.0, applied()); });
+  expect_error(ErrorCode::kWrongOrder, "after finish()", [&] { recorder.finish(); });
+  expect_error(ErrorCode::kFile, "cannot be made", [] { Recorder bad("/proc/no/such"); });
+  expect_error(ErrorCode::kFile, "cannot be made",
+               [&] { Recorder bad(folder.path("run/history.jsonl")); });
+}
+
+TEST(Reader, LeavesOutALineThatIsCutOff) {
+  const Folder folder;
+  Recorder recorder(folder.path("run"));
+  recorder.step(1, 1.0, applied());
+  recorder.step(2, 1.0, applied());
+  const std::string whole = folder.read("run/history.jsonl");
+  const size_t header = whole.find('\n') + 1;
+  for (size_t length = header; length < whole.size(); ++length) {
+    folder.write("cut/history.jsonl", whole.substr(0, length));
+    HistoryReader reader(folder.path("cut/history.jsonl"));
+    reader.read_more();
+    EXPECT_LE(reader.history().steps.size(), 1u);
+    EXPECT_EQ(reader.cut(), whole[length - 1] != '\n') << length;
+    write_report(folder.path("cut"));
+    const bool told = folder.read("cut/report.html").find("\"cut\":true") != std::string::npos;
+    EXPECT_EQ(told, reader.cut());
+  }
+  folder.write("cut/history.jsonl", whole.substr(0, header - 5));
+  expect_error(ErrorCode::kBadState, "history.jsonl:1:", [&] { write_report(folder.path("cut")); });
+}
+
+TEST(Reader, RefusesOtherDamageWithTheLine) {
+  const Folder folder;
+  {
+    Recorder recorder(folder.path("run"));
+    recorder.layers(1, 1.0, some_layers());
+    recorder.step(1, 1.0, applied());
+    recorder.step(2, 1.0, applied());
+    recorder.finish();
+  }
+  const std::string whole = folder.read("run/history.jsonl");
+  const auto damaged = [&](const std::string& from, const std::string& to, const char* sentence) {
+    std::string text = whole;
+    const size_t at = text.find(from);
+    ASSERT_NE(at, std::string::npos) << from;
+    text.replace(at, from.size(), to);
+    folder.write("bad/history.jsonl", text);
+    expect_error(ErrorCode::kBadState, sentence, [&] { write_report(folder.path("bad")); });
+  };
+  damaged("headroom-history", "other", "history.jsonl:1:");
+  damaged("\"version\":1", "\"version\":2", "its version is not 1");
+  damaged("\"count\":3", "\"count\":-3", "history.jsonl:2:");
+  damaged("\"histogram\":[2]", "\"histogram\":[9223372036854775807]", "history.jsonl:2:");
+  damaged("\"from\":0", "\"from\":9223372036854775807", "history.jsonl:2:");
+  damaged("\"overflow\":false", "\"overflow\":7", "history.jsonl:3:");
+  damaged("\"step\":2", "\"step\":1", "not after the one before");
+  damaged("{\"step\":2", "{{", "history.jsonl:4: this line of the history is damaged");
+  damaged("{\"end\"", "\n{\"end\"", "history.jsonl:5:");
+  folder.write("bad/history.jsonl", whole + whole);
+  expect_error(ErrorCode::kBadState, "after the end of the run",
+               [&] { write_report(folder.path("bad")); });
+}
+
+TEST(Reader, ThinsOutLooksEvenly) {
+  const Folder folder;
+  Recorder recorder(folder.path("run"));
+  constexpr int64_t kLooks = 5000;
+  for (int64_t step = 1; step <= kLooks; ++step) {
+    recorder.layers(step, 1.0, some_layers(step == 17 ? 0x1p-30f : 1.0f));
+  }
+  HistoryReader reader(folder.path("run/history.jsonl"));
+  reader.read_more();
+  const auto& looks = reader.history().looks;
+  EXPECT_LE(looks.size(), 400u);
+  EXPECT_GE(looks.size(), 150u);
+  EXPECT_EQ(looks.front().step, 1);
+  EXPECT_EQ(looks.back().step, kLooks);
+  for (size_t i = 2; i + 1 < looks.size(); ++i) {
+    EXPECT_EQ(looks[i].step - looks[i - 1].step, looks[1].step - looks[0].step);
+  }
+  EXPECT_EQ(reader.history().extremes.at("w").lost, 1.0) << "the worst is kept";
+}
+
+}  // namespace
+}  // namespace headroom

@@ -1,0 +1,179 @@
+#include <gtest/gtest.h>
+#include <headroom/record.h>
+
+#include <cmath>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "record/report.h"
+#include "tests/record/folder.h"
+#include "tests/support.h"
+
+namespace headroom {
+namespace {
+
+using nlohmann::json;
+
+// The JSON inside a report.
+json data_of(const std::string& html) {
+  const std::string open = "id=\"data\">";
+  const size_t begin = html.find(open) + open.size();
+  return json::parse(html.substr(begin, html.find("</script>", begin) - begin));
+}
+
+internal::HistoryStep step_of(int64_t step, double loss, double scale, bool applied = true) {
+  internal::HistoryStep made;
+  made.step = step;
+  made.loss = loss;
+  made.scale = scale;
+  made.applied = applied;
+  if (!applied) made.culprit = "w: 1 inf, 0 nan";
+  return made;
+}
+
+json run_data(const internal::History& history) {
+  return json::parse(internal::report_data("t", {{"", &history, false}}))["runs"][0];
+}
+
+TEST(Report, OfNoStepsIsMade) {
+  const Folder folder;
+  { Recorder recorder(folder.path("run")); }
+  write_report(folder.path("run"));
+  const json data = data_of(folder.read("run/report.html"));
+  EXPECT_EQ(data["runs"][0]["count"], 0);
+  EXPECT_EQ(data["runs"][0]["end"], "");
+}
+
+TEST(Report, HostileNamesStayText) {
+  const Folder folder;
+  const std::string evil = "</script><script>alert(1)</script>\"'&\xE2\x82\xAC\xFF";
+  std::vector<float> grad = {1.0f};
+  RunInfo info;
+  info.name = evil;
+  info.settings = {{evil, evil}};
+  Recorder recorder(folder.path("run"), info);
+  recorder.layers(1, 1.0, measure_layers({{evil, {}, view(grad)}}));
+  StepReport report;
+  report.culprit = evil;
+  recorder.step(1, 1.0, report);
+  recorder.finish({{evil, 1.0}}, evil);
+  write_report(folder.path("run"));
+  const std::string html = folder.read("run/report.html");
+  EXPECT_EQ(html.find("alert(1)</script>"), std::string::npos);
+  const json run = data_of(html)["runs"][0];
+  const std::string kept = "</script><script>alert(1)</script>\"'&\xE2\x82\xAC\xEF\xBF\xBD";
+  EXPECT_EQ(run["layers"][0]["name"], kept);
+  EXPECT_EQ(run["skips"][0][2], kept);
+}
+
+TEST(Report, LongRunsAreThinnedWithTheirExtremesKept) {
+  internal::History history;
+  constexpr int64_t kSteps = 100000;
+  for (int64_t step = 1; step <= kSteps; ++step) {
+    const double loss = step == 33333   ? 1e6
+                        : step == 77777 ? 1e-6
+                                        : 1.0 + 1e-3 * static_cast<double>(step % 7);
+    history.steps.push_back(step_of(step, step == 5000 ? NAN : loss, 1024.0, step % 50 != 0));
+  }
+  history.skipped = kSteps / 50;
+  const json run = run_data(history);
+  const json& values = run["loss"][1];
+  EXPECT_LE(values.size(), 3100u);
+  EXPECT_EQ(run["loss"][0].back(), kSteps);
+  EXPECT_EQ(run["loss"][0].size(), values.size());
+  double low = HUGE_VAL, high = 0.0;
+  int gaps = 0;
+  for (const json& value : values) {
+    if (value.is_null()) {
+      ++gaps;
+      continue;
+    }
+    low = std::min(low, value.get<double>());
+    high = std::max(high, value.get<double>());
+  }
+  EXPECT_EQ(low, 1e-6);
+  EXPECT_EQ(high, 1e6);
+  EXPECT_EQ(gaps, 1) << "a loss that is not finite is not lost";
+  EXPECT_LE(run["skips"].size(), 1500u);
+  EXPECT_GE(run["skips"].size(), 1000u);
+  EXPECT_EQ(run["skipped"], kSteps / 50);
+  EXPECT_EQ(run["scale"][0], json({1, kSteps})) << "only where it moves";
+  EXPECT_LT(internal::report_data("t", {{"", &history, false}}).size(), 300000u);
+}
+
+TEST(Report, EverySkipIsListedUpToASensibleNumber) {
+  internal::History history;
+  for (int64_t step = 1; step <= 1500; ++step) {
+    history.steps.push_back(step_of(step, 1.0, 2.0, false));
+  }
+  history.skipped = 1500;
+  EXPECT_EQ(run_data(history)["skips"].size(), 1500u);
+}
+
+TEST(Report, StaysSmallForManyLayers) {
+  internal::History history;
+  for (int64_t step = 1; step <= 400; ++step) {
+    internal::HistoryLook look;
+    look.step = step;
+    for (int i = 0; i < 300; ++i) {
+      internal::HistoryLayer layer;
+      layer.count = 30;
+      layer.from = -20;
+      layer.histogram.assign(30, 1);
+      look.layers["layer." + std::to_string(i)] = layer;
+      history.extremes["layer." + std::to_string(i)] = {};
+    }
+    history.looks.push_back(look);
+  }
+  const std::string data = internal::report_data("t", {{"", &history, false}});
+  EXPECT_LT(data.size(), 2000000u);
+  const json run = json::parse(data)["runs"][0];
+  EXPECT_EQ(run["layers"].size(), 300u);
+  EXPECT_EQ(run["looks"]["steps"].front(), 1);
+  EXPECT_EQ(run["looks"]["steps"].back(), 400);
+}
+
+TEST(Report, LayersAreSortedByWorstUnderflow) {
+  const Folder folder;
+  std::vector<float> fine = {1.0f}, lost = {0x1p-30f}, subnormal = {0x1p-20f};
+  Recorder recorder(folder.path("run"));
+  recorder.layers(1, 1.0,
+                  measure_layers({{"a.fine", {}, view(fine)},
+                                  {"b.subnormal", {}, view(subnormal)},
+                                  {"c.lost", {}, view(lost)}}));
+  write_report(folder.path("run"));
+  const json run = data_of(folder.read("run/report.html"))["runs"][0];
+  EXPECT_EQ(run["layers"][0]["name"], "c.lost");
+  EXPECT_EQ(run["layers"][1]["name"], "b.subnormal");
+  EXPECT_EQ(run["bounds"]["underflow"], "c.lost");
+  EXPECT_EQ(run["bounds"]["overflow"], "a.fine");
+}
+
+TEST(Report, OfAFolderOfRunsHasThemAll) {
+  const Folder folder;
+  for (const char* name : {"b", "a", "deep/er/c"}) {
+    Recorder recorder(folder.path(std::string("runs/") + name));
+    recorder.finish();
+  }
+  write_report(folder.path("runs"), folder.path("mine.html"));
+  EXPECT_FALSE(std::filesystem::exists(folder.path("runs/report.html")));
+  const json runs = data_of(folder.read("mine.html"))["runs"];
+  EXPECT_EQ(runs.size(), 3u);
+}
+
+TEST(Report, WithoutARunOrARightIsRefused) {
+  const Folder folder;
+  folder.write("empty/other.txt", "x");
+  expect_error(ErrorCode::kFile, "There is no run in", [&] { write_report(folder.path("empty")); });
+  expect_error(ErrorCode::kFile, "There is no folder",
+               [&] { write_report(folder.path("nowhere")); });
+  { Recorder recorder(folder.path("run")); }
+  expect_error(ErrorCode::kFile, "could not be written",
+               [&] { write_report(folder.path("run"), folder.path("no/such/x.html")); });
+  expect_error(ErrorCode::kFile, "the disk is full",
+               [&] { write_report(folder.path("run"), "/dev/full"); });
+  EXPECT_TRUE(std::filesystem::is_character_file("/dev/full"));
+}
+
+}  // namespace
+}  // namespace headroom
