@@ -1,8 +1,7 @@
 // Headroom for C and for every language that can call C. docs/c.md is the guide.
 //
 // - Every function that can fail returns hr_status. hr_last_error() has the sentence: what is
-// wrong,
-//   where, and what to do. A call that fails has changed nothing, unless it says otherwise.
+//   wrong, where, and what to do. A call that fails has changed nothing, unless it says otherwise.
 // - hr_scaler* and hr_optimizer* are numbers in the shape of pointers. One that was destroyed, or
 //   that never was, gives HR_ERROR_BAD_HANDLE; no number is given out twice.
 // - Any function may be called from any thread. Calls on the same handle wait for one another.
@@ -71,8 +70,7 @@ HR_API hr_status hr_num_threads(int32_t* threads);
 
 /// Texts come out like this everywhere: they go to `buffer`, ending with 0, and `*needed` (may be
 /// null) says how many bytes that takes, the 0 included. With a null buffer and a capacity of 0
-/// only
-/// `*needed` is told; HR_ERROR_BUFFER_TOO_SMALL writes nothing else.
+/// only `*needed` is told, and so it is with HR_ERROR_BUFFER_TOO_SMALL.
 HR_API hr_status hr_simd_target(char* buffer, size_t capacity, size_t* needed);
 
 /// Not to be called while another thread is inside the library.

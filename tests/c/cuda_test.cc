@@ -1,5 +1,4 @@
-// A scaler on a CUDA device through C: calls enqueue on the thread's stream, and reports come
-// later.
+// A scaler on a CUDA device through C: calls enqueue on the thread's stream, reports come later.
 #include <cuda_runtime.h>
 #include <headroom/headroom.h>
 
