@@ -48,6 +48,59 @@ case $case in
     "$work/build/fit" | tee "$work/output"
     grep -q 'applied at scale ' "$work/output"
     ;;
+  c)
+    # A program in C: by CMake without a C++ compiler in sight, by pkg-config, and by dlopen from
+    # another folder, as other languages load it.
+    example=$source/examples/c/train.c
+    configure "$here/c_consumer" -DCMAKE_PREFIX_PATH="$prefix" -DCONSUMER_SOURCE="$example"
+    cmake --build "$work/build" >/dev/null
+    "$work/build/consumer" 50
+    flags=$(PKG_CONFIG_PATH=$libdir/pkgconfig pkg-config --cflags --libs headroom-c)
+    # shellcheck disable=SC2086
+    cc -std=c11 -pedantic -Wall -Wextra -Werror "$example" $flags -lm -o "$work/train"
+    LD_LIBRARY_PATH=$libdir "$work/train" 50 >/dev/null
+    python3 - "$libdir/libheadroom-c.so" <<'PYTHON'
+import ctypes, sys
+library = ctypes.CDLL(sys.argv[1])
+library.hr_version.restype = ctypes.c_char_p
+scaler, scale = ctypes.c_void_p(), ctypes.c_float()
+assert library.hr_scaler_create(None, None, ctypes.byref(scaler)) == 0
+assert library.hr_scaler_get_scale(scaler, ctypes.byref(scale)) == 0 and scale.value == 65536
+assert library.hr_scaler_destroy(scaler) == 0 and library.hr_scaler_destroy(scaler) == 101
+print("loaded", library.hr_version().decode())
+PYTHON
+    ;;
+  c_docs)
+    # The examples of docs/c.md, just as they stand there; those of languages that are not installed
+    # are left out.
+    fence() { awk -v fence="\`\`\`$1" '!done && $0 == fence {on = 1; next}
+      /^```$/ {done = done || on; on = 0} on' "$source/docs/c.md"; }
+    export LD_LIBRARY_PATH=$libdir
+    fence c >"$work/step.c"
+    test -s "$work/step.c"
+    cc -std=c11 -pedantic -Wall -Wextra -Werror "$work/step.c" -I"$prefix/include" -L"$libdir" \
+      -lheadroom-c -o "$work/step"
+    "$work/step" | tee "$work/output"
+    grep -q 'applied at scale 65536' "$work/output"
+    if command -v rustc >/dev/null; then
+      fence rust >"$work/step.rs"
+      rustc --edition 2021 -L "$libdir" -o "$work/step_rs" "$work/step.rs"
+      "$work/step_rs" | tee "$work/output"
+      grep -q 'applied at scale 65536' "$work/output"
+    fi
+    jdk=$(java --version 2>/dev/null || true)
+    if [[ $jdk =~ ^(openjdk|java)\ (2[2-9]|[3-9][0-9]) ]]; then
+      fence java >"$work/Step.java"
+      (cd "$work" && java --enable-native-access=ALL-UNNAMED Step.java) | tee "$work/output"
+      grep -q 'applied at scale 65536' "$work/output"
+    fi
+    if command -v mcs >/dev/null && command -v mono >/dev/null; then
+      fence csharp >"$work/Step.cs"
+      mcs -out:"$work/step.exe" "$work/Step.cs"
+      mono "$work/step.exe" | tee "$work/output"
+      grep -q 'applied at scale 65536' "$work/output"
+    fi
+    ;;
   headers)
     # Every public header stands alone, and C++17 is enough for a user.
     for header in "$prefix"/include/headroom/*.h; do

@@ -1,0 +1,60 @@
+// The C door. Everything that C calls runs inside guarded(), which lets no exception out.
+#ifndef HEADROOM_ADAPTERS_C_ERRORS_H_
+#define HEADROOM_ADAPTERS_C_ERRORS_H_
+
+#include <headroom/c.h>
+#include <headroom/runtime.h>
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace headroom::c {
+
+/// What only a caller from C can do wrong. The sentence gets the function's name before it.
+struct Failure {
+  hr_status status;
+  std::string sentence;
+};
+
+/// Turns the exception being handled into a status and this thread's last error.
+hr_status caught(const char* function) noexcept;
+
+/// While it lives, the stream that this thread has set is in force.
+class StreamInForce {
+ public:
+  StreamInForce();
+
+ private:
+  std::optional<StreamScope> scope_;
+};
+
+template <typename Body>
+hr_status guarded(const char* function, const Body& body) noexcept {
+  try {
+    const StreamInForce stream;
+    body();
+    return HR_OK;
+  } catch (...) {
+    return caught(function);
+  }
+}
+
+/// The pointer, if it is one.
+template <typename T>
+T* need(T* pointer, const char* name) {
+  if (pointer == nullptr) {
+    throw Failure{HR_ERROR_NULL, "'" + std::string(name) + "' is null; pass one."};
+  }
+  return pointer;
+}
+
+/// Copies as much of `text` as fits, whole UTF-8 characters and a 0 at the end.
+void copy_cut(std::string_view text, char* buffer, size_t capacity) noexcept;
+
+/// Gives a text to a caller's buffer by the rule of hr_simd_target.
+void give_text(std::string_view text, char* buffer, size_t capacity, size_t* needed);
+
+}  // namespace headroom::c
+
+#endif  // HEADROOM_ADAPTERS_C_ERRORS_H_

@@ -1,0 +1,220 @@
+// Handles and structs: what a caller from C can get wrong has a status, and never a crash.
+#include <atomic>
+#include <thread>
+
+#include "adapters/c/structs.h"
+#include "tests/c/support.h"
+
+// A struct that has grown since its first version.
+struct Grown {
+  size_t size;
+  int64_t old;
+  int64_t added;
+};
+namespace headroom::c {
+template <>
+inline constexpr size_t kFirstSize<Grown> = 16;
+}  // namespace headroom::c
+
+namespace headroom {
+namespace {
+
+TEST(Handles, NullGivesAStatusEverywhere) {
+  float value = 0.0f;
+  EXPECT_EQ(hr_scaler_scale(nullptr, 1.0f, &value), HR_ERROR_NULL);
+  EXPECT_STREQ(hr_last_error(), "hr_scaler_scale: 'scaler' is null; pass one.");
+  EXPECT_EQ(hr_scaler_destroy(nullptr), HR_ERROR_NULL);
+  EXPECT_EQ(hr_optimizer_destroy(nullptr), HR_ERROR_NULL);
+  EXPECT_EQ(hr_scaler_create(nullptr, nullptr, nullptr), HR_ERROR_NULL);
+  EXPECT_EQ(hr_sgd_create(nullptr, 3, nullptr, nullptr, nullptr), HR_ERROR_NULL);
+  hr_optimizer* optimizer = nullptr;
+  EXPECT_EQ(hr_sgd_create(nullptr, 3, nullptr, nullptr, &optimizer), HR_ERROR_NULL);
+  EXPECT_EQ(optimizer, nullptr);
+  EXPECT_EQ(hr_measure(nullptr, 1, 0, nullptr), HR_ERROR_NULL);
+  EXPECT_EQ(hr_convert(nullptr, nullptr), HR_ERROR_NULL);
+  EXPECT_EQ(hr_policy_preset(nullptr, nullptr), HR_ERROR_NULL);
+  EXPECT_EQ(hr_from_dlpack(nullptr, nullptr), HR_ERROR_NULL);
+  EXPECT_EQ(hr_report_text(nullptr, nullptr, 0, nullptr), HR_ERROR_NULL);
+  Training training;
+  EXPECT_EQ(hr_scaler_scale(training.scaler, 1.0f, nullptr), HR_ERROR_NULL);
+  EXPECT_EQ(hr_scaler_step(training.scaler, nullptr, nullptr, nullptr), HR_ERROR_NULL);
+  EXPECT_EQ(hr_scaler_load(training.scaler, nullptr), HR_ERROR_NULL);
+  const auto callbacks = sized<hr_optimizer_callbacks>();
+  EXPECT_EQ(hr_optimizer_create(&training.parameter, 1, &callbacks, &optimizer), HR_ERROR_NULL);
+}
+
+TEST(Handles, DestroyedTwiceOrUsedAfterwardsIsABadHandle) {
+  Training training;
+  ASSERT_OK(training.step(1.0f));
+  ASSERT_OK(hr_optimizer_destroy(training.optimizer));
+  EXPECT_EQ(hr_optimizer_destroy(training.optimizer), HR_ERROR_BAD_HANDLE);
+  EXPECT_EQ(hr_optimizer_zero_grad(training.optimizer), HR_ERROR_BAD_HANDLE);
+  EXPECT_OK(hr_scaler_update(training.scaler));  // which has stepped it
+  float scale = 0.0f;
+  EXPECT_OK(hr_scaler_scale(training.scaler, 1.0f, &scale));
+  EXPECT_EQ(hr_scaler_step(training.scaler, training.optimizer, nullptr, nullptr),
+            HR_ERROR_BAD_HANDLE);
+  ASSERT_OK(hr_scaler_destroy(training.scaler));
+  EXPECT_EQ(hr_scaler_destroy(training.scaler), HR_ERROR_BAD_HANDLE);
+  EXPECT_EQ(hr_scaler_update(training.scaler), HR_ERROR_BAD_HANDLE);
+}
+
+TEST(Handles, ADestroyedHandleIsNeverGivenOutAgain) {
+  hr_scaler* first = nullptr;
+  ASSERT_OK(hr_scaler_create(nullptr, nullptr, &first));
+  ASSERT_OK(hr_scaler_destroy(first));
+  for (int i = 0; i < 1000; ++i) {
+    hr_scaler* next = nullptr;
+    ASSERT_OK(hr_scaler_create(nullptr, nullptr, &next));
+    ASSERT_NE(next, first);
+    ASSERT_OK(hr_scaler_destroy(next));
+  }
+}
+
+TEST(Handles, OneOfAnotherKindOrFromNowhereIsABadHandle) {
+  Training training;
+  EXPECT_EQ(hr_scaler_update(reinterpret_cast<hr_scaler*>(training.optimizer)),
+            HR_ERROR_BAD_HANDLE);
+  EXPECT_EQ(hr_optimizer_zero_grad(reinterpret_cast<hr_optimizer*>(training.scaler)),
+            HR_ERROR_BAD_HANDLE);
+  int somewhere = 0;
+  EXPECT_EQ(hr_scaler_update(reinterpret_cast<hr_scaler*>(&somewhere)), HR_ERROR_BAD_HANDLE);
+  EXPECT_EQ(hr_scaler_update(reinterpret_cast<hr_scaler*>(~uintptr_t{0})), HR_ERROR_BAD_HANDLE);
+}
+
+TEST(Handles, ThreadsMayShareThemAndDestroyThem) {
+  for (int round = 0; round < 20; ++round) {
+    Training training;
+    std::atomic<int> bad{0}, destroyed{0};
+    const auto count = [&](hr_status status) {
+      if (status == HR_ERROR_BAD_HANDLE || status == HR_OK) return;
+      // Two threads step in turn without agreeing on it, which has an order of its own.
+      if (status != HR_ERROR_WRONG_ORDER) ++bad;
+    };
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 2; ++t) {
+      threads.emplace_back([&] {
+        for (int i = 0; i < 50; ++i) {
+          float scale = 0.0f;
+          count(hr_scaler_scale(training.scaler, 1.0f, &scale));
+          count(hr_scaler_step(training.scaler, training.optimizer, nullptr, nullptr));
+          count(hr_scaler_update(training.scaler));
+        }
+      });
+      threads.emplace_back([&, t] {
+        auto state = sized<hr_optimizer_state>();
+        for (int i = 0; i < 50; ++i) {
+          count(hr_optimizer_set_grad(training.optimizer, 0, &training.parameter.grad));
+          count(hr_optimizer_get_state(training.optimizer, &state));
+          count(hr_optimizer_zero_grad(training.optimizer));
+          size_t needed = 0;
+          count(hr_scaler_save(training.scaler, nullptr, 0, &needed));
+        }
+        destroyed += hr_optimizer_destroy(training.optimizer) == HR_OK;
+        if (t == 1) destroyed += hr_scaler_destroy(training.scaler) == HR_OK;
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(bad, 0) << hr_last_error();
+    EXPECT_EQ(destroyed, 2);
+  }
+}
+
+TEST(Errors, EachThreadHasItsOwnSentence) {
+  EXPECT_EQ(hr_scaler_destroy(nullptr), HR_ERROR_NULL);
+  std::thread([] {
+    EXPECT_STREQ(hr_last_error(), "");
+    EXPECT_EQ(hr_set_num_threads(-1), HR_ERROR_INVALID_ARGUMENT);
+  }).join();
+  EXPECT_TRUE(last_error_has("hr_scaler_destroy"));
+  int32_t threads = 0;
+  EXPECT_OK(hr_num_threads(&threads));
+  EXPECT_TRUE(last_error_has("hr_scaler_destroy"));  // a call that succeeds leaves it
+}
+
+TEST(Errors, EveryStatusHasAName) {
+  for (hr_status status = HR_OK; status <= HR_ERROR_INTERNAL; ++status) {
+    if (status == HR_ERROR_FILE + 1) status = HR_ERROR_NULL;
+    EXPECT_STRNE(hr_status_name(status), "unknown") << status;
+  }
+  EXPECT_STREQ(hr_status_name(HR_ERROR_WRONG_ORDER), "wrong order");
+  EXPECT_STREQ(hr_status_name(-1), "unknown");
+  EXPECT_STREQ(hr_status_name(99), "unknown");
+}
+
+TEST(Errors, ALongSentenceIsCut) {
+  const std::string name(5000, 'n');
+  auto policy = sized<hr_policy>();
+  EXPECT_EQ(hr_policy_preset(name.c_str(), &policy), HR_ERROR_INVALID_ARGUMENT);
+  EXPECT_EQ(std::string(hr_last_error()).size(), 1023u);
+}
+
+TEST(Errors, CountsBeyondAllMemoryAreAStatus) {
+  Training training;
+  hr_optimizer* optimizer = nullptr;
+  EXPECT_EQ(hr_sgd_create(&training.parameter, SIZE_MAX, nullptr, nullptr, &optimizer),
+            HR_ERROR_OUT_OF_MEMORY);
+  auto stats = sized<hr_stats>();
+  hr_tensor tensor = training.parameter.weight;
+  EXPECT_EQ(hr_measure(&tensor, SIZE_MAX / 2, 0, &stats), HR_ERROR_OUT_OF_MEMORY);
+  tensor.count = INT64_MAX;
+  EXPECT_EQ(hr_measure(&tensor, 1, 0, &stats), HR_ERROR_INVALID_ARGUMENT);
+  tensor.count = -1;
+  EXPECT_EQ(hr_measure(&tensor, 1, 0, &stats), HR_ERROR_INVALID_ARGUMENT);
+}
+
+TEST(Versions, AnUnknownSizeIsRefusedAndNothingHappens) {
+  Training training;
+  hr_policy policy;
+  EXPECT_EQ(hr_policy_init(&policy, sizeof(policy) + 8), HR_ERROR_VERSION);
+  EXPECT_EQ(hr_policy_init(&policy, 0), HR_ERROR_VERSION);
+  ASSERT_OK(hr_policy_init(&policy, sizeof(policy)));
+  policy.size = 4;
+  EXPECT_EQ(hr_policy_preset("torch", &policy), HR_ERROR_VERSION);
+  hr_scaler* scaler = nullptr;
+  EXPECT_EQ(hr_scaler_create(&policy, nullptr, &scaler), HR_ERROR_VERSION);
+  EXPECT_TRUE(last_error_has("'policy' says it has 4 bytes"));
+
+  auto report = sized<hr_report>();
+  report.size += 8;  // a caller from the future
+  EXPECT_EQ(training.step(1.0f, &report), HR_ERROR_VERSION);
+  EXPECT_EQ(training.weight[0], 1.0f);
+  report.size = 0;  // one who forgot
+  EXPECT_EQ(hr_scaler_step(training.scaler, training.optimizer, nullptr, &report),
+            HR_ERROR_VERSION);
+  auto options = sized<hr_step_options>();
+  options.size = 1;
+  EXPECT_EQ(hr_scaler_step(training.scaler, training.optimizer, &options, nullptr),
+            HR_ERROR_VERSION);
+  EXPECT_OK(hr_scaler_step(training.scaler, training.optimizer, nullptr, nullptr));
+  auto stats = sized<hr_stats>();
+  stats.size -= 8;
+  EXPECT_EQ(hr_measure(nullptr, 0, 0, &stats), HR_ERROR_VERSION);
+}
+
+TEST(Versions, CallersFromBeforeAMemberWasAddedAreServed) {
+  Grown old = {16, 7, -1};
+  const Grown seen = c::taken(&old, {sizeof(Grown), 1, 2}, "grown");
+  EXPECT_EQ(seen.old, 7);
+  EXPECT_EQ(seen.added, 2);  // the default: the caller has no such member
+  c::check_to_fill(&old, "grown");
+  c::give({sizeof(Grown), 8, 9}, &old);
+  EXPECT_EQ(old.size, 16u);
+  EXPECT_EQ(old.old, 8);
+  EXPECT_EQ(old.added, -1);  // not the caller's struct any more
+  for (const size_t size : {size_t{0}, size_t{8}, size_t{32}}) {
+    old.size = size;
+    EXPECT_THROW(c::check_to_fill(&old, "grown"), c::Failure);
+  }
+}
+
+TEST(Versions, TheLibraryServesItsOwnHeaderOnly) {
+  EXPECT_OK(hr_check_version(HEADROOM_VERSION_MAJOR, HEADROOM_VERSION_MINOR));
+  EXPECT_EQ(hr_check_version(HEADROOM_VERSION_MAJOR + 1, 0), HR_ERROR_VERSION);
+  EXPECT_EQ(hr_check_version(HEADROOM_VERSION_MAJOR, HEADROOM_VERSION_MINOR + 1), HR_ERROR_VERSION);
+  EXPECT_EQ(hr_check_version(-1, -1), HR_ERROR_VERSION);
+  EXPECT_STREQ(hr_version(), HEADROOM_VERSION);
+}
+
+}  // namespace
+}  // namespace headroom

@@ -1,0 +1,255 @@
+// Optimizers through C: the fused ones, those made of callbacks, and accumulators.
+#include <headroom/headroom.h>
+
+#include <cstring>
+#include <limits>
+#include <stdexcept>
+
+#include "tests/c/support.h"
+
+namespace headroom {
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+TEST(Optimizers, GiveTheBitsOfTheCppOnes) {
+  std::vector<f16> c_weight(100, f16(1.0f)), c_grad(100, f16(0.25f)), weight = c_weight;
+  std::vector<f16> grad = c_grad;
+  const hr_parameter parameter = {"w", hr_cpu_tensor(c_weight.data(), HR_F16, 100),
+                                  hr_cpu_tensor(c_grad.data(), HR_F16, 100)};
+  hr_adam_options options;
+  ASSERT_OK(hr_adamw_options_init(&options, sizeof(options)));
+  EXPECT_EQ(options.weight_decay, AdamWOptions{}.weight_decay);
+  options.lr = 0.1;
+  hr_optimizer* optimizer = nullptr;
+  hr_scaler* c_scaler = nullptr;
+  ASSERT_OK(hr_adamw_create(&parameter, 1, &options, nullptr, &optimizer));
+  ASSERT_OK(hr_scaler_create(nullptr, nullptr, &c_scaler));
+  AdamW adamw({{"w", view(weight), view(grad)}}, {.lr = 0.1});
+  GradScaler scaler;
+  for (int i = 0; i < 5; ++i) {
+    float scaled = 0.0f;
+    ASSERT_OK(hr_scaler_scale(c_scaler, 1.0f, &scaled));
+    ASSERT_OK(hr_scaler_step(c_scaler, optimizer, nullptr, nullptr));
+    ASSERT_OK(hr_scaler_update(c_scaler));
+    scaler.scale(1.0f);
+    scaler.step(adamw);
+    scaler.update();
+  }
+  EXPECT_EQ(std::memcmp(weight.data(), c_weight.data(), 200), 0);
+  EXPECT_LT(static_cast<float>(weight[0]), 0.9f);
+
+  // The state goes out, and into another optimizer.
+  auto state = sized<hr_optimizer_state>();
+  ASSERT_OK(hr_optimizer_get_state(optimizer, &state));
+  EXPECT_EQ(state.step_count, 1u);
+  EXPECT_EQ(state.steps[0], 5);
+  ASSERT_EQ(state.tensor_count, adamw.state().tensors.size());
+  EXPECT_STREQ(state.tensors[0].name, adamw.state().tensors[0].name.c_str());
+  std::vector<f16> other_weight(100), other_grad(100);
+  const hr_parameter other = {"w", hr_cpu_tensor(other_weight.data(), HR_F16, 100),
+                              hr_cpu_tensor(other_grad.data(), HR_F16, 100)};
+  hr_optimizer* loaded = nullptr;
+  ASSERT_OK(hr_adamw_create(&other, 1, &options, nullptr, &loaded));
+  EXPECT_OK(hr_optimizer_load_state(loaded, &state));
+  EXPECT_EQ(std::memcmp(other_weight.data(), c_weight.data(), 200), 0);
+  hr_optimizer_state broken = state;
+  broken.tensor_count -= 1;
+  EXPECT_EQ(hr_optimizer_load_state(loaded, &broken), HR_ERROR_BAD_STATE);
+  broken = state;
+  broken.steps = nullptr;
+  EXPECT_EQ(hr_optimizer_load_state(loaded, &broken), HR_ERROR_NULL);
+  broken.step_count = SIZE_MAX;
+  EXPECT_EQ(hr_optimizer_load_state(loaded, &broken), HR_ERROR_OUT_OF_MEMORY);
+  EXPECT_OK(hr_optimizer_destroy(loaded));
+  EXPECT_OK(hr_optimizer_destroy(optimizer));
+  EXPECT_OK(hr_scaler_destroy(c_scaler));
+}
+
+TEST(Optimizers, HaveGroupsAndOptions) {
+  Training training;
+  std::vector<float> weight(4), grad(4);
+  hr_parameter more = {nullptr, hr_cpu_tensor(weight.data(), HR_F32, 4),
+                       hr_cpu_tensor(grad.data(), HR_F32, 4)};
+  hr_sgd_options options;
+  ASSERT_OK(hr_sgd_options_init(&options, sizeof(options)));
+  options.lr = 0.5;
+  size_t group = 0, count = 0;
+  EXPECT_OK(hr_sgd_add_group(training.optimizer, &more, 1, &options, &group));
+  EXPECT_EQ(group, 1u);
+  EXPECT_OK(hr_optimizer_parameter_count(training.optimizer, &count));
+  EXPECT_EQ(count, 2u);
+  EXPECT_EQ(hr_sgd_add_group(training.optimizer, &more, 1, &options, &group),
+            HR_ERROR_INVALID_ARGUMENT);  // the same memory twice
+  EXPECT_OK(hr_optimizer_set_lr(training.optimizer, 0.25));
+  EXPECT_OK(hr_sgd_get_options(training.optimizer, 1, &options));
+  EXPECT_EQ(options.lr, 0.25);
+  options.lr = -1.0;
+  EXPECT_EQ(hr_sgd_set_options(training.optimizer, 1, &options), HR_ERROR_INVALID_ARGUMENT);
+  EXPECT_EQ(hr_sgd_get_options(training.optimizer, 2, &options), HR_ERROR_INVALID_ARGUMENT);
+  EXPECT_EQ(hr_sgd_set_options(training.optimizer, 9, &options), HR_ERROR_INVALID_ARGUMENT);
+  hr_adam_options adam;
+  ASSERT_OK(hr_adam_options_init(&adam, sizeof(adam)));
+  EXPECT_EQ(hr_adam_get_options(training.optimizer, 0, &adam), HR_ERROR_UNSUPPORTED);
+  EXPECT_EQ(hr_adam_add_group(training.optimizer, &more, 1, &adam, nullptr), HR_ERROR_UNSUPPORTED);
+
+  hr_parameter told = {};
+  EXPECT_OK(hr_optimizer_parameter(training.optimizer, 0, &told));
+  EXPECT_STREQ(told.name, "w");
+  EXPECT_EQ(told.grad.data, training.grad.data());
+  EXPECT_EQ(hr_optimizer_parameter(training.optimizer, 2, &told), HR_ERROR_INVALID_ARGUMENT);
+  EXPECT_OK(hr_optimizer_set_grad(training.optimizer, 1, nullptr));
+  EXPECT_OK(hr_optimizer_parameter(training.optimizer, 1, &told));
+  EXPECT_EQ(told.grad.data, nullptr);
+  EXPECT_EQ(hr_optimizer_set_grad(training.optimizer, 7, nullptr), HR_ERROR_INVALID_ARGUMENT);
+  EXPECT_OK(hr_optimizer_refresh_masters(training.optimizer));
+}
+
+TEST(Optimizers, PrecisionIsTaken) {
+  std::vector<bf16> weight(10), grad(10);
+  const hr_parameter parameter = {"w", hr_cpu_tensor(weight.data(), HR_BF16, 10),
+                                  hr_cpu_tensor(grad.data(), HR_BF16, 10)};
+  hr_precision precision;
+  ASSERT_OK(hr_precision_init(&precision, sizeof(precision)));
+  EXPECT_EQ(precision.master_weights, 1);
+  precision.master_weights = 0;
+  hr_optimizer* optimizer = nullptr;
+  ASSERT_OK(hr_adam_create(&parameter, 1, nullptr, &precision, &optimizer));
+  auto state = sized<hr_optimizer_state>();
+  EXPECT_OK(hr_optimizer_get_state(optimizer, &state));
+  EXPECT_EQ(state.tensor_count, 2u);  // two moments and no master
+  hr_adam_options adam;
+  ASSERT_OK(hr_adam_options_init(&adam, sizeof(adam)));
+  EXPECT_OK(hr_adam_set_options(optimizer, 0, &adam));
+  EXPECT_OK(hr_optimizer_destroy(optimizer));
+}
+
+// An optimizer of another language, and how its callbacks are to behave.
+struct Own {
+  float multiplier = 0.0f;
+  std::string culprit;
+  int32_t answer = 0;
+  bool throws = false;
+  hr_optimizer* optimizer = nullptr;
+  hr_scaler* scaler = nullptr;
+  std::vector<hr_status> inside;
+};
+
+int32_t own_apply(float multiplier, int32_t, void* user) {
+  Own& own = *static_cast<Own*>(user);
+  own.multiplier = multiplier;
+  if (own.throws) throw std::runtime_error("out of a callback");
+  float scale = 0.0f;
+  own.inside = {hr_scaler_scale(own.scaler, 1.0f, &scale),
+                hr_scaler_step(own.scaler, own.optimizer, nullptr, nullptr),
+                hr_optimizer_zero_grad(own.optimizer), hr_optimizer_destroy(own.optimizer),
+                hr_scaler_destroy(own.scaler)};
+  return own.answer;
+}
+
+void own_skipped(const char* culprit, void* user) {
+  Own& own = *static_cast<Own*>(user);
+  own.culprit = culprit;
+  if (own.throws) throw 1;
+}
+
+struct OwnOptimizer : testing::Test {
+  OwnOptimizer() {
+    auto callbacks = sized<hr_optimizer_callbacks>();
+    callbacks.apply = own_apply;
+    callbacks.skipped = own_skipped;
+    callbacks.user = &own;
+    EXPECT_OK(hr_optimizer_destroy(training.optimizer));
+    EXPECT_OK(hr_optimizer_create(&training.parameter, 1, &callbacks, &training.optimizer));
+    own.optimizer = training.optimizer;
+    own.scaler = training.scaler;
+  }
+  Training training;
+  Own own;
+};
+
+TEST_F(OwnOptimizer, IsCalledWithTheMultiplier) {
+  EXPECT_OK(training.step(1.0f));
+  EXPECT_EQ(own.multiplier, 1.0f / 65536.0f);
+  EXPECT_OK(hr_scaler_update(training.scaler));
+  EXPECT_OK(training.step(kInf));
+  EXPECT_EQ(own.culprit, "w: 10 inf, 0 nan");
+}
+
+TEST_F(OwnOptimizer, MayNotUseTheHandlesThatCalledIt) {
+  EXPECT_OK(training.step(1.0f));
+  EXPECT_EQ(own.inside, std::vector<hr_status>(5, HR_ERROR_WRONG_ORDER));
+  EXPECT_OK(hr_scaler_update(training.scaler));  // nothing was destroyed
+}
+
+TEST_F(OwnOptimizer, ThatFailsMakesTheStepFailUncounted) {
+  own.answer = -3;
+  EXPECT_EQ(training.step(1.0f), HR_ERROR_CALLBACK);
+  EXPECT_TRUE(last_error_has("apply callback returned -3"));
+  own.answer = 0;
+  auto report = sized<hr_report>();
+  EXPECT_OK(hr_scaler_step(training.scaler, training.optimizer, nullptr, &report));
+  EXPECT_EQ(report.steps, 1);
+}
+
+TEST_F(OwnOptimizer, ExceptionsOfCallbacksAreAStatus) {
+  own.throws = true;
+  EXPECT_EQ(training.step(1.0f), HR_ERROR_CALLBACK);
+  EXPECT_EQ(training.step(kInf), HR_ERROR_CALLBACK);
+  own.throws = false;
+  EXPECT_OK(training.step(1.0f));
+  EXPECT_OK(hr_scaler_update(training.scaler));
+}
+
+TEST_F(OwnOptimizer, HasNoStateAndNoLearningRate) {
+  auto state = sized<hr_optimizer_state>();
+  EXPECT_EQ(hr_optimizer_get_state(training.optimizer, &state), HR_ERROR_UNSUPPORTED);
+  EXPECT_EQ(hr_optimizer_set_lr(training.optimizer, 0.1), HR_ERROR_UNSUPPORTED);
+  hr_parameter parameter = {};
+  EXPECT_EQ(hr_accumulator_summed(training.optimizer, 0, &parameter), HR_ERROR_UNSUPPORTED);
+}
+
+TEST(Alarms, AnExceptionOutOfTheCallbackIsAStatus) {
+  hr_policy policy;
+  ASSERT_OK(hr_policy_init(&policy, sizeof(policy)));
+  policy.init_scale = 1.0f;
+  hr_scaler_options options;
+  ASSERT_OK(hr_scaler_options_init(&options, sizeof(options)));
+  options.on_alarm = [](const hr_alarm*, void*) { throw 1; };
+  Training training(&policy, &options);
+  ASSERT_OK(training.step(kInf));
+  EXPECT_EQ(hr_scaler_update(training.scaler), HR_ERROR_CALLBACK);
+  EXPECT_OK(training.step(1.0f));  // the update had done its work
+}
+
+TEST(Accumulators, SumOverScalers) {
+  Training training;
+  hr_optimizer* sums = nullptr;
+  ASSERT_OK(hr_optimizer_destroy(training.optimizer));
+  ASSERT_OK(hr_accumulator_create(&training.parameter, 1, &sums));
+  hr_parameter summed = {};
+  ASSERT_OK(hr_accumulator_summed(sums, 0, &summed));
+  EXPECT_EQ(hr_accumulator_summed(sums, 1, &summed), HR_ERROR_INVALID_ARGUMENT);
+  hr_sgd_options sgd;
+  ASSERT_OK(hr_sgd_options_init(&sgd, sizeof(sgd)));
+  sgd.lr = 0.125;
+  ASSERT_OK(hr_sgd_create(&summed, 1, &sgd, nullptr, &training.optimizer));
+  EXPECT_EQ(hr_accumulator_step(sums, training.optimizer, nullptr, nullptr), HR_ERROR_WRONG_ORDER);
+  for (int micro = 0; micro < 2; ++micro) {
+    float scale = 0.0f;
+    ASSERT_OK(hr_scaler_scale(training.scaler, 1.0f, &scale));
+    for (float& g : training.grad) g = scale;
+    ASSERT_OK(hr_scaler_step(training.scaler, sums, nullptr, nullptr));
+    ASSERT_OK(hr_scaler_update(training.scaler));
+  }
+  auto report = sized<hr_report>();
+  EXPECT_EQ(hr_accumulator_step(sums, sums, nullptr, nullptr), HR_ERROR_UNSUPPORTED);
+  EXPECT_OK(hr_accumulator_step(sums, training.optimizer, nullptr, &report));
+  EXPECT_EQ(report.applied, 1);
+  EXPECT_EQ(training.weight[0], 0.75f);
+  EXPECT_OK(hr_optimizer_destroy(training.optimizer));
+  EXPECT_OK(hr_optimizer_destroy(sums));
+}
+
+}  // namespace
+}  // namespace headroom
