@@ -1,0 +1,47 @@
+"""Torch tensors as (pointer, type, count, device), which is how the core takes them."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+
+View = tuple[int, int, int, int]
+
+_CODES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float64: 3}
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements fill one block of memory, in any order."""
+    if tensor.is_contiguous():
+        return True
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
+        if size > 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def view_of(tensor: torch.Tensor) -> Optional[View]:
+    """The memory of a dense tensor on the CPU or a CUDA device; None if it is something else, such
+    as a subclass that stands for memory elsewhere."""
+    code = _CODES.get(tensor.dtype)
+    if code is None or type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
+        return None
+    device = tensor.device
+    if device.type == "cpu":
+        place = -1
+    elif device.type == "cuda":
+        place = device.index
+    else:
+        return None
+    if tensor.is_neg() or not is_dense(tensor):
+        return None
+    return (tensor.data_ptr(), code, tensor.numel(), place)
+
+
+def stream_of(device: torch.device) -> int:
+    """Torch's current stream there, for the core's work; 0 on the CPU."""
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
