@@ -162,7 +162,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                 continue
             view = torch.from_dlpack(memory).as_strided(param.shape, param.stride())
             self.state[param]["step"] = torch.tensor(float(steps[i]))
-            self.state[param][label.rpartition("/")[2]] = view
+            self.state[param][_torch_name(label)] = view
 
     def state_dict(self) -> dict[str, Any]:
         """Torch's own format, and beside it ``master``, the FP32 values of 16-bit weights."""
@@ -192,7 +192,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             buffers = any(state.get(name) is not None for name in self._buffers)
             steps.append(int(state.get("step", 1 if buffers else 0)))
         for label, _, i in tensors:
-            param, name = self._params[i], label.rpartition("/")[2]
+            param, name = self._params[i], _torch_name(label)
             value = saved[i].get(name)
             if value is None and name == "master":
                 value = param
@@ -226,6 +226,12 @@ class FusedOptimizer(torch.optim.Optimizer):
 
 def _is_not(a: Any, b: Any) -> bool:
     return a is not b
+
+
+def _torch_name(label: str) -> str:
+    """What torch's state dict calls the core's "w/momentum"."""
+    name = label.rpartition("/")[2]
+    return "momentum_buffer" if name == "momentum" else name
 
 
 class AdamW(FusedOptimizer):
