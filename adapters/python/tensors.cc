@@ -147,13 +147,17 @@ DType dtype_named(const std::string& name) {
 TensorView view_of(py::handle item) {
   if (item.is_none()) return {};
   if (PyTuple_CheckExact(item.ptr()) == 0) return item.cast<const Tensor&>().view;
-  const auto fields = py::reinterpret_borrow<py::tuple>(item);
-  if (fields.size() != 4) throw py::type_error("a tensor is (pointer, type, count, device)");
+  if (PyTuple_GET_SIZE(item.ptr()) != 4) {
+    throw py::type_error("a tensor is (pointer, type, count, device)");
+  }
+  // By hand: a step makes one for each gradient.
+  const auto field = [&](Py_ssize_t i) { return PyTuple_GET_ITEM(item.ptr(), i); };
   TensorView view;
-  view.data = reinterpret_cast<void*>(fields[0].cast<uintptr_t>());
-  view.dtype = static_cast<DType>(fields[1].cast<uint8_t>());
-  view.count = fields[2].cast<int64_t>();
-  const int device = fields[3].cast<int>();
+  view.data = PyLong_AsVoidPtr(field(0));
+  view.dtype = static_cast<DType>(PyLong_AsLong(field(1)));
+  view.count = PyLong_AsLongLong(field(2));
+  const auto device = static_cast<int>(PyLong_AsLong(field(3)));
+  if (PyErr_Occurred() != nullptr) throw py::error_already_set();
   if (device >= 0) view.device = {DeviceType::kCUDA, device};
   return view;
 }

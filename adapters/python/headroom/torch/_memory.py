@@ -8,14 +8,13 @@ import torch
 
 View = tuple[int, int, int, int]
 
-_CODES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float64: 3}
+CODES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float64: 3}
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_STRIDED = torch.strided
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
     """Whether the elements fill one block of memory, in any order."""
-    if tensor.is_contiguous():
-        return True
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
         if size > 1 and stride != expected:
@@ -27,19 +26,16 @@ def is_dense(tensor: torch.Tensor) -> bool:
 def view_of(tensor: torch.Tensor) -> Optional[View]:
     """The memory of a dense tensor on the CPU or a CUDA device; None if it is something else, such
     as a subclass that stands for memory elsewhere."""
-    code = _CODES.get(tensor.dtype)
-    if code is None or type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
+    code = CODES.get(tensor.dtype)
+    if code is None or type(tensor) not in _PLAIN or tensor.layout is not _STRIDED:
         return None
-    device = tensor.device
-    if device.type == "cpu":
-        place = -1
-    elif device.type == "cuda":
-        place = device.index
-    else:
+    if not (tensor.is_contiguous() or is_dense(tensor)) or tensor.is_neg():
         return None
-    if tensor.is_neg() or not is_dense(tensor):
-        return None
-    return (tensor.data_ptr(), code, tensor.numel(), place)
+    if tensor.is_cpu:
+        return (tensor.data_ptr(), code, tensor.numel(), -1)
+    if tensor.is_cuda:
+        return (tensor.data_ptr(), code, tensor.numel(), tensor.device.index)
+    return None
 
 
 def stream_of(device: torch.device) -> int:

@@ -145,10 +145,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         if not apply:
             return loss
         self._core.apply(multiplier, stream=stream)
-        for i, param in enumerate(self._params):
-            if param.grad is not None:
-                increment_version(param)
-                self._versions[i] = param._version
+        increment_version([param for param in self._params if param.grad is not None])
+        self._versions = [param._version for param in self._params]
         del kept
         return loss
 
@@ -205,9 +203,8 @@ class FusedOptimizer(torch.optim.Optimizer):
             kept.append(memory)
             loaded.append((label, view_of(memory), i))
         self._core.load_state(steps, loaded, self._stream(self._params))
-        for i, param in enumerate(self._params):
-            increment_version(param)
-            self._versions[i] = param._version
+        increment_version(self._params)
+        self._versions = [param._version for param in self._params]
 
     def __getstate__(self) -> dict[str, Any]:
         self._publish()

@@ -10,7 +10,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from headroom import _core
-from headroom.torch._memory import View, stream_of, view_of
+from headroom.torch._memory import CODES, View, stream_of, view_of
 
 _CPU = torch.device("cpu")
 
@@ -113,49 +113,64 @@ class GradScaler(torch.amp.GradScaler):
         found_inf: torch.Tensor,
         allow_fp16: bool,
     ) -> dict[torch.device, torch.Tensor]:
-        ours: dict[torch.device, list[View]] = {}
-        owners: list[torch.Tensor] = []
+        here: list[View] = []  # on the CPU
+        there: dict[torch.device, list[View]] = {}  # BF16 on CUDA
+        owners: list[torch.Tensor] = []  # of those, in this order
         theirs: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
-        on_host = inv_scale.device == _CPU
-        plain = not on_host or 0.0 < float(inv_scale) < math.inf
+        on_host = inv_scale.is_cpu
+        inverse = float(inv_scale) if on_host else 0.0
+        plain = not on_host or 0.0 < inverse < math.inf
+        codes, tensor, strided = CODES, torch.Tensor, torch.strided
         with torch.no_grad():
             for group in optimizer.param_groups:
                 for param in group["params"]:
-                    if not isinstance(param, torch.Tensor):
+                    if not isinstance(param, tensor):
                         raise AssertionError(
                             f"expected param to be torch.Tensor, got {type(param).__name__}"
                         )
                     grad = param.grad
                     if grad is None:
                         continue
+                    code = codes.get(grad.dtype)
+                    if code is not None and type(grad) is tensor and grad.layout is strided:
+                        if plain and grad.is_cpu and grad.is_contiguous():  # nearly always
+                            here.append((grad.data_ptr(), code, grad.numel(), -1))
+                            owners.append(param)
+                            continue
                     if grad.is_sparse:
                         if grad.dtype is torch.float16:  # the sum of duplicates may overflow
                             grad = param.grad = grad.coalesce()
                         grad = grad._values()
-                    here = grad.device == _CPU or grad.dtype is torch.bfloat16
-                    view = view_of(grad) if here and plain else None
+                    ours = plain and (grad.is_cpu or grad.dtype is torch.bfloat16)
+                    view = view_of(grad) if ours else None
                     if view is None:
                         theirs.setdefault((grad.device, grad.dtype), []).append(grad)
-                    else:
-                        ours.setdefault(grad.device, []).append(view)
+                    elif view[3] < 0:
+                        here.append(view)
                         owners.append(param)
-            found = {}
-            for device in [*ours, *(device for device, _ in theirs)]:
-                if device not in found:
-                    found[device] = found_inf.to(device=device, non_blocking=True, copy=True)
-            seen = _Seen(self._scale.clone() if self._scale is not None else 1.0 / inv_scale)
-            for device, views in ours.items():
-                stats, ok = self._run(views, float(inv_scale), stream_of(device))
+                    else:
+                        there.setdefault(grad.device, []).append(view)
+            lists = {_CPU: here, **there} if here else there
+            devices = dict.fromkeys([*lists, *(device for device, _ in theirs)])
+            found = {
+                device: found_inf.to(device=device, non_blocking=True, copy=True)
+                for device in devices
+            }
+            scale = 1.0 / inv_scale if self._scale is None else self._scale.clone()
+            seen = _Seen(scale, found=list(found.values()))
+            for device, views in lists.items():
+                factor = inverse if on_host else float(inv_scale)
+                stats, ok = self._run(views, factor, stream_of(device))
                 if not ok:
                     found[device].fill_(1.0)
-                if len(ours) == 1:
+                if views is here:
                     seen.culprit = self._culprit(stats, optimizer, owners)
-                    seen.stats = None if theirs else stats
+                if len(lists) == 1 and not theirs:
+                    seen.stats = stats
             for (device, _), grads in theirs.items():
                 torch._amp_foreach_non_finite_check_and_unscale_(
                     grads, found[device], inv_scale.to(device=device, non_blocking=True)
                 )
-        seen.found = list(found.values())
         self._seen[id(optimizer)] = seen
         return found
 
