@@ -8,7 +8,7 @@ import torch
 
 View = tuple[int, int, int, int]
 
-CODES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float64: 3}
+_CODES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float64: 3}
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _STRIDED = torch.strided
 
@@ -26,7 +26,7 @@ def is_dense(tensor: torch.Tensor) -> bool:
 def view_of(tensor: torch.Tensor) -> Optional[View]:
     """The memory of a dense tensor on the CPU or a CUDA device; None if it is something else, such
     as a subclass that stands for memory elsewhere."""
-    code = CODES.get(tensor.dtype)
+    code = _CODES.get(tensor.dtype)
     if code is None or type(tensor) not in _PLAIN or tensor.layout is not _STRIDED:
         return None
     if not (tensor.is_contiguous() or is_dense(tensor)) or tensor.is_neg():

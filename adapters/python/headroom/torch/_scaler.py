@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field
+import types
+from dataclasses import dataclass
 from typing import Any, Optional
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from headroom import _core
-from headroom.torch._memory import CODES, View, stream_of, view_of
-
-_CPU = torch.device("cpu")
+from headroom.torch._memory import View, stream_of, view_of
+from headroom.torch._optim import FusedOptimizer
 
 
 @dataclass
@@ -36,9 +35,9 @@ class _Seen:
     """What was found in the gradients of one optimizer in this round."""
 
     scale: torch.Tensor  # a copy, which no update() moves
-    stats: Optional[_core.GradStats] = None  # of all gradients, scaled; None if torch's kernel ran
+    found: dict[torch.device, torch.Tensor]
+    stats: Optional[_core.GradStats] = None  # of the scaled gradients
     culprit: str = ""
-    found: list[torch.Tensor] = field(default_factory=list)
 
 
 class GradScaler(torch.amp.GradScaler):
@@ -59,9 +58,8 @@ class GradScaler(torch.amp.GradScaler):
     >>> print(scaler.report(), "->", scaler.get_scale())
     skipped at scale 65536: weight: 1 inf, 0 nan -> 32768.0
 
-    Gradients on the CPU, and BF16 ones on CUDA, go through Headroom's kernels. The rest goes through
-    torch's own: other CUDA gradients (for which torch's never waits), other devices, gradients that
-    are not dense in memory, and tensor subclasses.
+    In-place unscaling for torch's own optimizers is left to torch's kernel, which is fast and never
+    waits; BF16 gradients on CUDA, which it does not take, go through Headroom's.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -83,7 +81,7 @@ class GradScaler(torch.amp.GradScaler):
         if self._last is None:
             raise RuntimeError("report() was called before any step(); step first.")
         last = self._last
-        applied = not sum(float(found) for found in last.found)
+        applied = not sum(float(found) for found in last.found.values())
         scale = float(last.scale)
         norm = None if last.stats is None else last.stats.norm / scale
         return Report(applied, scale, norm, "" if applied else last.culprit)
@@ -92,6 +90,19 @@ class GradScaler(torch.amp.GradScaler):
     def last_step_applied(self) -> bool:
         """Whether the last step ran; a disabled scaler runs every one. Waits for a CUDA device."""
         return not self._enabled or self.report().applied
+
+    def _views(self, optimizer: torch.optim.Optimizer) -> tuple[list[View], list[torch.Tensor]]:
+        """The gradients that the core can read, and their parameters."""
+        views, owners = [], []
+        for group in optimizer.param_groups:
+            for param in group["params"]:
+                grad = param.grad
+                if grad is not None:
+                    view = view_of(grad._values() if grad.is_sparse else grad)
+                    if view is not None:
+                        views.append(view)
+                        owners.append(param)
+        return views, owners
 
     def _culprit(
         self, stats: _core.GradStats, optimizer: torch.optim.Optimizer, owners: list[torch.Tensor]
@@ -113,80 +124,69 @@ class GradScaler(torch.amp.GradScaler):
         found_inf: torch.Tensor,
         allow_fp16: bool,
     ) -> dict[torch.device, torch.Tensor]:
-        here: list[View] = []  # on the CPU
-        there: dict[torch.device, list[View]] = {}  # BF16 on CUDA
-        owners: list[torch.Tensor] = []  # of those, in this order
-        theirs: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
-        on_host = inv_scale.is_cpu
-        inverse = float(inv_scale) if on_host else 0.0
-        plain = not on_host or 0.0 < inverse < math.inf
-        codes, tensor, strided = CODES, torch.Tensor, torch.strided
-        with torch.no_grad():
-            for group in optimizer.param_groups:
-                for param in group["params"]:
-                    if not isinstance(param, tensor):
-                        raise AssertionError(
-                            f"expected param to be torch.Tensor, got {type(param).__name__}"
-                        )
-                    grad = param.grad
-                    if grad is None:
-                        continue
-                    code = codes.get(grad.dtype)
-                    if code is not None and type(grad) is tensor and grad.layout is strided:
-                        if plain and grad.is_cpu and grad.is_contiguous():  # nearly always
-                            here.append((grad.data_ptr(), code, grad.numel(), -1))
-                            owners.append(param)
-                            continue
-                    if grad.is_sparse:
-                        if grad.dtype is torch.float16:  # the sum of duplicates may overflow
-                            grad = param.grad = grad.coalesce()
-                        grad = grad._values()
-                    ours = plain and (grad.is_cpu or grad.dtype is torch.bfloat16)
-                    view = view_of(grad) if ours else None
-                    if view is None:
-                        theirs.setdefault((grad.device, grad.dtype), []).append(grad)
-                    elif view[3] < 0:
-                        here.append(view)
-                        owners.append(param)
-                    else:
-                        there.setdefault(grad.device, []).append(view)
-            lists = {_CPU: here, **there} if here else there
-            devices = dict.fromkeys([*lists, *(device for device, _ in theirs)])
-            found = {
-                device: found_inf.to(device=device, non_blocking=True, copy=True)
-                for device in devices
-            }
-            scale = 1.0 / inv_scale if self._scale is None else self._scale.clone()
-            seen = _Seen(scale, found=list(found.values()))
-            for device, views in lists.items():
-                factor = inverse if on_host else float(inv_scale)
-                stats, ok = self._run(views, factor, stream_of(device))
-                if not ok:
-                    found[device].fill_(1.0)
-                if views is here:
-                    seen.culprit = self._culprit(stats, optimizer, owners)
-                if len(lists) == 1 and not theirs:
-                    seen.stats = stats
-            for (device, _), grads in theirs.items():
-                torch._amp_foreach_non_finite_check_and_unscale_(
-                    grads, found[device], inv_scale.to(device=device, non_blocking=True)
-                )
-        self._seen[id(optimizer)] = seen
+        ours: dict[torch.device, list[View]] = {}
+        theirs = []
+        for group in optimizer.param_groups if torch.cuda.is_initialized() else ():
+            for param in group["params"]:
+                grad = getattr(param, "grad", None)
+                bf16 = grad is not None and grad.is_cuda and grad.dtype is torch.bfloat16
+                view = view_of(grad) if bf16 else None
+                if view is None:
+                    theirs.append(param)
+                else:
+                    ours.setdefault(grad.device, []).append(view)
+        rest = types.SimpleNamespace(param_groups=[{"params": theirs}]) if ours else optimizer
+        found = super()._unscale_grads_(rest, inv_scale, found_inf, True)
+        for device, views in ours.items():
+            if device not in found:
+                found[device] = found_inf.to(device=device, copy=True)
+            if not _core.unscale_(views, float(inv_scale), stream=stream_of(device)).ok:
+                found[device].fill_(1.0)
+        if self._scale is not None:
+            self._seen[id(optimizer)] = _Seen(self._scale.clone(), found)
         return found
-
-    @staticmethod
-    def _run(views: list[View], inverse: float, stream: int) -> tuple[_core.GradStats, bool]:
-        if inverse == 1.0:  # a check alone
-            stats = _core.measure(views, stream=stream)
-            return stats, stats.finite
-        result = _core.unscale_(views, inverse, stream=stream)
-        return result.before, result.ok
 
     def _check_inf_per_device(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        found = super()._check_inf_per_device(optimizer)
-        if hasattr(optimizer, "grads_measured"):  # one of ours, which then need not read them too
-            optimizer.grads_measured = self._seen[id(optimizer)].stats
+        """For optimizers that unscale by themselves: reads, and writes nothing."""
+        mine = isinstance(optimizer, FusedOptimizer)
+        grads = [p.grad for group in optimizer.param_groups for p in group["params"]
+                 if p.grad is not None]
+        devices = {grad.device for grad in grads}
+        # Elsewhere torch's check does not wait, and its fused optimizers do not need it to.
+        if self._scale is None or len(devices) != 1 or not (mine or grads[0].is_cpu):
+            return super()._check_inf_per_device(optimizer)
+        for param in (p for group in optimizer.param_groups for p in group["params"]):
+            if param.grad is not None and param.grad.is_sparse:
+                param.grad = param.grad.coalesce()  # the sum of duplicates may overflow
+        views, owners = self._views(optimizer)
+        if len(views) != len(grads):
+            return super()._check_inf_per_device(optimizer)
+        device = devices.pop()
+        stats = _core.measure(views, stream=stream_of(device))
+        found = {device: torch.full((), float(not stats.finite), device=device)}
+        culprit = self._culprit(stats, optimizer, owners)
+        self._seen[id(optimizer)] = _Seen(self._scale.clone(), found, stats, culprit)
+        self._per_optimizer_states[id(optimizer)]["found_inf_per_device"] = found
+        if mine:
+            optimizer.grads_measured = stats  # so that it need not read them too
         return found
+
+    def _maybe_opt_step(
+        self,
+        optimizer: torch.optim.Optimizer,
+        optimizer_state: dict[str, Any],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Optional[float]:
+        # torch's has waited for the flags when it returns, and so does this, once.
+        if not sum(found.item() for found in optimizer_state["found_inf_per_device"].values()):
+            return optimizer.step(*args, **kwargs)
+        views, owners = self._views(optimizer)
+        seen = self._seen.get(id(optimizer))
+        if seen is not None and len({view[3] for view in views}) == 1:
+            stats = _core.measure(views, stream=stream_of(owners[0].grad.device))
+            seen.culprit = self._culprit(stats, optimizer, owners)
+        return None
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Optional[float]:
         result = super().step(optimizer, *args, **kwargs)
