@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Optional
 
 import torch
+
+from headroom import _core
 
 View = tuple[int, int, int, int]
 
 _CODES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float64: 3}
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _STRIDED = torch.strided
+
+
+@functools.cache
+def _has_cuda() -> bool:
+    return _core.cuda_available()
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
@@ -24,8 +32,8 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 def view_of(tensor: torch.Tensor) -> Optional[View]:
-    """The memory of a dense tensor on the CPU or a CUDA device; None if it is something else, such
-    as a subclass that stands for memory elsewhere."""
+    """The memory of a dense tensor on the CPU or a CUDA device; None if it is something else: a
+    subclass that stands for memory elsewhere, or on CUDA while the core was built without it."""
     code = _CODES.get(tensor.dtype)
     if code is None or type(tensor) not in _PLAIN or tensor.layout is not _STRIDED:
         return None
@@ -33,7 +41,7 @@ def view_of(tensor: torch.Tensor) -> Optional[View]:
         return None
     if tensor.is_cpu:
         return (tensor.data_ptr(), code, tensor.numel(), -1)
-    if tensor.is_cuda:
+    if tensor.is_cuda and _has_cuda():
         return (tensor.data_ptr(), code, tensor.numel(), tensor.device.index)
     return None
 

@@ -68,6 +68,9 @@ class FusedOptimizer(torch.optim.Optimizer):
                 raise make("unsupported", f"{label} has type {param.dtype} on {param.device}; it has "
                            "to be a dense FP16, BF16 or FP32 tensor on the CPU or a CUDA device.")
             triples.append((label, view, None))
+        if len({param.device for param in [*self._params, *group["params"]]}) > 1:
+            raise make("unsupported", "The parameters are on several devices; give each device an "
+                       "optimizer of its own, under one scaler.")
         options = self._options_of(group)
         self._core.add_group(triples, options, self._stream(group["params"]))
         self._options.append(options)
