@@ -147,29 +147,33 @@ class GradScaler(torch.amp.GradScaler):
         return found
 
     def _check_inf_per_device(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """For optimizers that unscale by themselves: reads, and writes nothing."""
-        mine = isinstance(optimizer, FusedOptimizer)
-        grads = [p.grad for group in optimizer.param_groups for p in group["params"]
-                 if p.grad is not None]
-        devices = {grad.device for grad in grads}
-        # Elsewhere torch's check does not wait, and its fused optimizers do not need it to.
-        if self._scale is None or len(devices) != 1 or not (mine or grads[0].is_cpu):
+        """For optimizers that unscale by themselves. Of ours, what is measured serves both."""
+        if not isinstance(optimizer, FusedOptimizer) or self._scale is None:
             return super()._check_inf_per_device(optimizer)
-        for param in (p for group in optimizer.param_groups for p in group["params"]):
-            if param.grad is not None and param.grad.is_sparse:
-                param.grad = param.grad.coalesce()  # the sum of duplicates may overflow
+        for group in optimizer.param_groups:
+            for param in group["params"]:
+                if param.grad is not None and param.grad.is_sparse:
+                    param.grad = param.grad.coalesce()  # the sum of duplicates may overflow
         views, owners = self._views(optimizer)
-        if len(views) != len(grads):
+        if not views or len(views) != sum(
+            param.grad is not None for group in optimizer.param_groups for param in group["params"]
+        ):
             return super()._check_inf_per_device(optimizer)
-        device = devices.pop()
+        device = owners[0].grad.device
         stats = _core.measure(views, stream=stream_of(device))
         found = {device: torch.full((), float(not stats.finite), device=device)}
         culprit = self._culprit(stats, optimizer, owners)
         self._seen[id(optimizer)] = _Seen(self._scale.clone(), found, stats, culprit)
         self._per_optimizer_states[id(optimizer)]["found_inf_per_device"] = found
-        if mine:
-            optimizer.grads_measured = stats  # so that it need not read them too
+        optimizer.grads_measured = stats
         return found
+
+    def _find_culprit(self, optimizer: torch.optim.Optimizer) -> None:
+        views, owners = self._views(optimizer)
+        seen = self._seen.get(id(optimizer))
+        if seen is not None and len({view[3] for view in views}) == 1:
+            stats = _core.measure(views, stream=stream_of(owners[0].grad.device))
+            seen.culprit = self._culprit(stats, optimizer, owners)
 
     def _maybe_opt_step(
         self,
@@ -178,19 +182,19 @@ class GradScaler(torch.amp.GradScaler):
         *args: Any,
         **kwargs: Any,
     ) -> Optional[float]:
-        # torch's has waited for the flags when it returns, and so does this, once.
+        # As torch's, which waits for the flags here.
         if not sum(found.item() for found in optimizer_state["found_inf_per_device"].values()):
             return optimizer.step(*args, **kwargs)
-        views, owners = self._views(optimizer)
-        seen = self._seen.get(id(optimizer))
-        if seen is not None and len({view[3] for view in views}) == 1:
-            stats = _core.measure(views, stream=stream_of(owners[0].grad.device))
-            seen.culprit = self._culprit(stats, optimizer, owners)
+        self._find_culprit(optimizer)
         return None
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Optional[float]:
         result = super().step(optimizer, *args, **kwargs)
         self._last = self._seen.get(id(optimizer))
+        if self._last is not None and not self._last.culprit:
+            found = self._last.found.values()  # on CUDA, asking a fused optimizer's would wait
+            if all(flag.is_cpu for flag in found) and any(map(float, found)):
+                self._find_culprit(optimizer)
         return result
 
     def update(self, new_scale: Any = None) -> None:
