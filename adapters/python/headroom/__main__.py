@@ -1,0 +1,21 @@
+"""``python -m headroom``: the program ``headroom``, which is part of the package."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import sys
+
+
+def main() -> None:
+    packaged = pathlib.Path(__file__).parent / "bin" / "headroom"
+    program = str(packaged) if packaged.exists() else shutil.which("headroom")
+    if program is None:
+        sys.exit("headroom: this package was built without the program; build it with the program, "
+                 "or put headroom in PATH.")
+    os.execv(program, [program, *sys.argv[1:]])
+
+
+if __name__ == "__main__":
+    main()

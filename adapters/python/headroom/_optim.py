@@ -1,0 +1,157 @@
+"""The core's optimizers over arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Optional, Union
+
+from headroom import _core
+from headroom._tensor import tensor
+
+Params = Union[Mapping[str, tuple[Any, Any]], Iterable[tuple[Any, Any]]]
+
+
+class Optimizer:
+    """The base of SGD, Adam and AdamW.
+
+    ``params`` are pairs (weight, gradient), in a list or in a dict by name; a gradient may be None.
+    Weights of float16 and bfloat16 have float32 masters inside, unless ``master_weights`` is False.
+    The arrays are used in place and kept alive.
+    """
+
+    _kind: Any
+
+    def __init__(
+        self,
+        params: Params,
+        options: dict[str, Any],
+        *,
+        master_weights: bool = True,
+        stochastic_rounding: bool = False,
+        seed: int = 0,
+    ) -> None:
+        self._core = self._kind(master_weights, stochastic_rounding, seed)
+        self._kept: list[list[_core.Tensor | None]] = []
+        self._groups: list[dict[str, Any]] = []
+        self._defaults = options
+        self.add_group(params)
+
+    def add_group(self, params: Params, **options: Any) -> int:
+        """Adds parameters with options of their own; returns the number of the group."""
+        unknown = options.keys() - self._defaults.keys()
+        if unknown:
+            raise TypeError(f"{type(self).__name__} has no option {sorted(unknown)[0]!r}")
+        options = self._defaults | options
+        named = params.items() if isinstance(params, Mapping) else enumerate(params, len(self._kept))
+        triples = []
+        for name, (weight, grad) in named:
+            triples.append((str(name), tensor(weight), None if grad is None else tensor(grad)))
+        self._core.add_group(triples, options, 0)
+        self._kept += [[weight, grad] for _, weight, grad in triples]
+        self._groups.append(options)
+        return len(self._groups) - 1
+
+    def set_options(self, group: int = 0, **options: Any) -> None:
+        """Changes options of a group: ``optimizer.set_options(lr=1e-4)``."""
+        changed = self._groups[group] | options
+        if changed.keys() != self._groups[group].keys():
+            raise TypeError(f"the options are {', '.join(self._groups[group])}")
+        self._core.set_options(group + 1, changed)  # the core's first group is empty
+        self._groups[group] = changed
+
+    def options(self, group: int = 0) -> dict[str, Any]:
+        return dict(self._groups[group])
+
+    def set_grad(self, index: int, grad: Optional[Any]) -> None:
+        """Gives a parameter another gradient, or none, for loops that allocate them anew."""
+        view = None if grad is None else tensor(grad)
+        self._core.set_grad(index, view)
+        self._kept[index][1] = view
+
+    def zero_grad(self) -> None:
+        """Writes zeros to all gradients."""
+        self._core.zero_grad()
+
+    def apply(self, multiplier: float = 1.0, clear_grads: bool = False) -> None:
+        """One step with gradient x multiplier, without a scaler: no check, no scale."""
+        self._core.apply(multiplier, clear_grads)
+
+    def steps(self, index: int = 0) -> int:
+        """Steps applied to a parameter so far; a skipped one does not count."""
+        return self._core.steps(index)
+
+    def state(self) -> tuple[list[int], dict[str, _core.Tensor]]:
+        """The step of each parameter, and masters and moments by name.
+
+        They are views of the optimizer's own memory: ``numpy.array(t)`` copies what one shows.
+        """
+        steps, tensors = self._core.state()
+        return steps, {name: view for name, view, _ in tensors}
+
+    def load_state(self, steps: list[int], tensors: Mapping[str, Any]) -> None:
+        """Takes over what ``state()`` gave; changes nothing if it does not fit."""
+        loaded = [(name, tensor(values), 0) for name, values in tensors.items()]
+        self._core.load_state(steps, loaded, 0)
+
+
+class SGD(Optimizer):
+    """Stochastic gradient descent by torch.optim.SGD's formulas."""
+
+    _kind = _core.SGD
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float = 1e-3,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+        **precision: Any,
+    ) -> None:
+        options = dict(lr=lr, momentum=momentum, dampening=dampening)
+        options |= dict(weight_decay=weight_decay, nesterov=nesterov)
+        super().__init__(params, options, **precision)
+
+
+class Adam(Optimizer):
+    """Adam with L2 regularisation by torch.optim.Adam's formulas."""
+
+    _kind = _core.Adam
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        **precision: Any,
+    ) -> None:
+        options = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+        super().__init__(params, options, **precision)
+
+
+class AdamW(Adam):
+    """Adam with decoupled weight decay by torch.optim.AdamW's formulas.
+
+    >>> import numpy as np
+    >>> weight, grad = np.ones(3, np.float16), np.ones(3, np.float16)
+    >>> optimizer = AdamW({"w": (weight, grad)}, lr=0.5, weight_decay=0.0)
+    >>> optimizer.apply()
+    >>> weight
+    array([0.5, 0.5, 0.5], dtype=float16)
+    """
+
+    _kind = _core.AdamW
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        **precision: Any,
+    ) -> None:
+        super().__init__(params, lr, betas, eps, weight_decay, **precision)

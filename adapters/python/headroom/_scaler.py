@@ -1,0 +1,135 @@
+"""GradScaler and measure over arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Optional, Union
+
+from headroom import _core
+from headroom._optim import Optimizer
+from headroom._tensor import tensor
+
+
+def measure(grads: Iterable[Any], detail: bool = False) -> _core.GradStats:
+    """Reads every array once: inf, nan, norm, largest; with ``detail`` zeros, subnormals and a
+    histogram of magnitudes too.
+
+    >>> import numpy as np
+    >>> stats = measure([np.array([3, 4], np.float16), np.array([0, np.inf], np.float32)])
+    >>> stats.count, stats.inf_count, stats.amax, stats.culprit, stats.norm
+    (4, 1, 4.0, 1, inf)
+    """
+    return _core.measure([tensor(grad) for grad in grads], detail)
+
+
+def unscale_(grads: Iterable[Any], inverse_scale: float) -> _core.UnscaleResult:
+    """Multiplies gradients in place, and says what was found and lost.
+
+    >>> import numpy as np
+    >>> grad = np.array([2.0, 4.0], np.float16)
+    >>> unscale_([grad], 1 / 4).ok, grad
+    (True, array([0.5, 1. ], dtype=float16))
+    """
+    return _core.unscale_([tensor(grad) for grad in grads], inverse_scale)
+
+
+class GradScaler:
+    """Scales losses, unscales gradients, skips bad steps, adapts the scale.
+
+    ``policy`` is a ScalePolicy or the name of a preset. ``device`` is ``"cpu"``, or ``"cuda:0"`` for
+    a scale that lives there: then step() and update() never wait, and report() tells.
+
+    >>> import numpy as np
+    >>> import headroom
+    >>> weight, grad = np.zeros(4, np.float16), np.zeros(4, np.float16)
+    >>> optimizer = headroom.AdamW({"w": (weight, grad)}, lr=1e-3)
+    >>> scaler = GradScaler("torch")
+    >>> grad[:] = scaler.scale(1e-6)                # backward of the scaled loss
+    >>> print(scaler.step(optimizer, max_norm=1.0))
+    applied at scale 65536: norm 2.000480890274048e-06
+    >>> scaler.update()
+    >>> _ = scaler.scale(1.0); grad[2] = np.inf
+    >>> print(scaler.step(optimizer)); scaler.update(); scaler.get_scale()
+    skipped at scale 65536: w: 1 inf, 0 nan
+    32768.0
+    """
+
+    def __init__(
+        self,
+        policy: Union[_core.ScalePolicy, str, None] = None,
+        *,
+        enabled: bool = True,
+        device: str = "cpu",
+        on_alarm: Optional[Callable[[_core.AlarmReport], None]] = None,
+    ) -> None:
+        if policy is None:
+            policy = _core.ScalePolicy()
+        elif isinstance(policy, str):
+            policy = _core.preset(policy)
+        kind, _, index = device.partition(":")
+        if kind not in ("cpu", "cuda") or not (index or "0").isdecimal():
+            raise ValueError(f"device is {device!r}; it is 'cpu', 'cuda' or 'cuda:0'.")
+        place = int(index or 0) if kind == "cuda" else -1
+        self._core = _core.GradScaler(policy, enabled, place, on_alarm, 0)
+
+    @property
+    def policy(self) -> _core.ScalePolicy:
+        """A copy; set it to change how the scale moves from now on."""
+        return self._core.policy
+
+    @policy.setter
+    def policy(self, policy: _core.ScalePolicy) -> None:
+        self._core.set_policy(policy)
+
+    @property
+    def enabled(self) -> bool:
+        return self._core.enabled
+
+    def get_scale(self) -> float:
+        """The scale that the next loss is multiplied by; waits for a CUDA device."""
+        return self._core.get_scale()
+
+    def scale(self, loss: Any, out: Optional[Any] = None) -> Any:
+        """loss x scale. A number comes back as a float; of an array, ``out`` (float32, which may be
+        the loss itself) takes the result and is returned."""
+        if out is None:
+            return self._core.scale(float(loss))
+        self._core.scale_into(tensor(loss), tensor(out), 0)
+        return out
+
+    def unscale_(self, optimizer: Optimizer) -> _core.UnscaleResult:
+        """Divides the gradients by the scale, in place, for those who clip or look by hand."""
+        return self._core.unscale_(optimizer._core, 0)
+
+    def step(
+        self, optimizer: Optimizer, *, max_norm: float = 0.0, clear_grads: str = "on_skip"
+    ) -> _core.StepReport:
+        """Measures, decides, and applies or skips. ``clear_grads`` is when gradients are zeroed:
+        ``"on_skip"``, ``"always"`` or ``"never"``."""
+        return self._core.step(optimizer._core, max_norm, clear_grads, 0)
+
+    def update(self, new_scale: Optional[float] = None) -> None:
+        """Moves the scale by what the steps since the last update found, or sets it."""
+        self._core.update(new_scale, 0)
+
+    def report(self) -> _core.StepReport:
+        """What the last step did; waits for it."""
+        return self._core.report()
+
+    def try_report(self) -> Optional[_core.StepReport]:
+        """The newest step that is done, without waiting; None if there is none."""
+        return self._core.try_report()
+
+    def discard(self) -> None:
+        """Forgets losses that were scaled but not stepped, because their gradients are dropped."""
+        self._core.discard()
+
+    def save(self) -> str:
+        """Policy and state as JSON text; and ``load`` takes it back."""
+        return self._core.save()
+
+    def load(self, text: str) -> None:
+        self._core.load(text)
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError("A headroom.GradScaler cannot be pickled; keep save() and load() it.")

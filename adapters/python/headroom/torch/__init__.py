@@ -1,0 +1,26 @@
+"""Headroom for PyTorch, without a link against libtorch: tensors come by pointer.
+
+``GradScaler`` stands in for ``torch.amp.GradScaler``; ``AdamW`` and ``SGD`` are torch optimizers whose
+step is one pass over memory.
+
+>>> import torch, headroom.torch
+>>> model = torch.nn.Linear(4, 1).bfloat16()
+>>> optimizer = headroom.torch.AdamW(model.parameters(), lr=1e-3, max_norm=1.0)
+>>> scaler = headroom.torch.GradScaler("cpu")
+>>> loss = model(torch.ones(8, 4, dtype=torch.bfloat16)).float().square().mean()
+>>> scaler.scale(loss).backward()
+>>> scaler.step(optimizer)
+>>> scaler.update()
+>>> scaler.last_step_applied
+True
+"""
+
+import torch
+
+if not hasattr(torch.amp, "GradScaler"):
+    raise ImportError(f"headroom.torch needs PyTorch 2.3 or later; this is {torch.__version__}.")
+
+from headroom.torch._optim import SGD, AdamW
+from headroom.torch._scaler import GradScaler, Report
+
+__all__ = ["SGD", "AdamW", "GradScaler", "Report"]

@@ -1,0 +1,51 @@
+"""Torch tensors as (pointer, type, count, device), which is how the core takes them."""
+
+from __future__ import annotations
+
+import functools
+from typing import Optional
+
+import torch
+
+from headroom import _core
+
+View = tuple[int, int, int, int]
+
+_CODES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float64: 3}
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_STRIDED = torch.strided
+
+
+@functools.cache
+def _has_cuda() -> bool:
+    return _core.cuda_available()
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements fill one block of memory, in any order."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
+        if size > 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def view_of(tensor: torch.Tensor) -> Optional[View]:
+    """The memory of a dense tensor on the CPU or a CUDA device; None if it is something else: a
+    subclass that stands for memory elsewhere, or on CUDA while the core was built without it."""
+    code = _CODES.get(tensor.dtype)
+    if code is None or type(tensor) not in _PLAIN or tensor.layout is not _STRIDED:
+        return None
+    if not (tensor.is_contiguous() or is_dense(tensor)) or tensor.is_neg():
+        return None
+    if tensor.is_cpu:
+        return (tensor.data_ptr(), code, tensor.numel(), -1)
+    if tensor.is_cuda and _has_cuda():
+        return (tensor.data_ptr(), code, tensor.numel(), tensor.device.index)
+    return None
+
+
+def stream_of(device: torch.device) -> int:
+    """Torch's current stream there, for the core's work; 0 on the CPU."""
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0

@@ -1,0 +1,293 @@
+"""Torch optimizers whose step is one pass over memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Optional
+
+import torch
+from torch.autograd.graph import increment_version
+
+from headroom import _core
+from headroom._errors import make
+from headroom.torch._memory import View, stream_of, view_of
+
+
+class FusedOptimizer(torch.optim.Optimizer):
+    """The base of AdamW and SGD.
+
+    FP32 parameters are updated in place; FP16 and BF16 ones have FP32 masters inside, unless
+    ``master_weights`` is False. A weight that was changed by hand or loaded is noticed, and its master
+    follows. Under a GradScaler (Headroom's, or torch's own) gradients are unscaled in the pass that
+    updates; they themselves stay as they are. With ``max_norm`` their norm, over all groups, is
+    clipped in the same pass, and step() alone skips if there is inf or nan.
+    """
+
+    _kind: Any
+    _option_names: tuple[str, ...]
+    _buffers: tuple[str, ...]  # what torch's state dict calls the core's
+    _step_supports_amp_scaling = True  # GradScaler.step() then gives grad_scale and found_inf
+
+    def __init__(
+        self,
+        params: Any,
+        defaults: dict[str, Any],
+        max_norm: float,
+        master_weights: bool,
+        stochastic_rounding: bool,
+        seed: int,
+    ) -> None:
+        self.max_norm = max_norm
+        self._precision = (master_weights, stochastic_rounding, seed)
+        self._start()
+        super().__init__(params, defaults)
+
+    def _start(self) -> None:
+        self._core = self._kind(*self._precision)
+        self._options: list[dict[str, Any]] = []
+        self._params: list[torch.Tensor] = []
+        self._labels: list[str] = []
+        self._versions: list[int] = []
+        self._bound: Optional[list[tuple[str, View, Optional[View]]]] = None
+        self.grads_measured: Optional[_core.GradStats] = None
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        try:
+            self._add_to_core(self.param_groups[-1])
+        except Exception:
+            self.param_groups.pop()
+            raise
+
+    def _add_to_core(self, group: dict[str, Any]) -> None:
+        g, triples = len(self._options), []
+        for i, param in enumerate(group["params"]):
+            view = view_of(param)
+            label = f"param_groups[{g}].params[{i}]"
+            if view is None:
+                raise make("unsupported", f"{label} has type {param.dtype} on {param.device}; it has "
+                           "to be a dense FP16, BF16 or FP32 tensor on the CPU or a CUDA device.")
+            triples.append((label, view, None))
+        if len({param.device for param in [*self._params, *group["params"]]}) > 1:
+            raise make("unsupported", "The parameters are on several devices; give each device an "
+                       "optimizer of its own, under one scaler.")
+        options = self._options_of(group)
+        self._core.add_group(triples, options, self._stream(group["params"]))
+        self._options.append(options)
+        self._labels += [label for label, _, _ in triples]
+        self._params += group["params"]
+        self._versions += [param._version for param in group["params"]]
+
+    def _options_of(self, group: dict[str, Any]) -> dict[str, Any]:
+        for name in ("amsgrad", "maximize"):
+            if group.get(name):
+                raise make("unsupported", f"{name} is not part of headroom's fused optimizers; use "
+                           "torch's for it.")
+        options = {name: group[name] for name in self._option_names}
+        options["lr"] = float(options["lr"])  # which may be a tensor
+        return options
+
+    @staticmethod
+    def _stream(params: list[torch.Tensor]) -> int:
+        return stream_of(params[0].device) if params else 0
+
+    def _bind(self) -> list[torch.Tensor]:
+        """Shows the core memory and options as they are now; returns what must be kept alive."""
+        params = [param for group in self.param_groups for param in group["params"]]
+        if len(params) != len(self._params) or any(map(_is_not, params, self._params)):
+            raise make("unsupported", "The parameters of a group were changed after the optimizer was "
+                       "made; add new ones as a new group, or make a new optimizer.")
+        for g, group in enumerate(self.param_groups):
+            options = self._options_of(group)
+            if options != self._options[g]:
+                self._core.set_options(g + 1, options)  # the core's first group is empty
+                self._options[g] = options
+        kept, triples = [], []
+        for label, param in zip(self._labels, params):
+            grad = param.grad
+            if grad is not None:
+                if grad.is_sparse or grad.stride() != param.stride():
+                    grad = torch.empty_like(param, dtype=grad.dtype).copy_(
+                        grad.to_dense() if grad.is_sparse else grad
+                    )
+                kept.append(grad)
+                grad = view_of(grad)
+                if grad is None:
+                    raise make("unsupported", f"The gradient of {label} is of a type or on a device "
+                               "that Headroom does not have; use torch's optimizers for it.")
+            triples.append((label, view_of(param), grad))
+        stream = self._stream(params)
+        if triples != self._bound:
+            self._core.rebind(triples, stream)
+            self._bound = triples
+        for i, param in enumerate(params):
+            if param._version != self._versions[i]:  # somebody wrote to the weight
+                self._core.refresh_master(i, stream)
+                self._versions[i] = param._version
+        return kept
+
+    @torch.no_grad()
+    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
+        """One step; with a closure, after it. Under GradScaler.step() this is called by it."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        measured, self.grads_measured = self.grads_measured, None
+        if float(getattr(self, "found_inf", 0.0)):
+            return loss
+        given = getattr(self, "grad_scale", None)
+        scale = 1.0 if given is None else float(given)
+        kept = self._bind()
+        stream = self._stream(self._params)
+        if measured is None and self.max_norm > 0.0:
+            measured = _core.measure([grad for _, _, grad in self._bound], stream=stream)
+        apply, multiplier = True, _core.inverse(scale)
+        if measured is not None:
+            apply, multiplier, _ = _core.decide(measured, scale, self.max_norm)
+        if not apply:
+            return loss
+        self._core.apply(multiplier, stream=stream)
+        increment_version([param for param in self._params if param.grad is not None])
+        self._versions = [param._version for param in self._params]
+        del kept
+        return loss
+
+    def _publish(self) -> None:
+        """Fills ``state`` as torch's optimizers have it, with views of the core's memory."""
+        steps, tensors = self._core.state()
+        for label, memory, i in tensors:
+            param = self._params[i]
+            if steps[i] == 0:
+                self.state.pop(param, None)
+                continue
+            view = torch.from_dlpack(memory).as_strided(param.shape, param.stride())
+            self.state[param]["step"] = torch.tensor(float(steps[i]))
+            self.state[param][_torch_name(label)] = view
+
+    def state_dict(self) -> dict[str, Any]:
+        """Torch's own format, and beside it ``master``, the FP32 values of 16-bit weights."""
+        self._publish()
+        return super().state_dict()
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes ours, and that of torch's optimizer of the same name. Without masters in it, they
+        are made from the weights as they are."""
+        before = [dict(group) for group in self.param_groups]
+        super().load_state_dict({**state_dict, "state": {}})  # which would round moments to 16 bits
+        keys = [key for group in state_dict["param_groups"] for key in group["params"]]
+        try:
+            self._take([state_dict["state"].get(key, {}) for key in keys])
+        except Exception:
+            for group, old in zip(self.param_groups, before):
+                group.clear()
+                group.update(old)
+            raise
+
+    def _take(self, saved: list[dict[str, Any]]) -> None:
+        self._bind()
+        _, tensors = self._core.state()
+        steps, kept, loaded = [], [], []
+        for state in saved:
+            buffers = any(state.get(name) is not None for name in self._buffers)
+            steps.append(int(state.get("step", 1 if buffers else 0)))
+        for label, _, i in tensors:
+            param, name = self._params[i], _torch_name(label)
+            value = saved[i].get(name)
+            if value is None and name == "master":
+                value = param
+            memory = torch.zeros_like(param, dtype=torch.float32)
+            if value is not None:
+                if value.shape != param.shape:
+                    raise make("bad state", f"The saved {label} has shape {tuple(value.shape)}; this "
+                               f"parameter has {tuple(param.shape)}.")
+                memory.copy_(value)
+            kept.append(memory)
+            loaded.append((label, view_of(memory), i))
+        self._core.load_state(steps, loaded, self._stream(self._params))
+        increment_version(self._params)
+        self._versions = [param._version for param in self._params]
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._publish()
+        state = super().__getstate__()
+        return {**state, "max_norm": self.max_norm, "_precision": self._precision}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "_core" not in self.__dict__:  # unpickled or copied
+            self._start()
+            for group in self.param_groups:
+                self._add_to_core(group)
+            with torch.no_grad():
+                self._take([dict(self.state.get(param, {})) for param in self._params])
+
+
+def _is_not(a: Any, b: Any) -> bool:
+    return a is not b
+
+
+def _torch_name(label: str) -> str:
+    """What torch's state dict calls the core's "w/momentum"."""
+    name = label.rpartition("/")[2]
+    return "momentum_buffer" if name == "momentum" else name
+
+
+class AdamW(FusedOptimizer):
+    """``torch.optim.AdamW``, fused; without amsgrad and maximize.
+
+    >>> import torch, headroom.torch
+    >>> weight = torch.ones(2, dtype=torch.float16, requires_grad=True)
+    >>> optimizer = headroom.torch.AdamW([weight], lr=0.5, weight_decay=0.0)
+    >>> weight.square().sum().backward()
+    >>> optimizer.step()
+    >>> weight
+    tensor([0.5000, 0.5000], dtype=torch.float16, requires_grad=True)
+    """
+
+    _kind = _core.AdamW
+    _option_names = ("lr", "betas", "eps", "weight_decay")
+    _buffers = ("exp_avg", "exp_avg_sq")
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        *,
+        max_norm: float = 0.0,
+        master_weights: bool = True,
+        stochastic_rounding: bool = False,
+        seed: int = 0,
+    ) -> None:
+        defaults = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+        super().__init__(params, defaults, max_norm, master_weights, stochastic_rounding, seed)
+
+
+class SGD(FusedOptimizer):
+    """``torch.optim.SGD``, fused; without maximize. Whether momentum is 0 cannot change later."""
+
+    _kind = _core.SGD
+    _option_names = ("lr", "momentum", "dampening", "weight_decay", "nesterov")
+    _buffers = ("momentum_buffer",)
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+        *,
+        max_norm: float = 0.0,
+        master_weights: bool = True,
+        stochastic_rounding: bool = False,
+        seed: int = 0,
+    ) -> None:
+        defaults = dict(lr=lr, momentum=momentum, dampening=dampening)
+        defaults |= dict(weight_decay=weight_decay, nesterov=nesterov)
+        super().__init__(params, defaults, max_norm, master_weights, stochastic_rounding, seed)

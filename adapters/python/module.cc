@@ -1,0 +1,35 @@
+#include <headroom/error.h>
+#include <headroom/runtime.h>
+#include <headroom/version.h>
+#include <pybind11/stl.h>
+
+#include <exception>
+
+#include "tensors.h"
+
+namespace headroom::python {
+
+PYBIND11_MODULE(_core, m) {
+  m.doc() = "The compiled part of headroom; use the names in headroom instead.";
+  m.attr("version") = HEADROOM_VERSION;
+  py::register_exception_translator([](std::exception_ptr thrown) {
+    try {
+      std::rethrow_exception(std::move(thrown));
+    } catch (const Error& error) {
+      const py::object raised = py::module_::import("headroom._errors")
+                                    .attr("make")(to_string(error.code()), error.what());
+      PyErr_SetObject(py::type::handle_of(raised).ptr(), raised.ptr());
+    }
+  });
+  bind_tensors(m);
+  bind_policy(m);
+  bind_measure(m);
+  bind_optimizers(m);
+  bind_scaler(m);
+  m.def("set_num_threads", &set_num_threads);
+  m.def("num_threads", &num_threads);
+  m.def("simd_target", &simd_target);
+  m.def("cuda_available", &cuda_available);
+}
+
+}  // namespace headroom::python

@@ -1,0 +1,122 @@
+// SGD, Adam and AdamW. The Python side keeps weights and gradients alive.
+#include <headroom/optimizer.h>
+#include <pybind11/stl.h>
+
+#include <utility>
+
+#include "tensors.h"
+
+namespace headroom::python {
+namespace {
+
+// Triples (name, weight, gradient or None).
+std::vector<Parameter> parameters_of(const py::sequence& items) {
+  std::vector<Parameter> parameters;
+  parameters.reserve(items.size());
+  for (const py::handle item : items) {
+    const auto fields = py::reinterpret_borrow<py::sequence>(item);
+    parameters.push_back(
+        {py::cast<std::string>(fields[0]), view_of(fields[1]), view_of(fields[2])});
+  }
+  return parameters;
+}
+
+SGDOptions options_of(const py::dict& from, const SGDOptions&) {
+  return {from["lr"].cast<double>(), from["momentum"].cast<double>(),
+          from["dampening"].cast<double>(), from["weight_decay"].cast<double>(),
+          from["nesterov"].cast<bool>()};
+}
+
+template <typename Options>  // of Adam and AdamW
+Options options_of(const py::dict& from, const Options&) {
+  const auto betas = from["betas"].cast<std::pair<double, double>>();
+  return {from["lr"].cast<double>(), betas.first, betas.second, from["eps"].cast<double>(),
+          from["weight_decay"].cast<double>()};
+}
+
+void load_state(FusedOptimizer& self, const std::vector<int64_t>& steps,
+                const py::sequence& tensors, uintptr_t stream) {
+  OptimizerState state;
+  state.steps = steps;
+  for (const py::handle item : tensors) {
+    const auto fields = item.cast<py::tuple>();
+    state.tensors.push_back(
+        {fields[0].cast<std::string>(), view_of(fields[1]), fields[2].cast<size_t>()});
+  }
+  const Work work(stream);
+  self.load_state(state);
+}
+
+template <typename Core, typename Options>
+void bind_one(py::module_& m, const char* name) {
+  py::class_<Core, FusedOptimizer>(m, name)
+      .def(py::init([](bool master_weights, bool stochastic_rounding, uint64_t seed) {
+        return std::make_unique<Core>(std::vector<Parameter>{}, Options{},
+                                      Precision{master_weights, stochastic_rounding, seed});
+      }))
+      .def("add_group",
+           [](Core& self, const py::sequence& parameters, const py::dict& options,
+              uintptr_t stream) {
+             auto list = parameters_of(parameters);
+             const Options made = options_of(options, Options{});
+             const Work work(stream);
+             return self.add_group(std::move(list), made);
+           })
+      .def("set_options", [](Core& self, size_t group, const py::dict& options) {
+        self.set_options(options_of(options, Options{}), group);
+      });
+}
+
+}  // namespace
+
+void bind_optimizers(py::module_& m) {
+  py::class_<Optimizer>(m, "Optimizer")
+      .def(
+          "zero_grad",
+          [](Optimizer& self, uintptr_t stream) {
+            const Work work(stream);
+            self.zero_grad();
+          },
+          py::arg("stream") = 0)
+      .def("rebind",
+           [](Optimizer& self, const py::sequence& parameters, uintptr_t stream) {
+             auto list = parameters_of(parameters);
+             const Work work(stream);
+             self.rebind(std::move(list));
+           })
+      .def("set_grad", [](Optimizer& self, size_t index, const py::object& grad) {
+        self.set_grad(index, view_of(grad));
+      });
+  py::class_<FusedOptimizer, Optimizer>(m, "FusedOptimizer")
+      .def(
+          "apply",
+          [](FusedOptimizer& self, float multiplier, bool clear, uintptr_t stream) {
+            const Work work(stream);
+            self.apply(multiplier, clear);
+          },
+          py::arg("multiplier"), py::arg("clear_grads") = false, py::arg("stream") = 0)
+      .def("steps", &FusedOptimizer::steps)
+      .def("refresh_master",
+           [](FusedOptimizer& self, size_t index, uintptr_t stream) {
+             const Work work(stream);
+             self.refresh_master(index);
+           })
+      .def(
+          "state",
+          [](py::object self) {
+            const OptimizerState state = self.cast<FusedOptimizer&>().state();
+            py::list tensors;
+            for (const NamedTensor& named : state.tensors) {
+              tensors.append(
+                  py::make_tuple(named.name, owned_by(self, named.tensor), named.parameter));
+            }
+            return py::make_tuple(state.steps, tensors);
+          },
+          "Steps of each parameter, and (name, tensor, index of the parameter).")
+      .def("load_state", &load_state);
+  bind_one<SGD, SGDOptions>(m, "SGD");
+  bind_one<Adam, AdamOptions>(m, "Adam");
+  bind_one<AdamW, AdamWOptions>(m, "AdamW");
+}
+
+}  // namespace headroom::python

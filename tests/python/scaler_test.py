@@ -1,0 +1,212 @@
+"""headroom.GradScaler, its optimizers and policies over NumPy arrays."""
+
+import pickle
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import headroom
+
+
+def make(grad=1.0, dtype=np.float16, **options):
+    weight, grad = np.ones(4, dtype), np.full(4, grad, dtype)
+    return weight, grad, headroom.AdamW({"w": (weight, grad)}, **options)
+
+
+def test_a_clean_step_is_applied_and_a_bad_one_is_not():
+    weight, grad, optimizer = make(lr=0.1, weight_decay=0.0)
+    scaler = headroom.GradScaler("torch")
+    scaler.scale(1.0)
+    report = scaler.step(optimizer)
+    assert report.applied and report.grad_norm == pytest.approx(2 / 65536)
+    np.testing.assert_allclose(weight, 0.9, rtol=1e-3)
+    scaler.update()
+    before = weight.copy()
+    scaler.scale(1.0)
+    grad[1] = np.nan
+    report = scaler.step(optimizer)
+    assert (report.applied, report.skip, report.culprit) == (False, "not finite", "w: 0 inf, 1 nan")
+    scaler.update()
+    assert (weight == before).all() and scaler.get_scale() == 32768
+    assert optimizer.steps() == 1
+    assert (grad == 0).all()  # cleared on a skip
+
+
+def test_clipping_and_clearing_happen_in_the_step():
+    weight, grad, optimizer = make(grad=65536 / 4, dtype=np.float32)
+    scaler = headroom.GradScaler()
+    scaler.scale(1.0)
+    report = scaler.step(optimizer, max_norm=0.25, clear_grads="always")
+    assert report.clip_factor == pytest.approx(0.5, rel=1e-4)
+    assert (grad == 0).all()
+    with pytest.raises(ValueError, match="on_skip"):
+        scaler.step(optimizer, clear_grads="sometimes")
+
+
+def test_calls_at_the_wrong_moment_raise_with_a_code():
+    _, _, optimizer = make()
+    scaler = headroom.GradScaler()
+    with pytest.raises(headroom.Error, match="before any scale") as caught:
+        scaler.step(optimizer)
+    assert caught.value.code == "wrong order"
+    assert isinstance(caught.value, RuntimeError) and not isinstance(caught.value, ValueError)
+    scaler.scale(1.0)
+    scaler.unscale_(optimizer)
+    with pytest.raises(headroom.Error, match="already"):
+        scaler.unscale_(optimizer)
+
+
+def test_errors_survive_pickling():
+    with pytest.raises(headroom.InvalidArgument) as caught:
+        headroom.GradScaler(headroom.ScalePolicy(init_scale=0.0))
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert (str(copy), copy.code) == (str(caught.value), "invalid argument")
+
+
+def test_sizes_that_differ_are_refused_and_nothing_is_added():
+    _, _, optimizer = make()
+    with pytest.raises(ValueError):
+        optimizer.add_group([(np.zeros(3, np.float32), np.zeros(4, np.float32))])
+    assert len(optimizer.state()[0]) == 1
+
+
+def test_policies_are_made_by_name_or_by_settings():
+    assert "megatron" in headroom.presets()
+    assert headroom.preset("megatron").hysteresis == 2
+    scaler = headroom.GradScaler(headroom.ScalePolicy(init_scale=8, growth_interval=1))
+    _, _, optimizer = make()
+    scaler.scale(1.0), scaler.step(optimizer), scaler.update()
+    assert scaler.get_scale() == 16
+    with pytest.raises(ValueError, match="megatron"):  # lists all names
+        headroom.GradScaler("nobody")
+    with pytest.raises(TypeError, match="growth_intervall"):
+        headroom.ScalePolicy(growth_intervall=3)
+    for bad in ("gpu", "cuda:x", ""):
+        with pytest.raises(ValueError, match="device"):
+            headroom.GradScaler(device=bad)
+
+
+def test_the_policy_can_change_and_is_validated():
+    scaler = headroom.GradScaler()
+    policy = scaler.policy
+    policy.backoff_factor = 2.0
+    with pytest.raises(ValueError):
+        scaler.policy = policy
+    assert scaler.policy.backoff_factor == 0.5
+
+
+def test_saving_and_loading_are_exact():
+    scaler = headroom.GradScaler("megatron")
+    _, grad, optimizer = make()
+    for step in range(5):
+        scaler.scale(1.0)
+        grad[:] = np.inf if step == 2 else 1
+        scaler.step(optimizer)
+        scaler.update()
+    again = headroom.GradScaler("megatron")
+    again.load(scaler.save())
+    assert again.save() == scaler.save()
+    with pytest.raises(headroom.Error) as caught:
+        again.load("{}")
+    assert caught.value.code == "bad state"
+
+
+def test_optimizer_state_comes_and_goes():
+    weight, grad, optimizer = make(lr=0.1)
+    optimizer.apply()
+    steps, tensors = optimizer.state()
+    kept = {name: np.array(values) for name, values in tensors.items()}
+    assert sorted(kept) == ["w/exp_avg", "w/exp_avg_sq", "w/master"]
+    other_weight, other_grad, other = make(lr=0.1)
+    other.load_state(steps, kept)
+    assert (other_weight == weight).all()
+    optimizer.apply(), other.apply()
+    assert (other_weight == weight).all() and other.steps() == 2
+
+
+def test_options_and_groups():
+    a, b = np.ones(1, np.float32), np.ones(1, np.float32)
+    grad = np.ones(1, np.float32)
+    optimizer = headroom.SGD([(a, grad)], lr=0.5)
+    assert optimizer.add_group([(b, grad.copy())], lr=0.25) == 1
+    optimizer.apply()
+    assert (a[0], b[0]) == (0.5, 0.75)
+    optimizer.set_options(lr=0.0)
+    optimizer.set_grad(0, None)
+    optimizer.apply()
+    assert (a[0], b[0]) == (0.5, 0.5)
+    with pytest.raises(TypeError):
+        optimizer.set_options(beta=1)
+    with pytest.raises(TypeError):
+        optimizer.add_group([], beta=1)
+
+
+def test_an_alarm_is_told_or_raised():
+    told = []
+    policy = headroom.ScalePolicy(init_scale=1.0)
+    for on_alarm in (lambda alarm: told.append((alarm.alarm, str(alarm))), None):
+        scaler = headroom.GradScaler(policy, on_alarm=on_alarm)
+        _, _, optimizer = make(grad=np.inf)
+        scaler.scale(1.0)
+        scaler.step(optimizer)
+        if on_alarm is None:
+            with pytest.raises(headroom.Error) as caught:
+                scaler.update()
+            assert caught.value.code == "scale collapsed"
+        else:
+            scaler.update()
+    assert told[0][0] == "at floor" and told[0][1]
+
+
+def test_an_exception_from_the_alarm_comes_through():
+    def fail(alarm):
+        raise KeyError("mine")
+
+    scaler = headroom.GradScaler(headroom.ScalePolicy(init_scale=1.0), on_alarm=fail)
+    _, _, optimizer = make(grad=np.inf)
+    scaler.scale(1.0)
+    scaler.step(optimizer)
+    with pytest.raises(KeyError, match="mine"):
+        scaler.update()
+
+
+def test_detail_counts_by_magnitude():
+    stats = headroom.measure([np.array([0, 1, 1.5, 2, 6e-8], np.float16)], detail=True)
+    assert (stats.zeros, stats.subnormals) == (1, 1)
+    assert stats.histogram == {-24: 1, 0: 2, 1: 1}
+
+
+def test_scaling_an_array_writes_to_out():
+    scaler = headroom.GradScaler()
+    losses = np.array([1, 2], np.float16)
+    out = scaler.scale(losses, out=np.zeros(2, np.float32))
+    assert out.tolist() == [65536, 131072]
+
+
+def test_threads_measure_at_the_same_time():
+    grads = [np.ones(1 << 20, np.float32) for _ in range(4)]
+    norms = []
+    threads = [
+        threading.Thread(target=lambda g=g: norms.append(headroom.measure([g]).norm)) for g in grads
+    ]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert norms == [1024.0] * 4
+
+
+def test_a_cuda_scaler_without_cuda_says_so():
+    if headroom.cuda_available():
+        pytest.skip("there is a CUDA device")
+    with pytest.raises(headroom.Error) as caught:
+        headroom.GradScaler(device="cuda:0")
+    assert caught.value.code == "unsupported"
+
+
+def test_the_program_runs():
+    run = [sys.executable, "-m", "headroom"]
+    shown = subprocess.run([*run, "--version"], capture_output=True, text=True)
+    assert shown.stdout.strip() == f"headroom {headroom.__version__}" and shown.returncode == 0
+    assert subprocess.run([*run, "replay", "/nowhere"], capture_output=True).returncode == 2

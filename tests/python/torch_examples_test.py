@@ -1,0 +1,24 @@
+"""The examples in the docstrings of headroom.torch, and those of docs/python.md."""
+
+import doctest
+import importlib
+import pathlib
+import re
+
+import pytest
+
+GUIDE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "python.md"
+
+
+@pytest.mark.parametrize("module", ["", "._optim", "._scaler", "._memory"])
+def test_docstrings(module):
+    assert doctest.testmod(importlib.import_module("headroom.torch" + module)).failed == 0
+
+
+@pytest.mark.parametrize("index", range(3))
+def test_the_guide_runs(index, capsys):
+    blocks = re.findall(r"```python\n(.*?)```(?:\n\n```\n(.*?)```)?", GUIDE.read_text(), re.DOTALL)
+    code, shown = blocks[index]
+    exec(compile(code, str(GUIDE), "exec"), {})
+    assert capsys.readouterr().out == shown
+    assert len(blocks) == 3

@@ -1,0 +1,304 @@
+"""headroom.torch.AdamW and SGD: torch optimizers with masters inside."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+
+import headroom
+import headroom.torch
+
+INF = float("inf")
+PAIRS = {
+    "adamw": (torch.optim.AdamW, headroom.torch.AdamW, {"lr": 1e-2, "weight_decay": 0.1}),
+    "sgd": (torch.optim.SGD, headroom.torch.SGD, {"lr": 0.1}),
+    "momentum": (torch.optim.SGD, headroom.torch.SGD,
+                 {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
+}
+
+
+def net(seed=1, dtype=torch.float32):
+    torch.manual_seed(seed)
+    layers = [torch.nn.Conv2d(1, 4, 3), torch.nn.Flatten(), torch.nn.Linear(16, 3)]
+    return torch.nn.Sequential(*layers).to(dtype)
+
+
+def backward(model, step, scaler=None, scale=1.0):
+    torch.manual_seed(step)
+    dtype = next(model.parameters()).dtype
+    loss = model(torch.randn(5, 1, 4, 4).to(dtype)).float().square().mean() * scale
+    model.zero_grad()
+    (loss if scaler is None else scaler.scale(loss)).backward()
+    return loss
+
+
+def close(model, other, **tolerance):
+    for mine, theirs in zip(model.parameters(), other.parameters()):
+        torch.testing.assert_close(mine, theirs, **(tolerance or {"rtol": 1e-5, "atol": 1e-6}))
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize("scaler_class", [None, torch.amp.GradScaler, headroom.torch.GradScaler])
+def test_weights_follow_torch(pair, scaler_class):
+    theirs_class, ours_class, options = PAIRS[pair]
+    a, b = net(), net()
+    theirs, ours = theirs_class(a.parameters(), **options), ours_class(b.parameters(), **options)
+    for step in range(5):
+        backward(a, step)
+        theirs.step()
+        if scaler_class is None:
+            backward(b, step)
+            assert ours.step() is None
+        elif step == 0:
+            scaler = scaler_class("cpu", growth_interval=2)
+        if scaler_class is not None:
+            backward(b, step, scaler)
+            scaler.step(ours)
+            scaler.update()
+    close(b, a)
+
+
+@pytest.mark.parametrize("scaler_class", [torch.amp.GradScaler, headroom.torch.GradScaler])
+def test_a_bad_step_changes_nothing(scaler_class):
+    model, scaler = net(), scaler_class("cpu")
+    optimizer = headroom.torch.AdamW(model.parameters())
+    backward(model, 0, scaler), scaler.step(optimizer), scaler.update()
+    before, state = copy.deepcopy(model), copy.deepcopy(optimizer.state_dict())
+    backward(model, 1, scaler)
+    model[0].weight.grad[0] = INF
+    scaler.step(optimizer)
+    scaler.update()
+    close(model, before, rtol=0, atol=0)
+    assert scaler.get_scale() == 32768.0
+    after = optimizer.state_dict()["state"]
+    for key, values in state["state"].items():
+        assert all(torch.equal(after[key][name], values[name]) for name in values)
+
+
+def test_after_unscale_the_gradients_are_not_unscaled_again():
+    a, b = net(), net()
+    theirs = torch.optim.AdamW(a.parameters(), lr=0.01)
+    ours = headroom.torch.AdamW(b.parameters(), lr=0.01)
+    one, two = torch.amp.GradScaler("cpu"), headroom.torch.GradScaler("cpu")
+    for model, optimizer, scaler in ((a, theirs, one), (b, ours, two)):
+        backward(model, 0, scaler)
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        scaler.step(optimizer)
+    close(b, a)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_max_norm_is_clip_grad_norm(scaled):
+    a, b = net(), net()
+    theirs = torch.optim.SGD(a.parameters(), lr=1.0)
+    ours = headroom.torch.SGD(b.parameters(), lr=1.0, max_norm=0.01)
+    backward(a, 0)
+    torch.nn.utils.clip_grad_norm_(a.parameters(), 0.01)
+    theirs.step()
+    if scaled:
+        scaler = headroom.torch.GradScaler("cpu")
+        backward(b, 0, scaler)
+        scaler.step(ours)
+    else:
+        backward(b, 0)
+        ours.step()
+    close(b, a)
+
+
+def test_with_max_norm_a_bad_gradient_skips_even_without_a_scaler():
+    weight = torch.nn.Parameter(torch.ones(2))
+    weight.grad = torch.tensor([INF, 1.0])
+    headroom.torch.SGD([weight], lr=1.0, max_norm=1.0).step()
+    assert weight.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_16_bit_weights_have_masters(dtype):
+    weight = torch.nn.Parameter(torch.ones(3, dtype=dtype))
+    optimizer = headroom.torch.SGD([weight], lr=2.0**-14)
+    for _ in range(256):  # each far below half a unit in the last place
+        weight.grad = torch.ones(3, dtype=dtype)
+        optimizer.step()
+    assert weight.tolist() == [1 - 256 * 2.0**-14] * 3
+    master = optimizer.state_dict()["state"][0]["master"]
+    assert master.dtype == torch.float32 and master.tolist() == [1 - 256 * 2.0**-14] * 3
+    without = headroom.torch.SGD([weight], lr=2.0**-14, master_weights=False)
+    before = weight.clone()
+    weight.grad = torch.ones(3, dtype=dtype)
+    without.step()
+    assert torch.equal(weight, before)
+
+
+def test_a_weight_changed_by_hand_is_noticed():
+    weight = torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+    optimizer = headroom.torch.SGD([weight], lr=1.0)
+    weight.grad = torch.ones(2, dtype=torch.bfloat16)
+    optimizer.step()
+    weight.detach().fill_(4.0)
+    optimizer.step()
+    assert weight.tolist() == [3.0, 3.0]
+    weight.data = torch.full((2,), 7.0, dtype=torch.bfloat16)
+    optimizer.step()
+    assert weight.tolist() == [6.0, 6.0]
+
+
+def test_autograd_sees_that_weights_were_written():
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = headroom.torch.SGD([weight], lr=1.0)
+    weight.grad = torch.ones(2)
+    loss = weight.square().sum()
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_training_goes_on_from_a_state_dict(pair, dtype):
+    _, ours_class, options = PAIRS[pair]
+    a = net(dtype=dtype)
+    first = ours_class(a.parameters(), **options)
+    for step in range(3):
+        backward(a, step), first.step()
+    file = io.BytesIO()
+    torch.save({"model": a.state_dict(), "optimizer": first.state_dict()}, file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    b = net(seed=2, dtype=dtype)
+    second = ours_class(b.parameters(), lr=5.0, **{k: v for k, v in options.items() if k != "lr"})
+    b.load_state_dict(saved["model"])
+    second.load_state_dict(saved["optimizer"])
+    assert second.param_groups[0]["lr"] == options["lr"]
+    for step in range(3, 6):
+        backward(a, step), first.step()
+        backward(b, step), second.step()
+    close(b, a, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize("from_torch", [True, False])
+def test_state_dicts_go_to_torch_and_back(pair, from_torch):
+    theirs_class, ours_class, options = PAIRS[pair]
+    first, second = (theirs_class, ours_class) if from_torch else (ours_class, theirs_class)
+    a, b = net(), net(seed=2)
+    one, two = first(a.parameters(), **options), second(b.parameters(), **options)
+    for step in range(3):
+        backward(a, step), one.step()
+    b.load_state_dict(a.state_dict())
+    two.load_state_dict(copy.deepcopy(one.state_dict()))  # torch's own would share memory
+    for step in range(3, 6):
+        backward(a, step), one.step()
+        backward(b, step), two.step()
+    close(b, a)
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))])
+def test_optimizers_can_be_copied(duplicate):
+    model = net(dtype=torch.bfloat16)
+    optimizer = headroom.torch.AdamW(model.parameters(), max_norm=0.5)
+    backward(model, 0), optimizer.step()
+    again = duplicate(optimizer)
+    assert again.max_norm == 0.5
+    for group, other in zip(optimizer.param_groups, again.param_groups):
+        for mine, theirs in zip(group["params"], other["params"]):
+            assert mine is not theirs
+            theirs.grad = mine.grad.clone()
+    optimizer.step(), again.step()
+    for mine, theirs in zip(model.parameters(), again.param_groups[0]["params"]):
+        assert torch.equal(mine, theirs)
+
+
+def test_damaged_states_are_refused_and_nothing_changes():
+    model = net()
+    optimizer = headroom.torch.AdamW(model.parameters(), lr=0.5)
+    backward(model, 0), optimizer.step()
+    good = copy.deepcopy(optimizer.state_dict())
+    for damage in (lambda s: s["state"][0].update(exp_avg=torch.ones(3)),
+                   lambda s: s["state"][0].update(exp_avg_sq=-torch.ones(4, 1, 3, 3)),
+                   lambda s: s["state"][0].update(exp_avg=torch.full((4, 1, 3, 3), INF)),
+                   lambda s: s["param_groups"][0].update(amsgrad=True)):
+        bad = copy.deepcopy(good)
+        bad["param_groups"][0]["lr"] = 0.25
+        damage(bad)
+        with pytest.raises(headroom.Error):
+            optimizer.load_state_dict(bad)
+        now = optimizer.state_dict()
+        assert now["param_groups"] == good["param_groups"]
+        assert torch.equal(now["state"][0]["exp_avg"], good["state"][0]["exp_avg"])
+
+
+def test_groups_schedulers_closures_and_hooks():
+    model, late = net(), torch.nn.Parameter(torch.ones(3))
+    optimizer = headroom.torch.SGD(
+        [{"params": [model[0].weight]}, {"params": [model[2].weight], "lr": 0.0}], lr=0.5
+    )
+    called = []
+    optimizer.register_step_post_hook(lambda *_: called.append(1))
+    frozen = model[2].weight.clone()
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+    assert optimizer.step(lambda: backward(model, 0)).requires_grad
+    schedule.step()
+    assert torch.equal(model[2].weight, frozen) and called == [1]
+    optimizer.add_param_group({"params": [late], "lr": 1.0})
+    late.grad = torch.ones(3)
+    before = model[0].weight.clone()
+    optimizer.step()
+    torch.testing.assert_close(model[0].weight, before - 0.25 * model[0].weight.grad)
+    assert late.tolist() == [0.0, 0.0, 0.0]
+    optimizer.zero_grad()
+    assert late.grad is None
+
+
+def test_the_learning_rate_may_be_a_tensor():
+    weight = torch.nn.Parameter(torch.ones(1))
+    weight.grad = torch.ones(1)
+    headroom.torch.SGD([weight], lr=torch.tensor(0.5)).step()
+    assert weight.item() == 0.5
+
+
+def test_gradients_of_any_layout():
+    weights = [torch.nn.Parameter(torch.zeros(2, 3)) for _ in range(4)]
+    values = torch.arange(6.0).reshape(2, 3)
+    weights[0].grad = values.clone()
+    weights[1].grad = values.t().contiguous().t()
+    weights[2].grad = torch.stack([values, values], -1)[..., 0]
+    weights[3].grad = values.to_sparse()
+    weights.append(torch.nn.Parameter(torch.zeros(3, 2).t()))
+    weights[4].grad = values.clone()
+    weights.append(torch.nn.Parameter(torch.ones(2)))  # without a gradient
+    headroom.torch.SGD(weights, lr=1.0).step()
+    for weight in weights[:5]:
+        assert torch.equal(weight.detach(), -values)
+    assert weights[5].tolist() == [1.0, 1.0]
+
+
+def test_what_cannot_be_stepped_gets_a_sentence():
+    for bad in (torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.complex64),
+                torch.zeros(2, device="meta"), torch.zeros(4)[::2]):
+        with pytest.raises(headroom.Error) as caught:
+            headroom.torch.AdamW([torch.nn.Parameter(bad)])
+        assert caught.value.code == "unsupported"
+    with pytest.raises(ValueError):
+        headroom.torch.AdamW([torch.nn.Parameter(torch.zeros(2))], lr=-1.0)
+    weight = torch.nn.Parameter(torch.zeros(2))
+    with pytest.raises(headroom.Error):
+        headroom.torch.AdamW([weight]).add_param_group(
+            {"params": [torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))]}
+        )
+    optimizer = headroom.torch.AdamW([weight])
+    optimizer.param_groups[0]["params"].append(torch.nn.Parameter(torch.zeros(1)))
+    with pytest.raises(headroom.Error, match="changed"):
+        optimizer.step()
+
+
+def test_torch_tensors_go_through_the_plain_api_too():
+    weight = torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+    grad = torch.full((2,), 65536.0, dtype=torch.bfloat16)
+    optimizer = headroom.SGD({"w": (weight, grad)}, lr=0.5)
+    scaler = headroom.GradScaler()
+    scaler.scale(1.0)
+    assert scaler.step(optimizer).applied
+    assert weight.tolist() == [0.5, 0.5]

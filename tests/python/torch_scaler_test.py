@@ -1,0 +1,519 @@
+"""headroom.torch.GradScaler beside torch.amp.GradScaler: the same script, the same end.
+
+The scripts follow PyTorch's own tests of its GradScaler, in words of our own.
+"""
+
+import copy
+import pickle
+import warnings
+
+import pytest
+import torch
+
+import headroom.torch
+
+INF, NAN = float("inf"), float("nan")
+
+
+def outcome(script, scaler_class):
+    torch.manual_seed(7)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        try:
+            result = script(scaler_class)
+        except Exception as error:  # its type and text are what is compared
+            result = (type(error), str(error))
+    told = [(each.category, str(each.message)) for each in warned]
+    return result, [each for each in told if "Triggered internally" not in each[1]]  # said once
+
+
+def assert_same(script):
+    theirs = outcome(script, torch.amp.GradScaler)
+    ours = outcome(script, headroom.torch.GradScaler)
+    assert_equal(ours, theirs)
+    return ours[0]
+
+
+def assert_equal(ours, theirs):
+    if isinstance(theirs, torch.Tensor):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+    elif isinstance(theirs, (list, tuple)):
+        assert type(ours) is type(theirs) and len(ours) == len(theirs)
+        for mine, other in zip(ours, theirs):
+            assert_equal(mine, other)
+    elif isinstance(theirs, dict):
+        assert list(ours) == list(theirs)
+        assert_equal(list(ours.values()), list(theirs.values()))
+    else:
+        assert ours == theirs
+
+
+def param(*values, grad=None, dtype=torch.float32):
+    made = torch.nn.Parameter(torch.tensor(values, dtype=dtype))
+    if grad is not None:
+        made.grad = torch.tensor(grad, dtype=dtype)
+    return made
+
+
+def started(scaler_class, **options):
+    scaler = scaler_class("cpu", **options)
+    scaler.scale(torch.ones(()))
+    return scaler
+
+
+# Construction, scale(), state.
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"growth_factor": 1.0},
+        {"growth_factor": 0.5},
+        {"backoff_factor": 1.0},
+        {"backoff_factor": 2.0, "enabled": False},
+        {"init_scale": 0.0},
+        {"init_scale": -3.0},
+        {"growth_interval": 0},
+    ],
+)
+def test_construction(options):
+    assert_same(lambda scaler: scaler("cpu", **options).state_dict())
+
+
+def test_without_cuda_a_cuda_scaler_warns_and_is_disabled():
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+
+    def script(scaler_class):
+        scaler = scaler_class()
+        return scaler.is_enabled(), scaler.get_scale(), scaler.state_dict()
+
+    assert assert_same(script) == (False, 1.0, {})
+
+
+def test_it_is_a_torch_scaler():
+    assert isinstance(headroom.torch.GradScaler("cpu"), torch.amp.GradScaler)
+
+
+def test_scale_of_nested_containers():
+    def script(scaler_class):
+        scaler = scaler_class("cpu", init_scale=2.0)
+        t = torch.full((1,), 4.0)
+        nested = scaler.scale((t, [t, (t.half(), t.bfloat16())]))
+        return nested, list(scaler.scale(iter([t, t]))), scaler.scale(torch.tensor(1.0).half())
+
+    assert_same(script)
+    assert_same(lambda scaler: scaler("cpu").scale(3))
+    assert_same(lambda scaler: scaler("cpu").scale([torch.ones(1), 3]))
+
+
+def test_state_dicts_go_both_ways():
+    def script(scaler_class):
+        first = started(scaler_class, init_scale=3.0, growth_factor=4.0, growth_interval=2)
+        first._init_growth_tracker = 1
+        second = started(scaler_class, init_scale=6.0)
+        second.load_state_dict(first.state_dict())
+        lazy = scaler_class("cpu")
+        lazy.load_state_dict(second.state_dict())
+        return second.state_dict(), lazy.scale(torch.ones(1)), lazy.state_dict()
+
+    assert_same(script)
+    theirs, ours = started(torch.amp.GradScaler, init_scale=5.0), started(headroom.torch.GradScaler)
+    ours.load_state_dict(theirs.state_dict())
+    assert ours.state_dict() == theirs.state_dict()
+    ours._scale.fill_(7.0)
+    theirs.load_state_dict(ours.state_dict())
+    assert theirs.get_scale() == 7.0
+    assert_same(lambda scaler: scaler("cpu").load_state_dict({}))
+    assert_same(lambda scaler: scaler("cpu").load_state_dict({"scale": 1.0}))
+    assert_same(lambda scaler: scaler("cpu", enabled=False).load_state_dict({}))
+
+
+def test_getters_and_setters():
+    def script(scaler_class):
+        scaler = started(scaler_class)
+        scaler.set_growth_factor(3.0), scaler.set_backoff_factor(0.1), scaler.set_growth_interval(9)
+        return (scaler.get_growth_factor(), scaler.get_backoff_factor(),
+                scaler.get_growth_interval(), scaler._get_growth_tracker(), scaler.state_dict())
+
+    assert_same(script)
+    assert_same(lambda scaler: scaler("cpu", enabled=False).get_growth_factor())
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s))])
+@pytest.mark.parametrize("enabled", [True, False])
+def test_pickling(duplicate, enabled):
+    def script(scaler_class):
+        scaler = scaler_class("cpu", init_scale=3.0, growth_interval=2, enabled=enabled)
+        weight = param(1.0)
+        optimizer = torch.optim.SGD([weight], lr=1.0)
+        train_step(scaler, optimizer, weight, 1.0)
+        again = duplicate(scaler)
+        train_step(again, optimizer, weight, 1.0)
+        return again.state_dict(), again.scale(torch.ones(1)), weight
+
+    assert_same(script)
+
+
+def test_pickling_in_the_middle_of_a_step():
+    def script(scaler_class):
+        scaler = started(scaler_class)
+        scaler.unscale_(torch.optim.SGD([param(1.0, grad=[1.0])], lr=1.0))
+        return pickle.dumps(scaler)
+
+    assert assert_same(script)[0] is AssertionError
+
+
+# The rules of order.
+
+
+def train_step(scaler, optimizer, weight, value, unscale=False):
+    optimizer.zero_grad()
+    scaler.scale((weight * value).sum()).backward()
+    if unscale:
+        scaler.unscale_(optimizer)
+    result = scaler.step(optimizer)
+    scaler.update()
+    return result
+
+
+CALLS = {
+    "unscale": lambda scaler, optimizer: scaler.unscale_(optimizer),
+    "step": lambda scaler, optimizer: scaler.step(optimizer),
+    "update": lambda scaler, optimizer: scaler.update(),
+    "closure": lambda scaler, optimizer: scaler.step(optimizer, closure=lambda: None),
+}
+
+
+@pytest.mark.parametrize("start", [True, False])
+@pytest.mark.parametrize("first", CALLS)
+@pytest.mark.parametrize("second", CALLS)
+@pytest.mark.parametrize("third", ["update", "step"])
+@pytest.mark.parametrize("grad", [[1.0], [INF], None])
+def test_every_order_of_calls(start, first, second, third, grad):
+    def script(scaler_class):
+        scaler = started(scaler_class) if start else scaler_class("cpu")
+        weight = param(1.0, grad=grad)
+        optimizer = torch.optim.SGD([weight], lr=1.0)
+        seen = []
+        for call in (first, second, third):
+            try:
+                seen.append(CALLS[call](scaler, optimizer))
+            except Exception as error:
+                seen.append((type(error).__name__, str(error)))
+        return seen, weight, weight.grad, scaler.state_dict()
+
+    assert_same(script)
+
+
+def test_setting_the_scale():
+    for new in (3.0, torch.tensor(3.0), torch.tensor([3.0]), torch.ones(2), 3,
+                torch.tensor(3.0, requires_grad=True)):
+        def script(scaler_class):
+            scaler = started(scaler_class)
+            scaler.update(new)
+            return scaler.state_dict()
+
+        assert_same(script)
+
+
+def test_a_disabled_scaler_passes_everything_through():
+    def script(scaler_class):
+        scaler = scaler_class("cpu", enabled=False)
+        weight = param(1.0, grad=[2.0])
+        optimizer = torch.optim.SGD([weight], lr=1.0)
+        loss = torch.ones(1)
+        assert scaler.scale(loss) is loss
+        scaler.unscale_(optimizer)
+        result = scaler.step(optimizer, closure=lambda: 5.0)
+        scaler.update()
+        return result, weight, scaler.state_dict(), scaler._get_growth_tracker()
+
+    assert_same(script)
+    assert headroom.torch.GradScaler("cpu", enabled=False).last_step_applied
+
+
+def test_gradients_made_bad_after_unscale_are_not_checked_again():
+    def script(scaler_class):
+        scaler = started(scaler_class)
+        weight = param(1.0, grad=[1.0])
+        optimizer = torch.optim.SGD([weight], lr=1.0)
+        scaler.unscale_(optimizer)
+        weight.grad.fill_(INF)
+        scaler.step(optimizer)
+        return weight
+
+    assert_same(script)
+
+
+# What unscaling does to gradients.
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("bad", [None, INF, -INF, NAN])
+@pytest.mark.parametrize("size", [1, 7, 1000, 100_003])
+def test_unscaling_gives_the_same_bits(dtype, bad, size):
+    def script(scaler_class):
+        grads = [torch.randn(size), torch.randn(3, 5) * 1e-3, torch.zeros(0)]
+        params = [torch.nn.Parameter(torch.zeros_like(grad, dtype=dtype)) for grad in grads]
+        for each, grad in zip(params, grads):
+            each.grad = grad.to(dtype)
+        if bad is not None:
+            params[0].grad[size // 2] = bad
+        scaler = started(scaler_class, init_scale=3.0)
+        optimizer = torch.optim.SGD(params, lr=1.0)
+        scaler.unscale_(optimizer)
+        return [each.grad for each in params], scaler._found_inf_per_device(optimizer)
+
+    assert_same(script)
+
+
+def test_any_strides_and_layouts_unscale():
+    def script(scaler_class):
+        wide = torch.full((4, 4), 4.0)
+        grads = [
+            torch.full((3, 2), 4.0).t(),
+            torch.full((2, 3, 4, 4), 4.0).contiguous(memory_format=torch.channels_last),
+            wide[:, ::2],
+            torch.full((8,), 4.0)[1::3],
+            torch.full((), 4.0),
+        ]
+        seen = []
+        for bad in range(-1, len(grads)):
+            params = [torch.nn.Parameter(torch.zeros_like(grad)) for grad in grads]
+            for each, grad in zip(params, grads):
+                each.grad = torch.empty_strided(grad.size(), grad.stride()).copy_(grad)
+            if bad >= 0:
+                params[bad].grad[(0,) * params[bad].grad.dim()] = NAN
+            scaler = scaler_class("cpu")
+            optimizer = torch.optim.SGD(params, lr=1.0)
+            found = scaler._unscale_grads_(
+                optimizer, torch.full((1,), 0.25), torch.zeros(1), True
+            )
+            seen.append(([each.grad for each in params], found))
+        return seen
+
+    assert_same(script)
+
+
+def test_sparse_gradients():
+    def script(scaler_class):
+        index = torch.tensor([[0, 1, 1], [2, 0, 2]])
+        seen = []
+        for values in ([16.0, 32.0, 64.0], [16.0, 32.0, INF], [NAN, 32.0, 64.0]):
+            weight = torch.nn.Parameter(torch.zeros(2, 3))
+            weight.grad = torch.sparse_coo_tensor(index, torch.tensor(values), (2, 3))
+            optimizer = torch.optim.SGD([weight], lr=1.0)
+            scaler = started(scaler_class, init_scale=4.0)
+            scaler.unscale_(optimizer)
+            seen.append((weight.grad.to_dense(), scaler._found_inf_per_device(optimizer)))
+        return seen
+
+    assert_same(script)
+
+
+def test_duplicates_of_a_sparse_half_gradient_are_summed_before_the_check():
+    def script(scaler_class):
+        index = torch.tensor([[0, 0], [1, 1]])
+        weight = torch.nn.Parameter(torch.zeros(2, 3, dtype=torch.half))
+        values = torch.tensor([64000.0, 64000.0], dtype=torch.half)
+        weight.grad = torch.sparse_coo_tensor(index, values, (2, 3))
+        optimizer = torch.optim.SGD([weight], lr=1.0)
+        found = scaler_class("cpu")._unscale_grads_(
+            optimizer, torch.full((1,), 0.25), torch.zeros(1), True
+        )
+        return found, weight.grad.to_dense()
+
+    assert assert_same(script)[0][torch.device("cpu")] == 1.0
+
+
+def test_odd_scales_behave_as_in_torch():
+    for scale in (0.0, -2.0, INF, 1e-45, 2.0**127):
+        def script(scaler_class):
+            scaler = started(scaler_class, init_scale=scale)
+            weight = param(1.0, grad=[1.0])
+            optimizer = torch.optim.SGD([weight], lr=1.0)
+            scaler.unscale_(optimizer)
+            return weight.grad, scaler._found_inf_per_device(optimizer)
+
+        assert_same(script)
+
+
+def test_complex_gradients_fail_as_in_torch():
+    def script(scaler_class):
+        weight = torch.nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+        weight.grad = torch.ones(2, dtype=torch.complex64)
+        started(scaler_class).unscale_(torch.optim.SGD([weight], lr=1.0))
+
+    assert_same(script)
+
+
+# Whole trainings.
+
+
+def models():
+    torch.manual_seed(1)
+    first = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 8))
+    return first, copy.deepcopy(first)
+
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2),
+    "foreach": lambda p: torch.optim.Adam(p, lr=1e-2, foreach=True),
+    "fused": lambda p: torch.optim.AdamW(p, lr=1e-2, fused=True),
+    "fused sgd": lambda p: torch.optim.SGD(p, lr=0.1, fused=True),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=1e-2),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("way", ["plain", "unscale", "clip", "penalty", "accumulate"])
+def test_trainings_give_the_same_bits(optimizer, way):
+    def script(scaler_class):
+        model, _ = models()
+        made = OPTIMIZERS[optimizer](model.parameters())
+        scaler = scaler_class("cpu", init_scale=128.0, growth_interval=2)
+        scales = []
+        for step in range(8):
+            made.zero_grad()
+            for _ in range(2 if way == "accumulate" else 1):
+                with torch.autocast("cpu", torch.bfloat16):
+                    loss = torch.nn.functional.mse_loss(model(torch.randn(4, 8)), torch.ones(4, 8))
+                if way == "penalty":
+                    grads = torch.autograd.grad(
+                        scaler.scale(loss), model.parameters(), create_graph=True
+                    )
+                    inverse = 1.0 / scaler.get_scale()
+                    loss = loss + sum((g * inverse).pow(2).sum() for g in grads).sqrt()
+                scaler.scale(loss).backward()
+            if step in (2, 5):
+                model[0].weight.grad[0, 0] = INF if step == 2 else NAN
+            if way in ("unscale", "clip"):
+                scaler.unscale_(made)
+            if way == "clip":
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            scaler.step(made)
+            scaler.update()
+            scales.append(scaler.get_scale())
+        return scales, list(model.parameters()), made.state_dict()["state"]
+
+    assert_same(script)
+
+
+def test_several_models_and_optimizers_share_a_scale():
+    def script(scaler_class):
+        first, second = models()
+        one, two = torch.optim.SGD(first.parameters(), 0.1), torch.optim.AdamW(second.parameters())
+        scaler = scaler_class("cpu", init_scale=128.0, growth_interval=2)
+        for step in range(6):
+            one.zero_grad(), two.zero_grad()
+            a, b = first(torch.randn(4, 8)), second(torch.randn(4, 8))
+            scaler.scale((a + b).square().mean()).backward(retain_graph=True)
+            scaler.scale((a - b).square().mean()).backward()
+            if step == 3:
+                second[2].bias.grad[0] = INF
+            scaler.unscale_(one)
+            scaler.step(one), scaler.step(two)
+            scaler.update()
+        return scaler.state_dict(), list(first.parameters()), list(second.parameters())
+
+    assert_same(script)
+
+
+def test_the_old_contract_of_optimizers_that_take_the_scaler():
+    class Takes(torch.optim.SGD):
+        _step_supports_amp_scaling = True
+
+        def step(self, closure=None, *, grad_scaler=None):
+            scale = grad_scaler._get_scale_async()
+            grad_scaler._check_inf_per_device(self)
+            self.seen = (float(scale), sum(map(float, grad_scaler._found_inf_per_device(self).values())))
+
+    def script(scaler_class):
+        scaler = started(scaler_class)
+        optimizer = Takes([param(1.0, grad=[INF])], lr=1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        return optimizer.seen, scaler.get_scale()
+
+    assert_same(script)
+
+
+def test_schedulers_and_hooks_see_the_same():
+    def script(scaler_class):
+        model, _ = models()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        called = []
+        optimizer.register_step_post_hook(lambda *_: called.append(1))
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        scaler = scaler_class("cpu")
+        for step in range(3):
+            scaler.scale(model(torch.randn(2, 8)).sum()).backward()
+            scaler.step(optimizer), scaler.update(), schedule.step()
+        return called, schedule.get_last_lr()
+
+    assert_same(script)
+
+
+# Beyond torch.
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_16_bit_gradients_are_accepted(dtype):
+    weight = param(1.0, 1.0, grad=[4.0, 8.0], dtype=dtype)
+    optimizer = torch.optim.SGD([weight], lr=0.125)
+    scaler = started(headroom.torch.GradScaler, init_scale=4.0)
+    scaler.step(optimizer)
+    scaler.update()
+    assert weight.grad.tolist() == [1.0, 2.0] and weight.tolist() == [0.875, 0.75]
+
+
+def test_reports_say_whether_the_step_ran_and_who_was_at_fault():
+    model, _ = models()
+    scaler = headroom.torch.GradScaler("cpu", init_scale=2.0)
+    with pytest.raises(RuntimeError, match="before any step"):
+        scaler.report()
+    for optimizer in (torch.optim.SGD(model.parameters(), 0.1),
+                      torch.optim.AdamW(model.parameters(), fused=True),
+                      headroom.torch.AdamW(model.parameters())):
+        scaler.load_state_dict({**scaler.state_dict(), "scale": 2.0})
+        scaler._names.clear()
+        for bad in (False, True):
+            optimizer.zero_grad()
+            scaler.scale(model(torch.ones(2, 8)).sum()).backward()
+            if bad:
+                model[2].weight.grad[1, :3] = torch.tensor([INF, INF, NAN])
+            scaler.step(optimizer)
+            assert scaler.last_step_applied is not bad
+            if not bad:
+                assert scaler.report().culprit == ""
+                assert str(scaler.report()).startswith("applied at scale 2")
+            scaler.update()
+        assert str(scaler.report()) == "skipped at scale 2: param_groups[0].params[2]: 2 inf, 1 nan"
+        scaler.load_state_dict({**scaler.state_dict(), "scale": 2.0})
+        scaler.name_parameters(model)
+        scaler.step(optimizer)
+        assert scaler.report().culprit.startswith("2.weight: ")
+        scaler.update()
+
+
+def test_the_norm_is_known_where_the_gradients_are_measured():
+    model, _ = models()
+    optimizer = headroom.torch.AdamW(model.parameters())
+    scaler = headroom.torch.GradScaler("cpu")
+    scaler.scale(model(torch.ones(2, 8)).sum()).backward()
+    scaler.step(optimizer)
+    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]) / 65536
+    assert scaler.report().grad_norm == pytest.approx(float(norm))
+
+
+def test_a_report_is_not_part_of_a_pickle_and_names_do_not_keep_models_alive():
+    model, _ = models()
+    scaler = headroom.torch.GradScaler("cpu")
+    scaler.name_parameters(model)
+    again = pickle.loads(pickle.dumps(scaler))
+    assert len(again._names) == 0 and len(scaler._names) == 4
+    del model
+    assert len(scaler._names) == 0
