@@ -131,3 +131,12 @@ def test_a_buffer_in_use_cannot_be_resized():
     with pytest.raises(BufferError):
         values.append(2.0)
     assert len(view) == 1
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_jax_arrays_are_read_and_never_written(dtype):
+    jnp = pytest.importorskip("jax.numpy")
+    values = jnp.ones(4, dtype)
+    assert headroom.measure([values]).norm == 2.0
+    with pytest.raises(headroom.InvalidArgument):
+        headroom.unscale_([values], 0.5)

@@ -1,0 +1,68 @@
+"""What headroom.torch.GradScaler has beyond torch.amp.GradScaler: 16-bit gradients, and reports."""
+
+import pickle
+
+import pytest
+import torch
+from torch_scaler_test import INF, NAN, models, param, started
+
+import headroom.torch
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_16_bit_gradients_are_accepted(dtype):
+    weight = param(1.0, 1.0, grad=[4.0, 8.0], dtype=dtype)
+    optimizer = torch.optim.SGD([weight], lr=0.125)
+    scaler = started(headroom.torch.GradScaler, init_scale=4.0)
+    scaler.step(optimizer)
+    scaler.update()
+    assert weight.grad.tolist() == [1.0, 2.0] and weight.tolist() == [0.875, 0.75]
+
+
+def test_reports_say_whether_the_step_ran_and_who_was_at_fault():
+    model, _ = models()
+    scaler = headroom.torch.GradScaler("cpu", init_scale=2.0)
+    with pytest.raises(RuntimeError, match="before any step"):
+        scaler.report()
+    for optimizer in (torch.optim.SGD(model.parameters(), 0.1),
+                      torch.optim.AdamW(model.parameters(), fused=True),
+                      headroom.torch.AdamW(model.parameters())):
+        scaler.load_state_dict({**scaler.state_dict(), "scale": 2.0})
+        scaler._names.clear()
+        for bad in (False, True):
+            optimizer.zero_grad()
+            scaler.scale(model(torch.ones(2, 8)).sum()).backward()
+            if bad:
+                model[2].weight.grad[1, :3] = torch.tensor([INF, INF, NAN])
+            scaler.step(optimizer)
+            assert scaler.last_step_applied is not bad
+            if not bad:
+                assert scaler.report().culprit == ""
+                assert str(scaler.report()).startswith("applied at scale 2")
+            scaler.update()
+        assert str(scaler.report()) == "skipped at scale 2: param_groups[0].params[2]: 2 inf, 1 nan"
+        scaler.load_state_dict({**scaler.state_dict(), "scale": 2.0})
+        scaler.name_parameters(model)
+        scaler.step(optimizer)
+        assert scaler.report().culprit.startswith("2.weight: ")
+        scaler.update()
+
+
+def test_the_norm_is_known_where_the_gradients_are_measured():
+    model, _ = models()
+    optimizer = headroom.torch.AdamW(model.parameters())
+    scaler = headroom.torch.GradScaler("cpu")
+    scaler.scale(model(torch.ones(2, 8)).sum()).backward()
+    scaler.step(optimizer)
+    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]) / 65536
+    assert scaler.report().grad_norm == pytest.approx(float(norm))
+
+
+def test_a_report_is_not_part_of_a_pickle_and_names_do_not_keep_models_alive():
+    model, _ = models()
+    scaler = headroom.torch.GradScaler("cpu")
+    scaler.name_parameters(model)
+    again = pickle.loads(pickle.dumps(scaler))
+    assert len(again._names) == 0 and len(scaler._names) == 4
+    del model
+    assert len(scaler._names) == 0
