@@ -73,7 +73,9 @@ CudaBuffer::CudaBuffer(int device, size_t bytes) {
   bytes = (bytes + 15) / 16 * 16;  // cuda_upload() writes whole words
   HEADROOM_CUDA(cudaMalloc(&data, bytes));
   data_.reset(data);
-  HEADROOM_CUDA(cudaMemset(data, 0, bytes));
+  // Not on the default stream, with which other streams may not keep step.
+  HEADROOM_CUDA(cudaMemsetAsync(data, 0, bytes, current_stream()));
+  cuda_wait();
 }
 
 void CudaFree::operator()(void* data) const {

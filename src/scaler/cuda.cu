@@ -178,6 +178,7 @@ void CudaScaler::set_state(const ScalePolicy& policy, const ScaleState& state) {
   static_assert(offsetof(CudaScale, state) % 8 == 0 && sizeof(ScaleState) % 8 == 0);
   cuda_upload(&scale_.data()->policy, &policy, sizeof(policy));
   cuda_upload(&scale_.data()->state, &state, sizeof(state));
+  cuda_wait();  // whatever stream comes next finds it
 }
 
 ScaleState CudaScaler::wait_state() const {
