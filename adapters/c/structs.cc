@@ -1,6 +1,7 @@
 #include "adapters/c/structs.h"
 
 #include <algorithm>
+#include <type_traits>
 
 namespace headroom::c {
 namespace {
@@ -20,6 +21,35 @@ Enum enum_from(int32_t value, Enum last, const char* name) {
 template <typename T>
 void check_list(const T* list, size_t count, const char* name) {
   if (count > 0) need(list, name);
+}
+
+// Every setting but on_overflow, from one side to the other. Questions are bool here and int32_t
+// there.
+template <typename From, typename To>
+void copy_policy(const From& from, To* to) {
+  const auto copy = [](const auto& value, auto* place) {
+    *place = static_cast<std::remove_pointer_t<decltype(place)>>(value);
+  };
+  copy(from.growth_factor, &to->growth_factor);
+  copy(from.backoff_factor, &to->backoff_factor);
+  copy(from.tolerance, &to->tolerance);
+  copy(from.grad_limit, &to->grad_limit);
+  copy(from.peak_window, &to->peak_window);
+  copy(from.retry_interval, &to->retry_interval);
+  copy(from.max_skips_in_row, &to->max_skips_in_row);
+  copy(from.init_scale, &to->init_scale);
+  copy(from.min_scale, &to->min_scale);
+  copy(from.max_scale, &to->max_scale);
+  copy(from.dynamic, &to->dynamic);
+  copy(from.growth_interval, &to->growth_interval);
+  copy(from.first_growth_extra, &to->first_growth_extra);
+  copy(from.next_growth_extra, &to->next_growth_extra);
+  copy(from.hysteresis, &to->hysteresis);
+  copy(from.refill_on_growth, &to->refill_on_growth);
+  copy(from.refill_on_clean, &to->refill_on_clean);
+  copy(from.refill_on_shrink, &to->refill_on_shrink);
+  copy(from.late, &to->late);
+  copy(from.stay_above_min, &to->stay_above_min);
 }
 
 }  // namespace
@@ -74,52 +104,14 @@ hr_parameter parameter_from(const Parameter& parameter) {
 hr_policy policy_from(const ScalePolicy& policy) {
   hr_policy out = {};
   out.size = sizeof(out);
-  out.growth_factor = policy.growth_factor;
-  out.backoff_factor = policy.backoff_factor;
-  out.tolerance = policy.tolerance;
-  out.grad_limit = policy.grad_limit;
-  out.peak_window = policy.peak_window;
-  out.retry_interval = policy.retry_interval;
-  out.max_skips_in_row = policy.max_skips_in_row;
-  out.init_scale = policy.init_scale;
-  out.min_scale = policy.min_scale;
-  out.max_scale = policy.max_scale;
-  out.dynamic = policy.dynamic;
-  out.growth_interval = policy.growth_interval;
-  out.first_growth_extra = policy.first_growth_extra;
-  out.next_growth_extra = policy.next_growth_extra;
-  out.hysteresis = policy.hysteresis;
-  out.refill_on_growth = policy.refill_on_growth;
-  out.refill_on_clean = policy.refill_on_clean;
-  out.refill_on_shrink = policy.refill_on_shrink;
-  out.late = policy.late;
-  out.stay_above_min = policy.stay_above_min;
+  copy_policy(policy, &out);
   out.on_overflow = static_cast<int32_t>(policy.on_overflow);
   return out;
 }
 
 ScalePolicy policy_from(const hr_policy& policy) {
   ScalePolicy out;
-  out.growth_factor = policy.growth_factor;
-  out.backoff_factor = policy.backoff_factor;
-  out.tolerance = policy.tolerance;
-  out.grad_limit = policy.grad_limit;
-  out.peak_window = policy.peak_window;
-  out.retry_interval = policy.retry_interval;
-  out.max_skips_in_row = policy.max_skips_in_row;
-  out.init_scale = policy.init_scale;
-  out.min_scale = policy.min_scale;
-  out.max_scale = policy.max_scale;
-  out.dynamic = policy.dynamic != 0;
-  out.growth_interval = policy.growth_interval;
-  out.first_growth_extra = policy.first_growth_extra;
-  out.next_growth_extra = policy.next_growth_extra;
-  out.hysteresis = policy.hysteresis;
-  out.refill_on_growth = policy.refill_on_growth != 0;
-  out.refill_on_clean = policy.refill_on_clean != 0;
-  out.refill_on_shrink = policy.refill_on_shrink != 0;
-  out.late = policy.late != 0;
-  out.stay_above_min = policy.stay_above_min != 0;
+  copy_policy(policy, &out);
   out.on_overflow = enum_from(policy.on_overflow, OnOverflow::kThrow, "on_overflow");
   return out;
 }

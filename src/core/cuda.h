@@ -40,7 +40,6 @@ class CudaArray {
     memory_ = CudaBuffer(device, room * sizeof(T));
     room_ = room;
   }
-  size_t room() const { return room_; }
   T* data() const { return static_cast<T*>(memory_.data()); }
 
  private:
