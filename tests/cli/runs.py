@@ -1,7 +1,22 @@
-"""What the tests that train for a while share."""
+"""What the tests of the program share."""
 import json
 import os
 import subprocess
+import sys
+
+results = []
+
+
+def check(ok, what):
+    results.append(bool(ok))
+    if not ok:
+        print("FAILED:", what)
+
+
+def finish():
+    """Says how many checks passed, and ends the program."""
+    print(f"{results.count(True)} passed, {results.count(False)} failed")
+    sys.exit(not all(results))
 
 
 def history(folder):

@@ -17,19 +17,9 @@ import urllib.request
 import zlib
 
 import tfevents
-from runs import history
+from runs import check, finish, history
 
 program = sys.argv[1]
-failures = 0
-cases = 0
-
-
-def check(ok, what):
-    global failures, cases
-    cases += 1
-    if not ok:
-        failures += 1
-        print("FAILED:", what)
 
 
 def train(*arguments, threads=1):
@@ -250,5 +240,4 @@ with tempfile.TemporaryDirectory() as temp:
         pass
     check(process.wait() == 0 and b"[#" in shown and b"left" in shown and b"\r" in shown, shown[:200])
 
-print(f"{cases - failures} passed, {failures} failed")
-sys.exit(failures != 0)
+finish()
