@@ -1,7 +1,11 @@
 #!/usr/bin/env python3
-"""PyTorch's own scaled step on a CUDA device, for the shapes of headroom_cuda_bench: GradScaler with
-unscale_, clip_grad_norm_, fused AdamW and update. Device events around single runs, medians."""
+"""PyTorch's own scaled step on a CUDA device, for the shapes of headroom_cuda_bench, and beside it that
+of headroom.torch where it can be imported. Device events around single steps, in turns, medians.
+
+    PYTHONPATH=build/gpu/python python3 bench/pytorch.py
+"""
 import statistics
+from functools import partial
 
 import torch
 
@@ -24,9 +28,9 @@ def resnet50():
     return sizes + [1000 * 2048, 1000]
 
 
-def median_ms(work, before=lambda: None, times=30):
+def median_ms(work, before, times, warm):
     all_times = []
-    for i in range(times + 5):
+    for i in range(times + warm):
         before()
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
@@ -34,29 +38,77 @@ def median_ms(work, before=lambda: None, times=30):
         work()
         end.record()
         torch.cuda.synchronize()
-        if i >= 5:
+        if i >= warm:
             all_times.append(begin.elapsed_time(end))
     return statistics.median(all_times)
 
 
-print(f"PyTorch {torch.__version__} on {torch.cuda.get_device_name()}: unscale_, clip, fused AdamW, update")
-for name, sizes in (("resnet50", resnet50()), ("gpt2-124M", gpt2(12, 768)),
-                    ("gpt2-xl", gpt2(48, 1600)), ("2000 x 100", [100] * 2000)):
-    params = [torch.nn.Parameter(torch.randn(n, device="cuda") * 0.02) for n in sizes]
-    source = [torch.randn(n, device="cuda") * 65.0 for n in sizes]
-    for p in params:
-        p.grad = torch.empty_like(p)
-    optimizer = torch.optim.AdamW(params, lr=1e-6, weight_decay=0.1, fused=True)
-    scaler = torch.amp.GradScaler("cuda")
+def scaler_of(kind):
+    scaler = kind("cuda")
     scaler.scale(torch.zeros((), device="cuda"))
+    return scaler
 
-    def step():
-        scaler.unscale_(optimizer)
-        torch.nn.utils.clip_grad_norm_(params, 1.0, foreach=True)
-        scaler.step(optimizer)
-        scaler.update()
 
-    ms = median_ms(step, lambda: torch._foreach_copy_([p.grad for p in params], source))
-    print(f"{name:12} f32   {ms:8.3f} ms")
-    del params, source, optimizer
-    torch.cuda.empty_cache()
+def unscale_clip_step(scaler, optimizer, params):
+    scaler.unscale_(optimizer)
+    torch.nn.utils.clip_grad_norm_(params, 1.0, foreach=True)
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def step_update(scaler, optimizer, params):
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def in_turns_ms(works, before, times):
+    """The median of each, one after the other in every round: what disturbs one disturbs all."""
+    all_times = {name: [] for name in works}
+    for _ in range(times):
+        for name, work in works.items():
+            all_times[name].append(median_ms(work, before, times=1, warm=1))
+    return {name: statistics.median(taken) for name, taken in all_times.items()}
+
+
+def main():
+    try:
+        import headroom.torch as ours
+    except ImportError as error:
+        ours = None
+        print(f"headroom.torch is left out: {error}")
+    print(f"PyTorch {torch.__version__} on {torch.cuda.get_device_name()}: one step and update in ms, FP32")
+    for name, sizes, times in (("resnet50", resnet50(), 60), ("gpt2-124M", gpt2(12, 768), 60),
+                               ("gpt2-xl", gpt2(48, 1600), 15), ("2000 x 100", [100] * 2000, 30)):
+        params = [torch.nn.Parameter(torch.randn(n, device="cuda") * 0.02) for n in sizes]
+        source = [torch.randn(n, device="cuda") * 65.0 for n in sizes]
+        for p in params:
+            p.grad = torch.empty_like(p)
+
+        def reset():
+            torch._foreach_copy_([p.grad for p in params], source)
+
+        options = dict(lr=1e-6, weight_decay=0.1)
+        for label, optimizer, way in (
+            ("fused AdamW, clip", torch.optim.AdamW(params, fused=True, **options), unscale_clip_step),
+            ("fused AdamW", torch.optim.AdamW(params, fused=True, **options), step_update),
+            ("AdamW, clip", torch.optim.AdamW(params, foreach=True, **options), unscale_clip_step),
+        ):
+            works = {"torch's scaler": partial(way, scaler_of(torch.amp.GradScaler), optimizer, params)}
+            if ours is not None:
+                works["ours"] = partial(way, scaler_of(ours.GradScaler), optimizer, params)
+            if ours is not None and label == "fused AdamW, clip":
+                both = ours.AdamW(params, max_norm=1.0, **options)
+                works["our AdamW too"] = partial(step_update, scaler_of(ours.GradScaler), both, params)
+            taken = in_turns_ms(works, reset, times)
+            told = "   ".join(f"{who} {ms:7.3f}" for who, ms in taken.items())
+            if "our AdamW too" in taken:
+                faster = taken["torch's scaler"] / taken["our AdamW too"]
+                told += f"   {faster:.1f} times"
+            print(f"{name:12}{label:20}{told}", flush=True)
+            del optimizer, works
+        del params, source
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()

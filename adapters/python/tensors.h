@@ -47,6 +47,7 @@ void bind_policy(py::module_& m);
 void bind_measure(py::module_& m);
 void bind_optimizers(py::module_& m);
 void bind_scaler(py::module_& m);
+void bind_places(py::module_& m);
 
 }  // namespace headroom::python
 

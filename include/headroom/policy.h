@@ -283,11 +283,21 @@ struct Verdict {
   HEADROOM_HOST_DEVICE bool apply() const { return skip == Skip::kNo; }
 };
 
+/// Whether gradients can be divided by it: scale and reciprocal are normal floats.
+HEADROOM_HOST_DEVICE inline bool usable(float scale) {
+  return scale >= kSmallestScale && scale <= kLargestScale;
+}
+
 /// Decides on gradients that were scaled by `scale`: norm is GradStats::norm() and amax
 /// GradStats::amax, both as in memory. `max_norm` <= 0 means no clipping.
 HEADROOM_HOST_DEVICE inline Verdict decide(bool finite, double norm, double amax, float scale,
                                            double max_norm) {
   Verdict verdict;
+  if (!usable(scale)) {
+    verdict.skip = Skip::kUnscaleOverflow;
+    verdict.grad_norm = norm;
+    return verdict;
+  }
   const double factor = static_cast<double>(inverse(scale));
   verdict.grad_norm = norm * factor;
   if (!finite) {

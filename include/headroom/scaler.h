@@ -35,6 +35,13 @@ struct StepOptions {
   /// Clip so that the L2 norm of the unscaled gradients is at most this. 0: no clipping.
   float max_norm = 0.0f;
   ClearGrads clear_grads = ClearGrads::kOnSkip;
+
+  /// For a disabled scaler, where somebody else (a framework's own scaler) keeps the scale: numbers
+  /// on this scaler's device, read when the step gets there. The gradients are divided by
+  /// `*outside_scale`. The step is skipped if `*outside_found` is not 0 on arrival, if the
+  /// gradients are bad or if the scale is not a usable number; then `*outside_found` is 1.
+  const float* outside_scale = nullptr;
+  float* outside_found = nullptr;
 };
 
 /// What one step did.

@@ -68,7 +68,7 @@ __device__ CudaReport report_on(const CudaStats& stats, const CudaOrder& order, 
                                 CudaKnown* known) {
   CudaReport report;
   report.stats = stats;
-  report.scale = 1.0f;
+  report.scale = order.outside_scale != nullptr ? *order.outside_scale : 1.0f;
   if (order.enabled) {
     enter(*scale, order, known);
     report.scale = known->scale;
@@ -84,7 +84,11 @@ __device__ CudaReport report_on(const CudaStats& stats, const CudaOrder& order, 
       report.stats.culprit_nan = known->found.culprit_nan;
     }
   }
+  if (order.outside_found != nullptr && *order.outside_found != 0.0f) {
+    report.verdict.skip = Skip::kNotFinite;
+  }
   const bool bad = !report.verdict.apply();
+  if (bad && order.outside_found != nullptr) *order.outside_found = 1.0f;
   if (order.enabled && !order.unscaled) known->amax = stats.amax;
   if (order.enabled) see(bad, *known, scale);
   report.steps = ++known->steps;

@@ -74,6 +74,8 @@ struct CudaKnown {
 /// What the host knows of a step when it enqueues it.
 struct CudaOrder {
   float max_norm = 0.0f;
+  const float* outside_scale = nullptr;
+  float* outside_found = nullptr;
   bool enabled = true;
   bool first = false;     // the optimizer's first
   bool fresh = false;     // the optimizer's first of this round
@@ -124,6 +126,9 @@ class CudaScaler {
   int device_;
   CudaArray<CudaScale> scale_;
 };
+
+/// Why gradients up to `amax` could not be divided by `scale`.
+std::string describe_unscaling(double amax, float scale);
 
 /// out = loss x scale, for tensors on a CUDA device and a scale on the host.
 void cuda_scale(const TensorView& loss, float scale, const TensorView& out);

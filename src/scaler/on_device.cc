@@ -89,6 +89,8 @@ StepReport GradScaler::step_on_device(Optimizer& optimizer, const StepOptions& o
   internal::CudaApply* const side = optimizer.cuda_side(options_.device.index, &job);
   internal::CudaOrder order = this->order(known);
   order.max_norm = options.max_norm;
+  order.outside_scale = options.outside_scale;
+  order.outside_found = options.outside_found;
   cuda_->decide(order, side != nullptr ? side->tables() : internal::CudaTables{},
                 known->cuda.get());
   const bool clear_skipped = options.clear_grads != ClearGrads::kNever;
@@ -152,7 +154,7 @@ std::optional<StepReport> GradScaler::report_from_device(const Known& known) con
   report.culprit = describe_culprit(
       report.stats, identity != nullptr ? identity->owner->parameters() : std::vector<Parameter>{});
   if (report.skip == Skip::kUnscaleOverflow) {
-    report.culprit = number(report.stats.amax) + " / " + number(report.scale) + " is beyond FP32";
+    report.culprit = internal::describe_unscaling(report.stats.amax, report.scale);
   }
   return report;
 }

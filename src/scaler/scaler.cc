@@ -52,7 +52,7 @@ std::string unscale_culprit(const Optimizer& optimizer, float scale) {
   for (const Parameter& parameter : optimizer.parameters()) {
     const double amax = measure({parameter.grad}).amax;
     if (decide(true, amax, amax, scale, 0.0).apply()) continue;
-    return parameter.name + ": " + number(amax) + " / " + number(scale) + " is beyond FP32";
+    return parameter.name + ": " + internal::describe_unscaling(amax, scale);
   }
   return "";
 }
@@ -65,6 +65,11 @@ void rescale(const Optimizer& optimizer, float from, float to) {
 }
 
 }  // namespace
+
+std::string internal::describe_unscaling(double amax, float scale) {
+  if (!usable(scale)) return "a scale of " + number(scale) + " cannot be divided by";
+  return number(amax) + " / " + number(scale) + " is beyond FP32";
+}
 
 std::string StepReport::to_string() const {
   if (applied) {
@@ -229,6 +234,12 @@ StepReport GradScaler::step(Optimizer& optimizer, const StepOptions& options) {
             return "max_norm is " + number(options.max_norm) +
                    "; it has to be a finite number above 0, or 0 for no clipping.";
           });
+  require(
+      !enabled() || (options.outside_scale == nullptr && options.outside_found == nullptr),
+      ErrorCode::kInvalidArgument, [] {
+        return "outside_scale and outside_found are for a disabled scaler; this one has a scale "
+               "of its own.";
+      });
   require(has_gradient(optimizer), ErrorCode::kWrongOrder, [] {
     return "step() was called for an optimizer none of whose parameters has a gradient; set them, "
            "or do not step it.";
@@ -236,7 +247,7 @@ StepReport GradScaler::step(Optimizer& optimizer, const StepOptions& options) {
   Known& known = enabled() ? enter(optimizer, "step()") : meet(optimizer);
   last_stepped_ = optimizer.identity_->id;
   if (cuda_ != nullptr) return step_on_device(optimizer, options, &known);
-  if (!enabled()) known.scale = 1.0f;
+  if (!enabled()) known.scale = options.outside_scale != nullptr ? *options.outside_scale : 1.0f;
   const float scale = known.stage == Stage::kUnscaled ? 1.0f : known.scale;
 
   const GradStats stats = measure(grads_of(optimizer));
@@ -246,13 +257,20 @@ StepReport GradScaler::step(Optimizer& optimizer, const StepOptions& options) {
     verdict.skip = Skip::kNotFinite;
     if (!known.culprit.empty()) culprit = known.culprit;
   }
-  if (verdict.skip == Skip::kUnscaleOverflow) culprit = unscale_culprit(optimizer, scale);
+  if (options.outside_found != nullptr && *options.outside_found != 0.0f) {
+    verdict.skip = Skip::kNotFinite;
+  }
+  if (verdict.skip == Skip::kUnscaleOverflow) {
+    culprit = usable(scale) ? unscale_culprit(optimizer, scale)
+                            : internal::describe_unscaling(stats.amax, scale);
+  }
 
   if (verdict.apply()) {
     optimizer.apply(verdict.multiplier, options.clear_grads == ClearGrads::kAlways);
   } else {
     if (options.clear_grads != ClearGrads::kNever) optimizer.zero_grad();
     optimizer.skipped(culprit);
+    if (options.outside_found != nullptr) *options.outside_found = 1.0f;
   }
   StepReport report;
   report.applied = verdict.apply();

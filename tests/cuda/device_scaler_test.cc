@@ -254,6 +254,29 @@ TEST_F(DeviceScaler, DisabledStillSkipsWhatIsNotFinite) {
   });
 }
 
+TEST_F(DeviceScaler, SomebodyElseMayKeepTheScale) {
+  float* outside = nullptr;  // the scale, and what was found
+  ASSERT_EQ(cudaMallocManaged(&outside, 2 * sizeof(float)), cudaSuccess);
+  expect_same_course(with(DynamicScale{}, false), [&](Plain& loop) {
+    const auto step = [&](float scale, float found, int bad) {
+      loop.backward(1, 1.0, bad, kNan);
+      outside[0] = scale;
+      outside[1] = found;
+      loop.step({.max_norm = 1.0f, .outside_scale = outside, .outside_found = outside + 1});
+      cudaDeviceSynchronize();
+      loop.log += "found " + std::to_string(outside[1]) + "\n";
+    };
+    step(1024.0f, 0.0f, -1);
+    step(0.5f, 0.0f, 2);
+    step(0.5f, 1.0f, -1);
+    for (const float unusable : {0.0f, -1.0f, static_cast<float>(kInf), static_cast<float>(kNan)}) {
+      step(unusable, 0.0f, -1);
+    }
+    step(3.0f, 0.0f, -1);
+  });
+  cudaFree(outside);
+}
+
 TEST_F(DeviceScaler, StateIsSetByHandAndGoesFromSideToSide) {
   const auto make = with(DynamicScale{.growth_interval = 2});
   const auto cpu = make(false), cuda = make(true);

@@ -8,6 +8,8 @@ from torch_scaler_test import INF, NAN, models, param, started
 
 import headroom.torch
 
+DEVICE = torch.get_default_device().type
+
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_16_bit_gradients_are_accepted(dtype):
@@ -21,7 +23,7 @@ def test_16_bit_gradients_are_accepted(dtype):
 
 def test_reports_say_whether_the_step_ran_and_who_was_at_fault():
     model, _ = models()
-    scaler = headroom.torch.GradScaler("cpu", init_scale=2.0)
+    scaler = headroom.torch.GradScaler(DEVICE, init_scale=2.0)
     with pytest.raises(RuntimeError, match="before any step"):
         scaler.report()
     for optimizer in (torch.optim.SGD(model.parameters(), 0.1),
@@ -51,7 +53,7 @@ def test_reports_say_whether_the_step_ran_and_who_was_at_fault():
 def test_the_norm_is_known_where_the_gradients_are_measured():
     model, _ = models()
     optimizer = headroom.torch.AdamW(model.parameters())
-    scaler = headroom.torch.GradScaler("cpu")
+    scaler = headroom.torch.GradScaler(DEVICE)
     scaler.scale(model(torch.ones(2, 8)).sum()).backward()
     scaler.step(optimizer)
     norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]) / 65536
@@ -60,7 +62,7 @@ def test_the_norm_is_known_where_the_gradients_are_measured():
 
 def test_a_report_is_not_part_of_a_pickle_and_names_do_not_keep_models_alive():
     model, _ = models()
-    scaler = headroom.torch.GradScaler("cpu")
+    scaler = headroom.torch.GradScaler(DEVICE)
     scaler.name_parameters(model)
     again = pickle.loads(pickle.dumps(scaler))
     assert len(again._names) == 0 and len(scaler._names) == 4

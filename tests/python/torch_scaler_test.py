@@ -12,6 +12,8 @@ import torch
 
 import headroom.torch
 
+DEVICE = torch.get_default_device().type
+
 INF, NAN = float("inf"), float("nan")
 
 
@@ -56,7 +58,7 @@ def param(*values, grad=None, dtype=torch.float32):
 
 
 def started(scaler_class, **options):
-    scaler = scaler_class("cpu", **options)
+    scaler = scaler_class(DEVICE, **options)
     scaler.scale(torch.ones(()))
     return scaler
 
@@ -78,7 +80,7 @@ def started(scaler_class, **options):
     ],
 )
 def test_construction(options):
-    assert_same(lambda scaler: scaler("cpu", **options).state_dict())
+    assert_same(lambda scaler: scaler(DEVICE, **options).state_dict())
 
 
 def test_without_cuda_a_cuda_scaler_warns_and_is_disabled():
@@ -93,19 +95,19 @@ def test_without_cuda_a_cuda_scaler_warns_and_is_disabled():
 
 
 def test_it_is_a_torch_scaler():
-    assert isinstance(headroom.torch.GradScaler("cpu"), torch.amp.GradScaler)
+    assert isinstance(headroom.torch.GradScaler(DEVICE), torch.amp.GradScaler)
 
 
 def test_scale_of_nested_containers():
     def script(scaler_class):
-        scaler = scaler_class("cpu", init_scale=2.0)
+        scaler = scaler_class(DEVICE, init_scale=2.0)
         t = torch.full((1,), 4.0)
         nested = scaler.scale((t, [t, (t.half(), t.bfloat16())]))
         return nested, list(scaler.scale(iter([t, t]))), scaler.scale(torch.tensor(1.0).half())
 
     assert_same(script)
-    assert_same(lambda scaler: scaler("cpu").scale(3))
-    assert_same(lambda scaler: scaler("cpu").scale([torch.ones(1), 3]))
+    assert_same(lambda scaler: scaler(DEVICE).scale(3))
+    assert_same(lambda scaler: scaler(DEVICE).scale([torch.ones(1), 3]))
 
 
 def test_state_dicts_go_both_ways():
@@ -114,7 +116,7 @@ def test_state_dicts_go_both_ways():
         first._init_growth_tracker = 1
         second = started(scaler_class, init_scale=6.0)
         second.load_state_dict(first.state_dict())
-        lazy = scaler_class("cpu")
+        lazy = scaler_class(DEVICE)
         lazy.load_state_dict(second.state_dict())
         return second.state_dict(), lazy.scale(torch.ones(1)), lazy.state_dict()
 
@@ -125,9 +127,9 @@ def test_state_dicts_go_both_ways():
     ours._scale.fill_(7.0)
     theirs.load_state_dict(ours.state_dict())
     assert theirs.get_scale() == 7.0
-    assert_same(lambda scaler: scaler("cpu").load_state_dict({}))
-    assert_same(lambda scaler: scaler("cpu").load_state_dict({"scale": 1.0}))
-    assert_same(lambda scaler: scaler("cpu", enabled=False).load_state_dict({}))
+    assert_same(lambda scaler: scaler(DEVICE).load_state_dict({}))
+    assert_same(lambda scaler: scaler(DEVICE).load_state_dict({"scale": 1.0}))
+    assert_same(lambda scaler: scaler(DEVICE, enabled=False).load_state_dict({}))
 
 
 def test_getters_and_setters():
@@ -138,14 +140,14 @@ def test_getters_and_setters():
                 scaler.get_growth_interval(), scaler._get_growth_tracker(), scaler.state_dict())
 
     assert_same(script)
-    assert_same(lambda scaler: scaler("cpu", enabled=False).get_growth_factor())
+    assert_same(lambda scaler: scaler(DEVICE, enabled=False).get_growth_factor())
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s))])
 @pytest.mark.parametrize("enabled", [True, False])
 def test_pickling(duplicate, enabled):
     def script(scaler_class):
-        scaler = scaler_class("cpu", init_scale=3.0, growth_interval=2, enabled=enabled)
+        scaler = scaler_class(DEVICE, init_scale=3.0, growth_interval=2, enabled=enabled)
         weight = param(1.0)
         optimizer = torch.optim.SGD([weight], lr=1.0)
         train_step(scaler, optimizer, weight, 1.0)
@@ -193,7 +195,7 @@ CALLS = {
 @pytest.mark.parametrize("grad", [[1.0], [INF], None])
 def test_every_order_of_calls(start, first, second, third, grad):
     def script(scaler_class):
-        scaler = started(scaler_class) if start else scaler_class("cpu")
+        scaler = started(scaler_class) if start else scaler_class(DEVICE)
         weight = param(1.0, grad=grad)
         optimizer = torch.optim.SGD([weight], lr=1.0)
         seen = []
@@ -220,7 +222,7 @@ def test_setting_the_scale():
 
 def test_a_disabled_scaler_passes_everything_through():
     def script(scaler_class):
-        scaler = scaler_class("cpu", enabled=False)
+        scaler = scaler_class(DEVICE, enabled=False)
         weight = param(1.0, grad=[2.0])
         optimizer = torch.optim.SGD([weight], lr=1.0)
         loss = torch.ones(1)
@@ -231,7 +233,7 @@ def test_a_disabled_scaler_passes_everything_through():
         return result, weight, scaler.state_dict(), scaler._get_growth_tracker()
 
     assert_same(script)
-    assert headroom.torch.GradScaler("cpu", enabled=False).last_step_applied
+    assert headroom.torch.GradScaler(DEVICE, enabled=False).last_step_applied
 
 
 def test_gradients_made_bad_after_unscale_are_not_checked_again():
@@ -286,7 +288,7 @@ def test_any_strides_and_layouts_unscale():
                 each.grad = torch.empty_strided(grad.size(), grad.stride()).copy_(grad)
             if bad >= 0:
                 params[bad].grad[(0,) * params[bad].grad.dim()] = NAN
-            scaler = scaler_class("cpu")
+            scaler = scaler_class(DEVICE)
             optimizer = torch.optim.SGD(params, lr=1.0)
             found = scaler._unscale_grads_(
                 optimizer, torch.full((1,), 0.25), torch.zeros(1), True
@@ -320,12 +322,12 @@ def test_duplicates_of_a_sparse_half_gradient_are_summed_before_the_check():
         values = torch.tensor([64000.0, 64000.0], dtype=torch.half)
         weight.grad = torch.sparse_coo_tensor(index, values, (2, 3))
         optimizer = torch.optim.SGD([weight], lr=1.0)
-        found = scaler_class("cpu")._unscale_grads_(
+        found = scaler_class(DEVICE)._unscale_grads_(
             optimizer, torch.full((1,), 0.25), torch.zeros(1), True
         )
         return found, weight.grad.to_dense()
 
-    assert assert_same(script)[0][torch.device("cpu")] == 1.0
+    assert assert_same(script)[0][torch.ones(()).device] == 1.0
 
 
 def test_odd_scales_behave_as_in_torch():
@@ -374,12 +376,12 @@ def test_trainings_give_the_same_bits(optimizer, way):
     def script(scaler_class):
         model, _ = models()
         made = OPTIMIZERS[optimizer](model.parameters())
-        scaler = scaler_class("cpu", init_scale=128.0, growth_interval=2)
+        scaler = scaler_class(DEVICE, init_scale=128.0, growth_interval=2)
         scales = []
         for step in range(8):
             made.zero_grad()
             for _ in range(2 if way == "accumulate" else 1):
-                with torch.autocast("cpu", torch.bfloat16):
+                with torch.autocast(DEVICE, torch.bfloat16):
                     loss = torch.nn.functional.mse_loss(model(torch.randn(4, 8)), torch.ones(4, 8))
                 if way == "penalty":
                     grads = torch.autograd.grad(
@@ -406,7 +408,7 @@ def test_several_models_and_optimizers_share_a_scale():
     def script(scaler_class):
         first, second = models()
         one, two = torch.optim.SGD(first.parameters(), 0.1), torch.optim.AdamW(second.parameters())
-        scaler = scaler_class("cpu", init_scale=128.0, growth_interval=2)
+        scaler = scaler_class(DEVICE, init_scale=128.0, growth_interval=2)
         for step in range(6):
             one.zero_grad(), two.zero_grad()
             a, b = first(torch.randn(4, 8)), second(torch.randn(4, 8))
@@ -448,7 +450,7 @@ def test_schedulers_and_hooks_see_the_same():
         called = []
         optimizer.register_step_post_hook(lambda *_: called.append(1))
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-        scaler = scaler_class("cpu")
+        scaler = scaler_class(DEVICE)
         for step in range(3):
             scaler.scale(model(torch.randn(2, 8)).sum()).backward()
             scaler.step(optimizer), scaler.update(), schedule.step()

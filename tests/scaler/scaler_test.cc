@@ -221,6 +221,39 @@ TEST(Disabled, PassesThroughAndStillProtectsTheWeights) {
   EXPECT_FALSE(scaler.step(loop.optimizer).applied);
 }
 
+TEST(Disabled, SomebodyElseMayKeepTheScale) {
+  Loop loop;
+  GradScaler scaler(DynamicScale{}, {.enabled = false});
+  float scale = 1024.0f, found = 0.0f;
+  const StepOptions options{.outside_scale = &scale, .outside_found = &found};
+  loop.backward(scale, 0.5f);
+  EXPECT_EQ(scaler.step(loop.optimizer, options).scale, 1024.0f);
+  EXPECT_EQ(found, 0.0f);
+  const float after = static_cast<float>(loop.weight[0]);
+  EXPECT_EQ(after, 0.5f) << "1 - 0.5";
+
+  loop.backward(scale, kInf);
+  EXPECT_FALSE(scaler.step(loop.optimizer, options).applied);
+  EXPECT_EQ(found, 1.0f) << "told";
+  loop.backward(scale, 0.5f);
+  EXPECT_FALSE(scaler.step(loop.optimizer, options).applied) << "found by somebody else";
+  for (const float unusable : {0.0f, -1.0f, kInf, kNan}) {
+    scale = unusable;
+    found = 0.0f;
+    loop.backward(1.0f, 0.5f);
+    const StepReport report = scaler.step(loop.optimizer, options);
+    EXPECT_EQ(report.skip, Skip::kUnscaleOverflow);
+    EXPECT_NE(report.culprit.find("cannot be divided by"), std::string::npos);
+    EXPECT_EQ(found, 1.0f);
+  }
+  EXPECT_EQ(static_cast<float>(loop.weight[0]), after);
+
+  GradScaler own(DynamicScale{});
+  loop.backward(own.scale(1.0f), 0.5f);
+  expect_error(ErrorCode::kInvalidArgument, "has a scale of its own",
+               [&] { own.step(loop.optimizer, options); });
+}
+
 TEST(Alarm, IsThrownAtTheFloorAndTrainingMayGoOn) {
   Loop loop;
   GradScaler scaler(DynamicScale{.init_scale = 2.0f});

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 
@@ -44,6 +44,43 @@ def view_of(tensor: torch.Tensor) -> Optional[View]:
     if tensor.is_cuda and _has_cuda():
         return (tensor.data_ptr(), code, tensor.numel(), tensor.device.index)
     return None
+
+
+class _Places:
+    """What ``_core.Places`` does, for a torch without DLPack's exchange API."""
+
+    def __init__(self) -> None:
+        self._seen: list[Any] = []
+        self._versions: list[int] = []
+
+    def look(self, parameters: list[torch.Tensor]) -> tuple[bool, list[int]]:
+        seen: list[Any] = []
+        for tensor in (t for param in parameters for t in (param, param.grad)):
+            plain = tensor is None or (type(tensor) in _PLAIN and tensor.layout is _STRIDED)
+            if not plain:
+                seen.append(object())  # which equals nothing
+            elif tensor is None:
+                seen.append(None)
+            else:
+                seen.append((tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()))
+        moved, self._seen = seen != self._seen, seen
+        before, self._versions = self._versions, [param._version for param in parameters]
+        before += [-1] * (len(parameters) - len(before))
+        return moved, [i for i, version in enumerate(self._versions) if version != before[i]]
+
+    def advance(self, parameters: list[int]) -> None:
+        for i in parameters:
+            self._versions[i] += 1
+
+
+def places() -> _core.Places | _Places:
+    """Whether the tensors of an optimizer are where they were in the last step: ``look`` says whether
+    any was moved, and which parameters somebody has written to since then and ``advance``."""
+    api = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    try:
+        return _core.Places(api, list(_PLAIN))
+    except TypeError:
+        return _Places()
 
 
 def stream_of(device: torch.device) -> int:

@@ -10,7 +10,7 @@ from torch.autograd.graph import increment_version
 
 from headroom import _core
 from headroom._errors import make
-from headroom.torch._memory import View, stream_of, view_of
+from headroom.torch._memory import View, places, stream_of, view_of
 
 
 class FusedOptimizer(torch.optim.Optimizer):
@@ -47,9 +47,11 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._options: list[dict[str, Any]] = []
         self._params: list[torch.Tensor] = []
         self._labels: list[str] = []
-        self._versions: list[int] = []
-        self._bound: Optional[list[tuple[str, View, Optional[View]]]] = None
-        self.grads_measured: Optional[_core.GradStats] = None
+        self._places = places()
+        self._written: list[int] = []  # parameters that somebody else has written to
+        self._settled = False  # the core has everything as it was at the last look
+        self._stepped: list[int] = []  # parameters with a gradient
+        self._scaler: Optional[_core.GradScaler] = None  # walks measure, decide and apply
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
@@ -76,7 +78,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._options.append(options)
         self._labels += [label for label, _, _ in triples]
         self._params += group["params"]
-        self._versions += [param._version for param in group["params"]]
+        self._places.look(self._params)
+        self._settled = False
 
     def _options_of(self, group: dict[str, Any]) -> dict[str, Any]:
         for name in ("amsgrad", "maximize"):
@@ -102,28 +105,33 @@ class FusedOptimizer(torch.optim.Optimizer):
             if options != self._options[g]:
                 self._core.set_options(g + 1, options)  # the core's first group is empty
                 self._options[g] = options
-        kept, triples = [], []
+        moved, written = self._places.look(params)
+        self._written += written
+        self._settled = self._settled and not moved
+        kept = [] if self._settled else self._rebind(params)
+        for i in self._written:
+            self._core.refresh_master(i, self._stream(params))
+        self._written.clear()
+        return kept
+
+    def _rebind(self, params: list[torch.Tensor]) -> list[torch.Tensor]:
+        kept = []
+        triples: list[tuple[str, Optional[View], Optional[View]]] = []
         for label, param in zip(self._labels, params):
-            grad = param.grad
+            grad, view = param.grad, None
             if grad is not None:
                 if grad.is_sparse or grad.stride() != param.stride():
-                    grad = torch.empty_like(param, dtype=grad.dtype).copy_(
-                        grad.to_dense() if grad.is_sparse else grad
-                    )
-                kept.append(grad)
-                grad = view_of(grad)
-                if grad is None:
+                    dense = grad.to_dense() if grad.is_sparse else grad
+                    grad = torch.empty_like(param, dtype=grad.dtype).copy_(dense)
+                    kept.append(grad)
+                view = view_of(grad)
+                if view is None:
                     raise make("unsupported", f"The gradient of {label} is of a type or on a device "
                                "that Headroom does not have; use torch's optimizers for it.")
-            triples.append((label, view_of(param), grad))
-        stream = self._stream(params)
-        if triples != self._bound:
-            self._core.rebind(triples, stream)
-            self._bound = triples
-        for i, param in enumerate(params):
-            if param._version != self._versions[i]:  # somebody wrote to the weight
-                self._core.refresh_master(i, stream)
-                self._versions[i] = param._version
+            triples.append((label, view_of(param), view))
+        self._core.rebind(triples, self._stream(params))
+        self._settled = not kept  # copies have to be made in every step
+        self._stepped = [i for i, param in enumerate(params) if param.grad is not None]
         return kept
 
     @torch.no_grad()
@@ -133,25 +141,61 @@ class FusedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        measured, self.grads_measured = self.grads_measured, None
-        if float(getattr(self, "found_inf", 0.0)):
-            return loss
-        given = getattr(self, "grad_scale", None)
-        scale = 1.0 if given is None else float(given)
         kept = self._bind()
-        stream = self._stream(self._params)
-        if measured is None and self.max_norm > 0.0:
-            measured = _core.measure([grad for _, _, grad in self._bound], stream=stream)
-        apply, multiplier = True, _core.inverse(scale)
-        if measured is not None:
-            apply, multiplier, _ = _core.decide(measured, scale, self.max_norm)
-        if not apply:
+        if not self._stepped:
             return loss
-        self._core.apply(multiplier, stream=stream)
-        increment_version([param for param in self._params if param.grad is not None])
-        self._versions = [param._version for param in self._params]
+        stream = self._stream(self._params)
+        scale = self._number(getattr(self, "grad_scale", None))
+        found = self._number(getattr(self, "found_inf", None))
+        if scale is None and found is None and self.max_norm == 0.0:
+            self._core.apply(1.0, stream=stream)
+        else:
+            self._walk().step(
+                self._core,
+                self.max_norm,
+                "never",
+                stream,
+                0 if scale is None else scale.data_ptr(),
+                0 if found is None else found.data_ptr(),
+            )
+        increment_version([self._params[i] for i in self._stepped])
+        self._places.advance(self._stepped)
         del kept
         return loss
+
+    @property
+    def listed(self) -> list[torch.Tensor]:
+        """The parameters of all groups, as reports count them."""
+        return self._params
+
+    def has_gradients_on(self, device: torch.device) -> bool:
+        """Whether this device has the parameters, and a step would do something."""
+        return any(param.grad is not None for param in self._params) and (
+            self._params[0].device == device
+        )
+
+    def report(self) -> _core.StepReport:
+        """What the last step under a scaler, or with ``max_norm``, did. Waits for a CUDA device."""
+        return self._walk().report()
+
+    def _number(self, given: Any) -> Optional[torch.Tensor]:
+        """An FP32 number where the parameters are."""
+        if given is None:
+            return None
+        device = self._params[0].device
+        if isinstance(given, torch.Tensor) and given.dtype is torch.float32 and given.device == device:
+            return given
+        return torch.as_tensor(given, dtype=torch.float32, device=device)
+
+    def _walk(self) -> _core.GradScaler:
+        """What measures, decides and applies in the core, with the scale that step() is given. On a
+        CUDA device all of it is enqueued."""
+        if self._scaler is None:
+            device = self._params[0].device
+            place = device.index if device.type == "cuda" else -1
+            policy = _core.ScalePolicy()
+            self._scaler = _core.GradScaler(policy, False, place, None, self._stream(self._params))
+        return self._scaler
 
     def _publish(self) -> None:
         """Fills ``state`` as torch's optimizers have it, with views of the core's memory."""
@@ -207,7 +251,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             loaded.append((label, view_of(memory), i))
         self._core.load_state(steps, loaded, self._stream(self._params))
         increment_version(self._params)
-        self._versions = [param._version for param in self._params]
+        self._places.advance(list(range(len(self._params))))
 
     def __getstate__(self) -> dict[str, Any]:
         self._publish()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import types
 from dataclasses import dataclass
 from typing import Any, Optional
 
 import torch
+from torch.amp.grad_scaler import OptState, _MultiDeviceReplicator
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from headroom import _core
@@ -36,7 +36,7 @@ class _Seen:
 
     scale: torch.Tensor  # a copy, which no update() moves
     found: dict[torch.device, torch.Tensor]
-    stats: Optional[_core.GradStats] = None  # of the scaled gradients
+    fused: Optional[FusedOptimizer] = None  # that knows more
     culprit: str = ""
 
 
@@ -81,10 +81,13 @@ class GradScaler(torch.amp.GradScaler):
         if self._last is None:
             raise RuntimeError("report() was called before any step(); step first.")
         last = self._last
+        if last.fused is not None:
+            told = last.fused.report()
+            culprit = self._culprit(told.stats, last.fused, last.fused.listed) or told.culprit
+            scale = float(last.scale)
+            return Report(told.applied, scale, told.grad_norm, "" if told.applied else culprit)
         applied = not sum(float(found) for found in last.found.values())
-        scale = float(last.scale)
-        norm = None if last.stats is None else last.stats.norm / scale
-        return Report(applied, scale, norm, "" if applied else last.culprit)
+        return Report(applied, float(last.scale), None, "" if applied else last.culprit)
 
     @property
     def last_step_applied(self) -> bool:
@@ -124,49 +127,39 @@ class GradScaler(torch.amp.GradScaler):
         found_inf: torch.Tensor,
         allow_fp16: bool,
     ) -> dict[torch.device, torch.Tensor]:
-        ours: dict[torch.device, list[View]] = {}
-        theirs = []
-        for group in optimizer.param_groups if torch.cuda.is_initialized() else ():
-            for param in group["params"]:
-                grad = getattr(param, "grad", None)
-                bf16 = grad is not None and grad.is_cuda and grad.dtype is torch.bfloat16
-                view = view_of(grad) if bf16 else None
-                if view is None:
-                    theirs.append(param)
-                else:
-                    ours.setdefault(grad.device, []).append(view)
-        rest = types.SimpleNamespace(param_groups=[{"params": theirs}]) if ours else optimizer
-        found = super()._unscale_grads_(rest, inv_scale, found_inf, True)
-        for device, views in ours.items():
-            if device not in found:
-                found[device] = found_inf.to(device=device, copy=True)
-            if not _core.unscale_(views, float(inv_scale), stream=stream_of(device)).ok:
-                found[device].fill_(1.0)
-        if self._scale is not None:
-            self._seen[id(optimizer)] = _Seen(self._scale.clone(), found)
-        return found
-
-    def _check_inf_per_device(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """For optimizers that unscale by themselves. Of ours, what is measured serves both."""
-        if not isinstance(optimizer, FusedOptimizer) or self._scale is None:
-            return super()._check_inf_per_device(optimizer)
+        # As torch's, with one look at each gradient, and BF16 on CUDA to Headroom's kernel.
+        lists: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
         for group in optimizer.param_groups:
             for param in group["params"]:
-                if param.grad is not None and param.grad.is_sparse:
-                    param.grad = param.grad.coalesce()  # the sum of duplicates may overflow
-        views, owners = self._views(optimizer)
-        if not views or len(views) != sum(
-            param.grad is not None for group in optimizer.param_groups for param in group["params"]
-        ):
-            return super()._check_inf_per_device(optimizer)
-        device = owners[0].grad.device
-        stats = _core.measure(views, stream=stream_of(device))
-        found = {device: torch.full((), float(not stats.finite), device=device)}
-        culprit = self._culprit(stats, optimizer, owners)
-        self._seen[id(optimizer)] = _Seen(self._scale.clone(), found, stats, culprit)
-        self._per_optimizer_states[id(optimizer)]["found_inf_per_device"] = found
-        optimizer.grads_measured = stats
-        return found
+                grad = param.grad
+                if grad is None:
+                    continue
+                dtype = grad.dtype
+                if grad.is_sparse:
+                    if dtype is torch.float16:  # the sum of duplicates may overflow
+                        param.grad = grad = grad.coalesce()
+                    grad = grad._values()
+                key = (grad.device, dtype)
+                if key in lists:
+                    lists[key].append(grad)
+                else:
+                    lists[key] = [grad]
+        inverses, founds = _MultiDeviceReplicator(inv_scale), _MultiDeviceReplicator(found_inf)
+        with torch.no_grad():
+            for (device, dtype), grads in lists.items():
+                found = founds.get(device)
+                views = None
+                if dtype is torch.bfloat16 and device.type == "cuda":
+                    views = [view_of(grad) for grad in grads]
+                if views is None or None in views:
+                    inverse = inverses.get(device)
+                    torch._amp_foreach_non_finite_check_and_unscale_(grads, found, inverse)
+                elif not _core.unscale_(views, float(inv_scale), stream=stream_of(device)).ok:
+                    found.fill_(1.0)
+        found_by_device = founds._per_device_tensors
+        if self._scale is not None:
+            self._seen[id(optimizer)] = _Seen(self._scale.clone(), found_by_device)
+        return found_by_device
 
     def _find_culprit(self, optimizer: torch.optim.Optimizer) -> None:
         views, owners = self._views(optimizer)
@@ -189,13 +182,42 @@ class GradScaler(torch.amp.GradScaler):
         return None
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Optional[float]:
+        fused = isinstance(optimizer, FusedOptimizer) and self._enabled
+        if fused and not args and not kwargs and self._can_walk(optimizer):
+            return self._step_fused(optimizer)
         result = super().step(optimizer, *args, **kwargs)
         self._last = self._seen.get(id(optimizer))
-        if self._last is not None and not self._last.culprit:
+        if self._last is not None and fused:
+            self._last.fused = optimizer
+        elif self._last is not None and not self._last.culprit:
             found = self._last.found.values()  # on CUDA, asking a fused optimizer's would wait
             if all(flag.is_cpu for flag in found) and any(map(float, found)):
                 self._find_culprit(optimizer)
         return result
+
+    def _can_walk(self, optimizer: FusedOptimizer) -> bool:
+        """Whether all is in order for a step in which the optimizer itself looks for inf and nan; if
+        not, torch's way says so, or goes about it."""
+        state = self._per_optimizer_states[id(optimizer)]
+        return (
+            self._scale is not None
+            and state["stage"] is OptState.READY
+            and optimizer.has_gradients_on(self._scale.device)
+            and getattr(optimizer, "grad_scale", None) is None
+        )
+
+    def _step_fused(self, optimizer: FusedOptimizer) -> None:
+        state = self._per_optimizer_states[id(optimizer)]
+        found = torch.zeros((), dtype=torch.float32, device=self._scale.device)
+        seen = _Seen(self._scale.clone(), {found.device: found}, optimizer)
+        optimizer.grad_scale, optimizer.found_inf = seen.scale, found
+        try:
+            optimizer.step()
+        finally:
+            del optimizer.grad_scale, optimizer.found_inf
+        state["stage"] = OptState.STEPPED
+        state["found_inf_per_device"] = seen.found
+        self._seen[id(optimizer)] = self._last = seen
 
     def update(self, new_scale: Any = None) -> None:
         super().update(new_scale)
