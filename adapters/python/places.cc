@@ -34,9 +34,9 @@ class Places {
     }
   }
 
-  // Whether anything moved since the last call, and the parameters whose values somebody changed
-  // since then and the last advance().
-  py::tuple look(const py::list& parameters) {
+  // Whether anything moved since the last call, and on request the parameters whose values somebody
+  // changed since then and the last advance().
+  py::tuple look(const py::list& parameters, bool with_versions) {
     std::vector<int64_t> seen;
     std::vector<int64_t> versions;
     seen.reserve(seen_.size());
@@ -45,7 +45,7 @@ class Places {
     for (const py::handle parameter : parameters) {
       const py::object gradient = parameter.attr(grad_);
       plain = plain && add(parameter, &seen) && add(gradient, &seen);
-      versions.push_back(parameter.attr(version_).cast<int64_t>());
+      if (with_versions) versions.push_back(parameter.attr(version_).cast<int64_t>());
     }
     const bool moved = !plain || seen != seen_;
     py::list changed;
@@ -59,6 +59,7 @@ class Places {
 
   // These parameters were changed by the optimizer itself.
   void advance(const std::vector<size_t>& parameters) {
+    if (versions_.empty()) return;
     for (const size_t i : parameters) ++versions_.at(i);
   }
 

@@ -77,15 +77,17 @@ void bind_scaler(py::module_& m) {
       .def(
           "step",
           [](GradScaler& self, Optimizer& optimizer, float max_norm, const std::string& clear,
-             uintptr_t stream, uintptr_t outside_scale, uintptr_t outside_found) {
+             uintptr_t stream, uintptr_t outside_scale, uintptr_t outside_found,
+             uintptr_t tell_skipped) {
             const StepOptions options{max_norm, clear_named(clear),
                                       reinterpret_cast<const float*>(outside_scale),
-                                      reinterpret_cast<float*>(outside_found)};
+                                      reinterpret_cast<const float*>(outside_found),
+                                      reinterpret_cast<float*>(tell_skipped)};
             const Work work(stream);
             return self.step(optimizer, options);
           },
           py::arg("optimizer"), py::arg("max_norm"), py::arg("clear_grads"), py::arg("stream"),
-          py::arg("outside_scale") = 0, py::arg("outside_found") = 0)
+          py::arg("outside_scale") = 0, py::arg("outside_found") = 0, py::arg("tell_skipped") = 0)
       .def("report", py::overload_cast<>(&GradScaler::report, py::const_),
            py::call_guard<py::gil_scoped_release>())
       .def("try_report", py::overload_cast<>(&GradScaler::try_report, py::const_),

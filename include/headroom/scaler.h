@@ -37,11 +37,12 @@ struct StepOptions {
   ClearGrads clear_grads = ClearGrads::kOnSkip;
 
   /// For a disabled scaler, where somebody else (a framework's own scaler) keeps the scale: numbers
-  /// on this scaler's device, read when the step gets there. The gradients are divided by
-  /// `*outside_scale`. The step is skipped if `*outside_found` is not 0 on arrival, if the
-  /// gradients are bad or if the scale is not a usable number; then `*outside_found` is 1.
+  /// on this scaler's device, used when the step gets there. The gradients are divided by
+  /// `*outside_scale`. The step is skipped if `*outside_found` is not 0, if the gradients are bad
+  /// or if the scale is not a usable number; `*tell_skipped` becomes 1 if it is skipped, else 0.
   const float* outside_scale = nullptr;
-  float* outside_found = nullptr;
+  const float* outside_found = nullptr;
+  float* tell_skipped = nullptr;
 };
 
 /// What one step did.

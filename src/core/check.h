@@ -10,6 +10,8 @@
 #include <limits>
 #include <string>
 
+#include "core/cuda.h"
+
 namespace headroom::internal {
 
 /// Throws Error(code, sentence) unless `ok`. The sentence is only built when it is needed.
@@ -40,7 +42,7 @@ void check_view(const TensorView& view, Access access, const Name& name) {
   if (plain) return;
   const std::string why = unusable(view, access);
   if (!why.empty()) {
-    const bool elsewhere = view.device.type != DeviceType::kCPU;
+    const bool elsewhere = view.device.type != DeviceType::kCPU && !built_with_cuda();
     throw Error(elsewhere ? ErrorCode::kUnsupported : ErrorCode::kInvalidArgument, name() + why);
   }
 }

@@ -88,7 +88,7 @@ __device__ CudaReport report_on(const CudaStats& stats, const CudaOrder& order, 
     report.verdict.skip = Skip::kNotFinite;
   }
   const bool bad = !report.verdict.apply();
-  if (bad && order.outside_found != nullptr) *order.outside_found = 1.0f;
+  if (order.tell_skipped != nullptr) *order.tell_skipped = bad ? 1.0f : 0.0f;
   if (order.enabled && !order.unscaled) known->amax = stats.amax;
   if (order.enabled) see(bad, *known, scale);
   report.steps = ++known->steps;

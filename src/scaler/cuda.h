@@ -75,7 +75,8 @@ struct CudaKnown {
 struct CudaOrder {
   float max_norm = 0.0f;
   const float* outside_scale = nullptr;
-  float* outside_found = nullptr;
+  const float* outside_found = nullptr;
+  float* tell_skipped = nullptr;
   bool enabled = true;
   bool first = false;     // the optimizer's first
   bool fresh = false;     // the optimizer's first of this round

@@ -91,6 +91,7 @@ StepReport GradScaler::step_on_device(Optimizer& optimizer, const StepOptions& o
   order.max_norm = options.max_norm;
   order.outside_scale = options.outside_scale;
   order.outside_found = options.outside_found;
+  order.tell_skipped = options.tell_skipped;
   cuda_->decide(order, side != nullptr ? side->tables() : internal::CudaTables{},
                 known->cuda.get());
   const bool clear_skipped = options.clear_grads != ClearGrads::kNever;

@@ -235,10 +235,11 @@ StepReport GradScaler::step(Optimizer& optimizer, const StepOptions& options) {
                    "; it has to be a finite number above 0, or 0 for no clipping.";
           });
   require(
-      !enabled() || (options.outside_scale == nullptr && options.outside_found == nullptr),
+      !enabled() || (options.outside_scale == nullptr && options.outside_found == nullptr &&
+                     options.tell_skipped == nullptr),
       ErrorCode::kInvalidArgument, [] {
-        return "outside_scale and outside_found are for a disabled scaler; this one has a scale "
-               "of its own.";
+        return "outside_scale, outside_found and tell_skipped are for a disabled scaler; this one "
+               "has a scale of its own.";
       });
   require(has_gradient(optimizer), ErrorCode::kWrongOrder, [] {
     return "step() was called for an optimizer none of whose parameters has a gradient; set them, "
@@ -270,8 +271,8 @@ StepReport GradScaler::step(Optimizer& optimizer, const StepOptions& options) {
   } else {
     if (options.clear_grads != ClearGrads::kNever) optimizer.zero_grad();
     optimizer.skipped(culprit);
-    if (options.outside_found != nullptr) *options.outside_found = 1.0f;
   }
+  if (options.tell_skipped != nullptr) *options.tell_skipped = verdict.apply() ? 0.0f : 1.0f;
   StepReport report;
   report.applied = verdict.apply();
   report.skip = verdict.skip;
@@ -297,10 +298,12 @@ void GradScaler::update() {
   if (!enabled()) return;
   const internal::DefaultFloatEnvironment environment;
   require(used_scale_ > 0.0f, ErrorCode::kWrongOrder, [] {
-    return "update() was called before any scale(); scale a loss, run backward, step, then update.";
+    return "update() was called before any scale(); scale a loss, run backward, step, then "
+           "update.";
   });
   require(recorded_, ErrorCode::kWrongOrder, [] {
-    return "update() was called but no optimizer was stepped or unscaled since the last one; call "
+    return "update() was called but no optimizer was stepped or unscaled since the last one; "
+           "call "
            "step() first. With micro-batches, update once, after the step.";
   });
   if (cuda_ != nullptr) return update_on_device();

@@ -255,16 +255,19 @@ TEST_F(DeviceScaler, DisabledStillSkipsWhatIsNotFinite) {
 }
 
 TEST_F(DeviceScaler, SomebodyElseMayKeepTheScale) {
-  float* outside = nullptr;  // the scale, and what was found
-  ASSERT_EQ(cudaMallocManaged(&outside, 2 * sizeof(float)), cudaSuccess);
+  float* outside = nullptr;  // the scale, what was found, what is told
+  ASSERT_EQ(cudaMallocManaged(&outside, 3 * sizeof(float)), cudaSuccess);
   expect_same_course(with(DynamicScale{}, false), [&](Plain& loop) {
     const auto step = [&](float scale, float found, int bad) {
       loop.backward(1, 1.0, bad, kNan);
       outside[0] = scale;
       outside[1] = found;
-      loop.step({.max_norm = 1.0f, .outside_scale = outside, .outside_found = outside + 1});
+      loop.step({.max_norm = 1.0f,
+                 .outside_scale = outside,
+                 .outside_found = outside + 1,
+                 .tell_skipped = outside + 2});
       cudaDeviceSynchronize();
-      loop.log += "found " + std::to_string(outside[1]) + "\n";
+      loop.log += "skipped " + std::to_string(outside[2]) + "\n";
     };
     step(1024.0f, 0.0f, -1);
     step(0.5f, 0.0f, 2);

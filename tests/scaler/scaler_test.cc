@@ -225,7 +225,8 @@ TEST(Disabled, SomebodyElseMayKeepTheScale) {
   Loop loop;
   GradScaler scaler(DynamicScale{}, {.enabled = false});
   float scale = 1024.0f, found = 0.0f;
-  const StepOptions options{.outside_scale = &scale, .outside_found = &found};
+  const StepOptions options{
+      .outside_scale = &scale, .outside_found = &found, .tell_skipped = &found};
   loop.backward(scale, 0.5f);
   EXPECT_EQ(scaler.step(loop.optimizer, options).scale, 1024.0f);
   EXPECT_EQ(found, 0.0f);

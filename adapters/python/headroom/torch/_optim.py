@@ -48,6 +48,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._params: list[torch.Tensor] = []
         self._labels: list[str] = []
         self._places = places()
+        self._has_masters = False
         self._written: list[int] = []  # parameters that somebody else has written to
         self._settled = False  # the core has everything as it was at the last look
         self._stepped: list[int] = []  # parameters with a gradient
@@ -78,7 +79,10 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._options.append(options)
         self._labels += [label for label, _, _ in triples]
         self._params += group["params"]
-        self._places.look(self._params)
+        self._has_masters = self._precision[0] and any(
+            param.dtype is not torch.float32 for param in self._params
+        )
+        self._places.look(self._params, self._has_masters)
         self._settled = False
 
     def _options_of(self, group: dict[str, Any]) -> dict[str, Any]:
@@ -105,7 +109,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             if options != self._options[g]:
                 self._core.set_options(g + 1, options)  # the core's first group is empty
                 self._options[g] = options
-        moved, written = self._places.look(params)
+        moved, written = self._places.look(params, self._has_masters)
         self._written += written
         self._settled = self._settled and not moved
         kept = [] if self._settled else self._rebind(params)
@@ -147,6 +151,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         stream = self._stream(self._params)
         scale = self._number(getattr(self, "grad_scale", None))
         found = self._number(getattr(self, "found_inf", None))
+        told = getattr(self, "skipped_there", None)  # our scaler's, which asks for more than torch's
         if scale is None and found is None and self.max_norm == 0.0:
             self._core.apply(1.0, stream=stream)
         else:
@@ -157,6 +162,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                 stream,
                 0 if scale is None else scale.data_ptr(),
                 0 if found is None else found.data_ptr(),
+                0 if told is None else told.data_ptr(),
             )
         increment_version([self._params[i] for i in self._stepped])
         self._places.advance(self._stepped)

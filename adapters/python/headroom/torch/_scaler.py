@@ -34,7 +34,7 @@ class Report:
 class _Seen:
     """What was found in the gradients of one optimizer in this round."""
 
-    scale: torch.Tensor  # a copy, which no update() moves
+    scale: Optional[torch.Tensor]  # a copy, which no update() moves; None: `fused` knows it
     found: dict[torch.device, torch.Tensor]
     fused: Optional[FusedOptimizer] = None  # that knows more
     culprit: str = ""
@@ -69,6 +69,7 @@ class GradScaler(torch.amp.GradScaler):
     def _forget(self) -> None:
         self._seen: dict[int, _Seen] = {}
         self._last: Optional[_Seen] = None
+        
         self._names = WeakTensorKeyDictionary()
 
     def name_parameters(self, module: torch.nn.Module) -> None:
@@ -84,7 +85,7 @@ class GradScaler(torch.amp.GradScaler):
         if last.fused is not None:
             told = last.fused.report()
             culprit = self._culprit(told.stats, last.fused, last.fused.listed) or told.culprit
-            scale = float(last.scale)
+            scale = told.scale if last.scale is None else float(last.scale)
             return Report(told.applied, scale, told.grad_norm, "" if told.applied else culprit)
         applied = not sum(float(found) for found in last.found.values())
         return Report(applied, float(last.scale), None, "" if applied else last.culprit)
@@ -208,13 +209,13 @@ class GradScaler(torch.amp.GradScaler):
 
     def _step_fused(self, optimizer: FusedOptimizer) -> None:
         state = self._per_optimizer_states[id(optimizer)]
-        found = torch.zeros((), dtype=torch.float32, device=self._scale.device)
-        seen = _Seen(self._scale.clone(), {found.device: found}, optimizer)
-        optimizer.grad_scale, optimizer.found_inf = seen.scale, found
+        found = torch.empty((), dtype=torch.float32, device=self._scale.device)
+        seen = _Seen(None, {found.device: found}, optimizer)
+        optimizer.grad_scale, optimizer.skipped_there = self._scale, found
         try:
             optimizer.step()
         finally:
-            del optimizer.grad_scale, optimizer.found_inf
+            del optimizer.grad_scale, optimizer.skipped_there
         state["stage"] = OptState.STEPPED
         state["found_inf_per_device"] = seen.found
         self._seen[id(optimizer)] = self._last = seen
