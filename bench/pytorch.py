@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """PyTorch's own scaled step on a CUDA device, for the shapes of headroom_cuda_bench, and beside it that
-of headroom.torch where it can be imported. Device events around single steps, in turns, medians.
+of headroom.torch where it can be imported. Device events, in turns, medians.
 
     PYTHONPATH=build/gpu/python python3 bench/pytorch.py
 """
@@ -28,19 +28,27 @@ def resnet50():
     return sizes + [1000 * 2048, 1000]
 
 
-def median_ms(work, before, times, warm):
-    all_times = []
-    for i in range(times + warm):
-        before()
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize()
-        begin.record()
-        work()
-        end.record()
-        torch.cuda.synchronize()
-        if i >= warm:
-            all_times.append(begin.elapsed_time(end))
-    return statistics.median(all_times)
+def elapsed_ms(work):
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    begin.record()
+    work()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end)
+
+
+def in_turns_ms(before, works, times):
+    """The median of each, one after the other in every round: what disturbs one disturbs all. As
+    backward would, `before` makes the gradients in the same run; its own time is taken off."""
+    taken = {name: [] for name in works}
+    alone = []
+    for i in range(times + 5):
+        alone.append(elapsed_ms(before))
+        for name, work in works.items():
+            taken[name].append(elapsed_ms(lambda: (before(), work())))
+    return {name: statistics.median(all_[5:]) - statistics.median(alone[5:])
+            for name, all_ in taken.items()}
 
 
 def scaler_of(kind):
@@ -59,15 +67,6 @@ def unscale_clip_step(scaler, optimizer, params):
 def step_update(scaler, optimizer, params):
     scaler.step(optimizer)
     scaler.update()
-
-
-def in_turns_ms(works, before, times):
-    """The median of each, one after the other in every round: what disturbs one disturbs all."""
-    all_times = {name: [] for name in works}
-    for _ in range(times):
-        for name, work in works.items():
-            all_times[name].append(median_ms(work, before, times=1, warm=1))
-    return {name: statistics.median(taken) for name, taken in all_times.items()}
 
 
 def main():
@@ -99,7 +98,7 @@ def main():
             if ours is not None and label == "fused AdamW, clip":
                 both = ours.AdamW(params, max_norm=1.0, **options)
                 works["our AdamW too"] = partial(step_update, scaler_of(ours.GradScaler), both, params)
-            taken = in_turns_ms(works, reset, times)
+            taken = in_turns_ms(reset, works, times)
             told = "   ".join(f"{who} {ms:7.3f}" for who, ms in taken.items())
             if "our AdamW too" in taken:
                 faster = taken["torch's scaler"] / taken["our AdamW too"]

@@ -43,7 +43,9 @@ class Places {
     versions.reserve(parameters.size());
     bool plain = true;
     for (const py::handle parameter : parameters) {
-      const py::object gradient = parameter.attr(grad_);
+      const auto gradient =
+          py::reinterpret_steal<py::object>(PyObject_GetAttr(parameter.ptr(), grad_.ptr()));
+      if (!gradient) throw py::error_already_set();
       plain = plain && add(parameter, &seen) && add(gradient, &seen);
       if (with_versions) versions.push_back(parameter.attr(version_).cast<int64_t>());
     }
@@ -69,8 +71,9 @@ class Places {
       seen->push_back(-1);
       return true;
     }
+    auto* const type = reinterpret_cast<PyObject*>(Py_TYPE(tensor.ptr()));
     bool known = false;
-    for (const py::type& type : plain_) known = known || tensor.get_type().is(type);
+    for (const py::type& plain : plain_) known = known || plain.ptr() == type;
     if (!known) return false;
     DLTensor view;
     if (tensor_from_object_(tensor.ptr(), &view) != 0) {

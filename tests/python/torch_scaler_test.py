@@ -256,6 +256,9 @@ def test_gradients_made_bad_after_unscale_are_not_checked_again():
 @pytest.mark.parametrize("bad", [None, INF, -INF, NAN])
 @pytest.mark.parametrize("size", [1, 7, 1000, 100_003])
 def test_unscaling_gives_the_same_bits(dtype, bad, size):
+    if dtype is torch.bfloat16 and DEVICE == "cuda":
+        pytest.skip("torch's kernel does not take it; ours does, in torch_cuda_test.py")
+
     def script(scaler_class):
         grads = [torch.randn(size), torch.randn(3, 5) * 1e-3, torch.zeros(0)]
         params = [torch.nn.Parameter(torch.zeros_like(grad, dtype=dtype)) for grad in grads]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any, Optional
 
@@ -100,8 +101,10 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def _bind(self) -> list[torch.Tensor]:
         """Shows the core memory and options as they are now; returns what must be kept alive."""
-        params = [param for group in self.param_groups for param in group["params"]]
-        if len(params) != len(self._params) or any(map(_is_not, params, self._params)):
+        params = self.param_groups[0]["params"]
+        if len(self.param_groups) > 1:
+            params = [param for group in self.param_groups for param in group["params"]]
+        if len(params) != len(self._params) or any(map(operator.is_not, params, self._params)):
             raise make("unsupported", "The parameters of a group were changed after the optimizer was "
                        "made; add new ones as a new group, or make a new optimizer.")
         for g, group in enumerate(self.param_groups):
@@ -274,10 +277,6 @@ class FusedOptimizer(torch.optim.Optimizer):
                 self._take([dict(self.state.get(param, {})) for param in self._params])
 
 
-def _is_not(a: Any, b: Any) -> bool:
-    return a is not b
-
-
 def _torch_name(label: str) -> str:
     """What torch's state dict calls the core's "w/momentum"."""
     name = label.rpartition("/")[2]
@@ -292,8 +291,8 @@ class AdamW(FusedOptimizer):
     >>> optimizer = headroom.torch.AdamW([weight], lr=0.5, weight_decay=0.0)
     >>> weight.square().sum().backward()
     >>> optimizer.step()
-    >>> weight
-    tensor([0.5000, 0.5000], dtype=torch.float16, requires_grad=True)
+    >>> weight.tolist()
+    [0.5, 0.5]
     """
 
     _kind = _core.AdamW
