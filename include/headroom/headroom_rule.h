@@ -1,5 +1,6 @@
-// Headroom's own rule: the scale is set from the largest gradient that was measured, not searched
-// for. docs/policies.md tells it in words, with its reasons and limits.
+// Headroom's own rule: the scale is set from the largest gradients that were measured, not searched
+// for: as high as overflows are rarer than they are worth. docs/policies.md tells it in words, with
+// its reasons and limits.
 //
 // All of it is integers: magnitudes are log2 in units of 1/65536, straight between powers of two,
 // so that hosts and devices cannot round differently and a saved state is exact.
@@ -43,78 +44,134 @@ HEADROOM_HOST_DEVICE inline float scale_of(const ScalePolicy& policy, int32_t ex
   return scale;
 }
 
-HEADROOM_HOST_DEVICE inline int32_t highest(const ScaleState& state) {
+HEADROOM_HOST_DEVICE inline int32_t exponent_of(float scale) { return floor_bits(bits_of(scale)); }
+
+HEADROOM_HOST_DEVICE inline int32_t within(int32_t value, int32_t least, int32_t most) {
+  return value < least ? least : value > most ? most : value;
+}
+
+// The largest gradient of late. Nothing measured yet: so small that any scale is right.
+HEADROOM_HOST_DEVICE inline int32_t highest(const ScalePolicy& policy, const ScaleState& state) {
+  if (state.samples == 0) return bits_of(policy.grad_limit) - bits_of(policy.max_scale);
   return state.peak > state.peak_before ? state.peak : state.peak_before;
 }
 
-// What the largest unscaled gradient has to be expected to be: the highest of late, as much more as
-// it rose in this window, and a part of how far it stands out. Where all steps are alike that is
-// next to nothing more. Nothing measured yet: so small that any scale is right.
-HEADROOM_HOST_DEVICE inline int32_t expected_peak(const ScalePolicy& policy,
-                                                  const ScaleState& state) {
-  if (state.samples == 0) return bits_of(policy.grad_limit) - bits_of(policy.max_scale);
-  const int32_t peak = highest(state);
-  int32_t rise = state.peak - state.peak_before;
-  rise = rise < 0 ? 0 : rise > kBit / 2 ? kBit / 2 : rise;
-  return peak + rise + (peak - state.mean) / 4 + kBit / 64;
+// The largest exponent that this gradient fits. As too large counts what comes to the limit by the
+// scatter, 1/4 bit at most: one beyond it is near then.
+HEADROOM_HOST_DEVICE inline int32_t ceiling(const ScalePolicy& policy, const ScaleState& state,
+                                            int32_t seen) {
+  const int32_t margin = within(state.scatter, kBit / 64, kBit / 4);
+  return within(floor_bits(bits_of(policy.grad_limit) - margin - seen), -4000, 4000);
 }
 
-// Backward is trusted with scaled gradients up to here.
-HEADROOM_HOST_DEVICE inline int32_t trusted(const ScalePolicy& policy, const ScaleState& state) {
-  return bits_of(policy.grad_limit) - state.gap;
+// Moves the range of exponents whose ages are kept. What comes into it from below was never too
+// high; what comes from above always was.
+HEADROOM_HOST_DEVICE inline void move_ages(int32_t lowest, ScaleState* state) {
+  const int32_t by = lowest - state->lowest;
+  state->lowest = lowest;
+  for (int32_t k = 0; k < kLevels; ++k) {
+    const int32_t i = by > 0 ? k : kLevels - 1 - k;  // never over what is still to be read
+    const int32_t from = i + by;
+    state->ages[i] = from < 0 ? kMaxWait : from >= kLevels ? 0 : state->ages[from];
+  }
 }
 
 HEADROOM_HOST_DEVICE inline void remember(const ScalePolicy& policy, double amax,
                                           ScaleState* state) {
+  constexpr int32_t kBelow = kLevels - 8;  // of the exponents kept, those below the highest in use
   const int32_t seen = bits_of(amax / static_cast<double>(state->scale));
-  if (state->samples == 0) {
+  const bool first = state->samples == 0;
+  if (first) {
     state->peak = seen;
     state->peak_before = seen;
-    state->mean = seen;
+    state->scatter = kBit;
     state->gap = 0;  // found blindly, if any
+    state->lowest = ceiling(policy, *state, seen) - kBelow;
+    for (int32_t& age : state->ages) age = kMaxWait;
   }
-  if (seen > state->peak) state->peak = seen;
-  state->mean += (seen - state->mean) / 64;
   if (state->samples < kMaxSamples) ++state->samples;
-  if (++state->window < policy.peak_window) return;
-  // A peak that does not come back is forgotten by half a bit a window.
-  const int32_t faded = state->peak_before - kBit / 2;
-  state->peak_before = state->peak > faded ? state->peak : faded;
-  state->peak = seen;
-  state->window = 0;
+  if (seen > state->peak) state->peak = seen;
+  if (++state->window >= policy.peak_window) {
+    // Rises from window to window are the scatter; the largest one fades by 1/16 a window. At
+    // the end of the first one it is the rise from the first step.
+    const int32_t rise = within(state->peak - state->peak_before, 0, 2 * kBit);
+    state->scatter -= state->samples <= policy.peak_window && state->skipped == 0
+                          ? state->scatter
+                          : state->scatter / 16;
+    if (rise > state->scatter) state->scatter = rise;
+    if (ceiling(policy, *state, state->peak) - kBelow > state->lowest) {
+      move_ages(state->lowest + 1, state);
+    }
+    state->peak_before = state->peak;
+    state->peak = seen;
+    state->window = 0;
+  }
+  const int32_t fits = ceiling(policy, *state, seen);
+  if (fits < state->lowest) move_ages(fits, state);
+  for (int32_t i = 0; i < kLevels; ++i) {
+    int32_t& age = state->ages[i];
+    age = state->lowest + i > fits ? 0 : age < kMaxWait ? age + 1 : age;
+  }
+}
+
+// The exponent with the best balance. One that has been too high `age` steps ago is taken to
+// overflow once in `age` steps, and a skipped step to cost as much as one bit of scale for `price`
+// steps: more where peaks scatter, because calm then says less.
+HEADROOM_HOST_DEVICE inline int32_t balanced(const ScalePolicy& policy, const ScaleState& state) {
+  const int32_t most = exponent_of(policy.max_scale);
+  if (state.samples == 0) return most;
+  const int32_t scatter = state.scatter / (kBit / 256);
+  const int32_t price = within(scatter * scatter / 8, 1024, 8192);  // 8192 for a bit
+  int32_t best = state.lowest;
+  int32_t best_value = 0;
+  for (int32_t i = 0; i < kLevels && state.ages[i] > 0; ++i) {
+    const int32_t value = i * kBit - price * kBit / state.ages[i];
+    if (i > 0 && value < best_value) continue;
+    best = state.lowest + i;
+    best_value = value;
+  }
+  return best < most ? best : most;
+}
+
+// The same, and no higher than backward is trusted with scaled gradients.
+HEADROOM_HOST_DEVICE inline int32_t target_of(const ScalePolicy& policy, const ScaleState& state) {
+  const int32_t best = balanced(policy, state);
+  if (state.gap <= 0) return best + -state.gap / kBit;  // more than the limit has passed
+  const int32_t trusted = bits_of(policy.grad_limit) - state.gap;
+  const int32_t inside = floor_bits(trusted - highest(policy, state));
+  return inside < best ? inside : best;
 }
 
 // The first clean step after overflows tells whether the gradients had grown, or whether backward
 // overflowed on its way to gradients that look small enough. That is learnt as a gap.
 HEADROOM_HOST_DEVICE inline void learn_from_failure(const ScalePolicy& policy, ScaleState* state) {
-  const int32_t failed = bits_of(state->failed_scale);
+  const int32_t failed = exponent_of(state->failed_scale);
   const bool repeated = state->skips_in_row > 1;
   const bool growth_failed = state->trial_left > 0;
   const int32_t calm = state->calm;
   state->failed_scale = 0.0f;
   state->trial_left = 0;
   state->calm = 0;
-  if (repeated) {  // far below it failed too: so much is not proven, and not the scale's fault
-    const int32_t here = highest(*state) + bits_of(state->scale);
-    const int32_t least = here > 0 ? here : 0;
-    if (state->proven > least) state->proven = least;
+  if (repeated) {  // far below it failed too: come back at once only to gradients of 1
+    state->back = balanced(policy, *state) - floor_bits(bits_of(policy.grad_limit));
     return;
   }
-  if (state->samples > 0 && highest(*state) + failed > trusted(policy, *state)) return;
+  state->back = failed - 1;
+  if (target_of(policy, *state) < failed) return;
   if (!growth_failed && calm >= policy.retry_interval) {
     // Out of the blue. Once in a long while is no reason to give up a scale that works, and where
     // less did not help, even less will not.
     if (state->retry_left > policy.retry_interval) state->retry_left = policy.retry_interval;
-    if (state->gap > 0 || calm >= 4 * policy.retry_interval) return;
+    if (state->gap > 0 || calm >= 4 * policy.retry_interval) {
+      state->back = failed;
+      return;
+    }
   }
-  const int32_t left = expected_peak(policy, *state) + failed - kBit / 2;
-  state->gap = bits_of(policy.grad_limit) - left;
-  if (state->proven > left) state->proven = left;
-  state->retry_left = policy.retry_interval;
-  if (!growth_failed) return;
-  const int32_t shortest = 8 * policy.retry_interval, longest = 64 * policy.retry_interval;
-  const int32_t doubled = 2 * state->retry_wait;
-  state->retry_wait = doubled < shortest ? shortest : doubled > longest ? longest : doubled;
+  const int32_t left = highest(policy, *state) + failed * kBit - kBit / 2;
+  const int32_t gap = bits_of(policy.grad_limit) - left;
+  state->gap = gap > 0 ? gap : 0;
+  const int32_t shortest = (growth_failed ? 8 : 1) * policy.retry_interval;
+  state->retry_wait = within(2 * state->retry_wait, shortest, 64 * policy.retry_interval);
   state->retry_left = state->retry_wait;
 }
 
@@ -134,13 +191,12 @@ HEADROOM_HOST_DEVICE inline float headroom_after_overflow(const ScalePolicy& pol
   ++state.overflows_since_rescale;
   state.growth_tracker = 0;
   if (state.failed_scale == 0.0f) state.failed_scale = state.scale;
+  if (state.scatter < kBit) state.scatter = kBit;
   // A growth that failed is taken back, and a bit more. Else how far is too far is not known: go
   // deep, measure, and come back; deeper each time.
-  int32_t cut = 2;
-  if (state.trial_left == 0 || state.skips_in_row > 1) {
-    cut = state.skips_in_row > 5 ? 256 : 4 << state.skips_in_row;
-  }
-  const float smaller = scale_of(policy, floor_bits(bits_of(state.scale)) - cut);
+  int32_t cut = state.trial_left > 0 ? 2 : 10;
+  if (state.skips_in_row > 1) cut = state.skips_in_row > 5 ? 256 : 4 << state.skips_in_row;
+  const float smaller = scale_of(policy, exponent_of(state.scale) - cut);
   if (!(smaller < state.scale)) {
     next->alarm = Alarm::kAtFloor;
     return state.scale;
@@ -163,37 +219,34 @@ HEADROOM_HOST_DEVICE inline float headroom_after_clean_step(const ScalePolicy& p
   }
   state.skips_in_row = 0;
   if (state.calm < kMaxWait) ++state.calm;
-  if (known) {  // what passed is proven, and trusted
-    const int32_t passed = bits_of(amax);
-    if (passed > state.proven) state.proven = passed;
-    if (passed > trusted(policy, state)) state.gap = bits_of(policy.grad_limit) - passed;
-  }
+  const int32_t room = bits_of(policy.grad_limit) - (known ? bits_of(amax) : 0);
+  if (known && room < state.gap) state.gap = room;  // what passed is trusted
 
-  const int32_t expected = expected_peak(policy, state);
-  const int32_t level = trusted(policy, state);
-  const float target = scale_of(policy, floor_bits(level - expected));
+  constexpr int32_t kShaken = 16;  // clean steps after an overflow with a bit of care
+  const bool shaken = state.skipped > 0 && state.calm <= kShaken;
+  const int32_t now = exponent_of(state.scale);
+  const float target = scale_of(policy, target_of(policy, state) - (shaken ? 1 : 0));
   if (target < state.scale) {
     state.growth_tracker = 0;
     state.trial_left = 0;
     state.since_rescale = 0;
     return target;
   }
-  // Back to what is proven at once; beyond it one bit at a time, and slowly above the scale that
+  // After an overflow back at once; else one bit at a time, and slowly above the scale that
   // everybody starts from.
   constexpr float kCustomary = 65536.0f;
-  const int32_t doubled = floor_bits(bits_of(state.scale)) + 1;
-  const int32_t back = floor_bits(state.proven - highest(state));
-  const bool beyond = doubled > back;
-  const bool slow = beyond && state.scale >= kCustomary;
+  const bool return_now = state.calm <= 2 * kShaken && now < state.back;
+  const bool slow = !return_now && state.scale >= kCustomary;
   const int32_t pause = slow ? policy.growth_interval : policy.growth_interval / 256;
-  if (target == state.scale || state.growth_tracker + 1 < pause) {
-    if (state.growth_tracker + 1 < policy.growth_interval) ++state.growth_tracker;
+  if (target == state.scale) return state.scale;
+  if (state.growth_tracker + 1 < pause) {
+    ++state.growth_tracker;
     return state.scale;
   }
   state.growth_tracker = 0;
   state.since_rescale = 0;
-  state.trial_left = beyond ? policy.retry_interval : 0;
-  const float grown = scale_of(policy, beyond ? doubled : back);
+  state.trial_left = return_now ? 0 : policy.growth_interval;
+  const float grown = scale_of(policy, return_now ? state.back : now + 1);
   return grown < target ? grown : target;
 }
 

@@ -68,7 +68,7 @@ struct ScalePolicy {
   /// scale has never been, and what sets factors, delay, tolerance and lateness is left alone. 0:
   /// the rule of the settings above.
   double grad_limit = 0.0;
-  int32_t peak_window = 512;      // steps after which a peak begins to be forgotten
+  int32_t peak_window = 256;      // steps whose peaks are compared with those of the steps before
   int32_t retry_interval = 2000;  // clean steps before a gap that was learnt is tried again
 };
 
@@ -123,6 +123,8 @@ HEADROOM_HOST_DEVICE inline bool allows(const ScalePolicy& policy, float scale) 
   return above && scale <= policy.max_scale;
 }
 
+inline constexpr int32_t kLevels = 32;  // of ScaleState::ages
+
 /// Everything about the scale that changes while training, and all that a checkpoint needs.
 struct ScaleState {
   float scale = 0.0f;          // multiplies the next loss
@@ -136,18 +138,20 @@ struct ScaleState {
   int64_t skipped = 0;  // of which overflows
 
   /// Of policies with a grad_limit; 0 in all others. Magnitudes are log2 in 1/65536.
-  int32_t samples = 0;        // clean steps whose largest gradient was known
-  int32_t peak = 0;           // largest unscaled gradient of this window of steps
-  int32_t peak_before = 0;    // and of those before, slowly forgotten
-  int32_t window = 0;         // steps of this window so far
-  int32_t mean = 0;           // running mean of the largest gradients
-  int32_t proven = 0;         // largest scaled gradient that backward survived
-  int32_t gap = 0;            // how far below grad_limit backward was found to overflow
-  int32_t retry_wait = 0;     // clean steps that a gap is kept which growth ran into
-  int32_t retry_left = 0;     // clean steps until the gap is narrowed
-  int32_t trial_left = 0;     // clean steps until the last growth counts as a success
-  int32_t calm = 0;           // clean steps since the last overflow
-  float failed_scale = 0.0f;  // the first that overflowed since the last clean step; 0: none
+  int32_t samples = 0;         // clean steps whose largest gradient was known
+  int32_t peak = 0;            // largest unscaled gradient of this window of steps
+  int32_t peak_before = 0;     // and of the window before
+  int32_t window = 0;          // steps of this window so far
+  int32_t scatter = 0;         // largest rise of late from window to window
+  int32_t lowest = 0;          // the exponent of ages[0]
+  int32_t ages[kLevels] = {};  // for scales 2^lowest, x2, ...: steps since it was too high
+  int32_t back = 0;            // the exponent to which the scale returns at once after overflows
+  int32_t gap = 0;             // how far below grad_limit backward was found to overflow
+  int32_t retry_wait = 0;      // clean steps that a gap is kept which growth ran into
+  int32_t retry_left = 0;      // clean steps until the gap is narrowed
+  int32_t trial_left = 0;      // clean steps until the last growth counts as a success
+  int32_t calm = 0;            // clean steps since the last overflow
+  float failed_scale = 0.0f;   // the first that overflowed since the last clean step; 0: none
 };
 
 /// The state before the first step.

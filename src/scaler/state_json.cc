@@ -62,8 +62,10 @@ void visit_state(State& state, int version, const Visit& visit) {
   visit("peak", state.peak);
   visit("peak_before", state.peak_before);
   visit("window", state.window);
-  visit("mean", state.mean);
-  visit("proven", state.proven);
+  visit("scatter", state.scatter);
+  visit("lowest", state.lowest);
+  visit("ages", state.ages);
+  visit("back", state.back);
   visit("gap", state.gap);
   visit("retry_wait", state.retry_wait);
   visit("retry_left", state.retry_left);
@@ -109,6 +111,15 @@ class Reader {
     value = static_cast<int32_t>(number);
   }
   void operator()(const char* key, int64_t& value) const { value = integer(key); }
+  void operator()(const char* key, int32_t (&values)[kLevels]) const {
+    const json& found = at(key);
+    bool fits = found.is_array() && found.size() == kLevels;
+    for (int i = 0; fits && i < kLevels; ++i) {
+      fits = found[i].is_number_integer() && found[i] >= 0 && found[i] <= internal::kMaxWait;
+      if (fits) values[i] = found[i].get<int32_t>();
+    }
+    if (!fits) wrong(key, "an array of 32 numbers of steps");
+  }
   void operator()(const char* key, OnOverflow& value) const {
     const json& found = at(key);
     if (found != "skip" && found != "throw") wrong(key, "\"skip\" or \"throw\"");
@@ -218,13 +229,18 @@ void check_state(const ScalePolicy& policy, const ScaleState& state) {
   };
   magnitude(state.peak, "peak");
   magnitude(state.peak_before, "peak_before");
-  magnitude(state.mean, "mean");
-  magnitude(state.proven, "proven");
   magnitude(state.gap, "gap");
   const auto count = [&](int32_t value, int32_t most, const char* what) {
     check(value >= 0 && value <= most, what, value, "0 or more, and no more than the rule reaches");
   };
   count(state.samples, internal::kMaxSamples, "samples");
+  count(state.scatter, 2 * internal::kBit, "scatter");
+  for (const int32_t age : state.ages) count(age, internal::kMaxWait, "ages");
+  const auto exponent = [&](int32_t value, const char* what) {
+    check(value >= -10000 && value <= 10000, what, value, "an exponent of two");
+  };
+  exponent(state.lowest, "lowest");
+  exponent(state.back, "back");
   count(state.window, internal::kMaxWait, "window");
   count(state.calm, internal::kMaxWait, "calm");
   count(state.retry_wait, internal::kMaxWait, "retry_wait");

@@ -108,13 +108,33 @@ TEST(HeadroomRule, SpikesThatComeBackAreSkippedOnceNotEachTime) {
   EXPECT_EQ(run.state.skipped, before);
 }
 
+TEST(HeadroomRule, ATallPeakIsGivenUpSoonerThanASmallOne) {
+  const auto steps_back = [](double peak) {
+    Training run;
+    run.steps(200, peak);
+    int steps = 0;
+    for (; run.state.scale < largest_safe(0x1p-1) && steps < 20000; ++steps) run.steps(1, 0x1p-1);
+    EXPECT_EQ(run.state.skipped, 0);
+    return steps;
+  };
+  EXPECT_GT(steps_back(0x1p0), 2 * steps_back(0x1p3));
+}
+
+TEST(HeadroomRule, AJumpDownIsFollowedWithinAFewThousandSteps) {
+  Training run;
+  run.steps(4000, 2.0);
+  run.steps(4000, 0x1p-7);
+  EXPECT_EQ(run.state.skipped, 0);
+  EXPECT_EQ(run.state.scale, largest_safe(0x1p-7));
+}
+
 TEST(HeadroomRule, AnOverflowOutOfTheBlueAfterALongTimeChangesNothing) {
   Training run;
   run.steps(20000, 0.1);
   const float before = run.state.scale;
   run.steps(1, 0.1, 1.0);
   EXPECT_LT(run.state.scale, before);
-  run.steps(10, 0.1);
+  run.steps(20, 0.1);
   EXPECT_EQ(run.state.scale, before);
 }
 
@@ -147,7 +167,7 @@ TEST(HeadroomRule, GradientsBeyondTheLimitThatPassShowThatTheirFormatIsWider) {
     const double amax = 1e6;  // FP32 gradients at scale 4096
     run.state = next_state(run.policy, run.state, {false, amax * run.state.scale}).state;
   }
-  EXPECT_EQ(run.state.scale, 2048.0f);  // one bit of care, not seven
+  EXPECT_EQ(run.state.scale, 1024.0f);  // two bits of care, not seventeen
 }
 
 TEST(HeadroomRule, WithoutMeasurementsItFindsALimitAndKeepsToIt) {
@@ -264,7 +284,7 @@ RC_GTEST_PROP(HeadroomProperty, FromAnyStartTheRightScaleIsFoundInAHundredSteps,
   // Where the right scale is at most 2^16, the last that is climbed to quickly.
   const double amax = std::exp2(*rc::gen::inRange(0, 1000) / 50.0);
   run.steps(100, amax);
-  const float right = largest_safe(amax * 1.02);
+  const float right = largest_safe(amax * 1.2);  // 1/4 bit of care until the scatter is known
   RC_ASSERT(run.state.scale == right || run.state.scale == largest_safe(amax));
   RC_ASSERT(run.state.skipped <= 4);
 }

@@ -77,12 +77,16 @@ TEST(ScalerState, MissingExtraAndImpossibleValuesAreRefusedAndNothingChanges) {
   refuse("skips_in_row", with("state", "skips_in_row", 1));
   refuse("pending", with("state", "pending", 1024.0));
   refuse("grad_limit", with("policy", "grad_limit", -1.0));
-  for (const char* key : {"peak", "peak_before", "mean", "proven", "gap"}) {
+  for (const char* key : {"peak", "peak_before", "lowest", "back", "scatter", "gap"}) {
     refuse(key, with("state", key, 1 << 30));
   }
   for (const char* key :
        {"samples", "window", "retry_wait", "retry_left", "trial_left", "calm", "failed_scale"}) {
     refuse(key, with("state", key, -1));
+  }
+  for (const json& bad : {json(1), json::array({1, 2}), json(std::vector<int>(32, -1)),
+                          json(std::vector<double>(32, 0.5)), json(std::vector<int>(33, 1))}) {
+    refuse("ages", with("state", "ages", bad));
   }
   refuse("not a JSON object", "");
   refuse("not a JSON object", "[]");
@@ -106,8 +110,9 @@ TEST(ScalerState, WhatTheFirstVersionWroteIsStillRead) {
   json old = json::parse(scaler.save());
   old["version"] = 1;
   for (const char* key : {"grad_limit", "peak_window", "retry_interval"}) old["policy"].erase(key);
-  for (const char* key : {"samples", "peak", "peak_before", "window", "mean", "proven", "gap",
-                          "retry_wait", "retry_left", "trial_left", "calm", "failed_scale"}) {
+  for (const char* key :
+       {"samples", "peak", "peak_before", "window", "scatter", "lowest", "ages", "back", "gap",
+        "retry_wait", "retry_left", "trial_left", "calm", "failed_scale"}) {
     old["state"].erase(key);
   }
   GradScaler loaded(HeadroomScale{});
