@@ -57,10 +57,10 @@ HEADROOM_HOST_DEVICE inline int32_t highest(const ScalePolicy& policy, const Sca
 }
 
 // The largest exponent that this gradient fits. As too large counts what comes to the limit by the
-// scatter, 1/4 bit at most: one beyond it is near then.
+// scatter, or half a bit: one beyond it is near then.
 HEADROOM_HOST_DEVICE inline int32_t ceiling(const ScalePolicy& policy, const ScaleState& state,
                                             int32_t seen) {
-  const int32_t margin = within(state.scatter, kBit / 64, kBit / 4);
+  const int32_t margin = within(state.scatter * 3 / 4, kBit / 64, kBit / 2);
   return within(floor_bits(bits_of(policy.grad_limit) - margin - seen), -4000, 4000);
 }
 
@@ -95,9 +95,7 @@ HEADROOM_HOST_DEVICE inline void remember(const ScalePolicy& policy, double amax
     // Rises from window to window are the scatter; the largest one fades by 1/16 a window. At
     // the end of the first one it is the rise from the first step.
     const int32_t rise = within(state->peak - state->peak_before, 0, 2 * kBit);
-    state->scatter -= state->samples <= policy.peak_window && state->skipped == 0
-                          ? state->scatter
-                          : state->scatter / 16;
+    state->scatter -= state->samples <= policy.peak_window ? state->scatter : state->scatter / 16;
     if (rise > state->scatter) state->scatter = rise;
     if (ceiling(policy, *state, state->peak) - kBelow > state->lowest) {
       move_ages(state->lowest + 1, state);
@@ -156,9 +154,8 @@ HEADROOM_HOST_DEVICE inline void learn_from_failure(const ScalePolicy& policy, S
     state->back = balanced(policy, *state) - floor_bits(bits_of(policy.grad_limit));
     return;
   }
-  state->back = failed - 1;
-  if (target_of(policy, *state) < failed) return;
-  if (!growth_failed && calm >= policy.retry_interval) {
+  const bool grown = target_of(policy, *state) < failed;
+  if (!grown && !growth_failed && calm >= policy.retry_interval) {
     // Out of the blue. Once in a long while is no reason to give up a scale that works, and where
     // less did not help, even less will not.
     if (state->retry_left > policy.retry_interval) state->retry_left = policy.retry_interval;
@@ -167,6 +164,9 @@ HEADROOM_HOST_DEVICE inline void learn_from_failure(const ScalePolicy& policy, S
       return;
     }
   }
+  state->back = failed - 1;
+  if (state->scatter < kBit) state->scatter = kBit;
+  if (grown) return;
   const int32_t left = highest(policy, *state) + failed * kBit - kBit / 2;
   const int32_t gap = bits_of(policy.grad_limit) - left;
   state->gap = gap > 0 ? gap : 0;
@@ -191,7 +191,6 @@ HEADROOM_HOST_DEVICE inline float headroom_after_overflow(const ScalePolicy& pol
   ++state.overflows_since_rescale;
   state.growth_tracker = 0;
   if (state.failed_scale == 0.0f) state.failed_scale = state.scale;
-  if (state.scatter < kBit) state.scatter = kBit;
   // A growth that failed is taken back, and a bit more. Else how far is too far is not known: go
   // deep, measure, and come back; deeper each time.
   int32_t cut = state.trial_left > 0 ? 2 : 10;
