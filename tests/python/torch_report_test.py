@@ -1,5 +1,6 @@
 """What headroom.torch.GradScaler has beyond torch.amp.GradScaler: 16-bit gradients, and reports."""
 
+import inspect
 import pickle
 
 import pytest
@@ -71,3 +72,20 @@ def test_a_report_is_not_part_of_a_pickle_and_names_do_not_keep_models_alive():
     assert len(again._names) == 0 and len(scaler._names) == 4
     del model
     assert len(scaler._names) == 0
+
+
+def test_where_nothing_is_known_the_report_says_so():
+    weight = torch.nn.Parameter(torch.ones(2))
+    weight.grad = torch.ones(2)
+    scaler = headroom.torch.GradScaler(DEVICE, enabled=False)
+    scaler.step(torch.optim.SGD([weight], lr=0.1))
+    assert scaler.last_step_applied
+    with pytest.raises(RuntimeError, match="knows nothing of the last step: the scaler is disabled"):
+        scaler.report()
+
+
+def test_the_signature_is_torchs_and_warnings_point_at_the_user(recwarn):
+    assert inspect.signature(headroom.torch.GradScaler) == inspect.signature(torch.amp.GradScaler)
+    if DEVICE == "cpu":
+        headroom.torch.GradScaler("cuda")
+        assert recwarn.pop(UserWarning).filename == __file__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Any, Optional
 
@@ -41,9 +42,10 @@ class _Seen:
 
 
 class GradScaler(torch.amp.GradScaler):
-    """``torch.amp.GradScaler``: the same constructor, methods, exceptions, state dict and pickles.
+    """``torch.amp.GradScaler``: the same constructor, methods, exceptions, state dict and pickles,
+    except that FP16 gradients do not raise.
 
-    Beyond it: FP16 and BF16 gradients are accepted; ``last_step_applied`` and ``report()`` say
+    Beyond it: FP16 and BF16 gradients are taken; ``last_step_applied`` and ``report()`` say
     whether the last step ran and which parameter was at fault. With ``headroom.torch.AdamW`` and
     ``SGD`` the step is two passes over memory, clipping included.
 
@@ -62,13 +64,18 @@ class GradScaler(torch.amp.GradScaler):
     waits; BF16 gradients on CUDA, which it does not take, go through Headroom's.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    __signature__ = inspect.signature(torch.amp.GradScaler)
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> GradScaler:
+        # Not in __init__: torch's warns whoever calls it, which has to stay the user.
+        self = super().__new__(cls)
         self._forget()
+        return self
 
     def _forget(self) -> None:
         self._seen: dict[int, _Seen] = {}
         self._last: Optional[_Seen] = None
+        self._stepped = False
         
         self._names = WeakTensorKeyDictionary()
 
@@ -79,6 +86,9 @@ class GradScaler(torch.amp.GradScaler):
 
     def report(self) -> Report:
         """What the last step did. Waits for a CUDA device."""
+        if self._last is None and self._stepped:
+            raise RuntimeError("report() knows nothing of the last step: the scaler is disabled, or the "
+                               "optimizer took care of the scale itself.")
         if self._last is None:
             raise RuntimeError("report() was called before any step(); step first.")
         last = self._last
@@ -132,7 +142,11 @@ class GradScaler(torch.amp.GradScaler):
         lists: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
         for group in optimizer.param_groups:
             for param in group["params"]:
-                grad = param.grad
+                try:
+                    grad = param.grad
+                except AttributeError:
+                    told = f"expected param to be torch.Tensor, got {type(param).__name__}"
+                    raise AssertionError(told) from None
                 if grad is None:
                     continue
                 dtype = grad.dtype
@@ -187,6 +201,7 @@ class GradScaler(torch.amp.GradScaler):
         if fused and not args and not kwargs and self._can_walk(optimizer):
             return self._step_fused(optimizer)
         result = super().step(optimizer, *args, **kwargs)
+        self._stepped = True
         self._last = self._seen.get(id(optimizer))
         if self._last is not None and fused:
             self._last.fused = optimizer
@@ -219,6 +234,7 @@ class GradScaler(torch.amp.GradScaler):
         state["stage"] = OptState.STEPPED
         state["found_inf_per_device"] = seen.found
         self._seen[id(optimizer)] = self._last = seen
+        self._stepped = True
 
     def update(self, new_scale: Any = None) -> None:
         super().update(new_scale)
@@ -226,13 +242,9 @@ class GradScaler(torch.amp.GradScaler):
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        for own in ("_seen", "_last", "_names"):
+        for own in ("_seen", "_last", "_names", "_stepped"):
             state.pop(own)
         return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._forget()
 
 
 GradScaler.step.__doc__ = torch.amp.GradScaler.step.__doc__
