@@ -128,8 +128,8 @@ class FusedOptimizer(torch.optim.Optimizer):
             grad, view = param.grad, None
             if grad is not None:
                 if grad.is_sparse or grad.stride() != param.stride():
-                    dense = grad.to_dense() if grad.is_sparse else grad
-                    grad = torch.empty_like(param, dtype=grad.dtype).copy_(dense)
+                    dense = grad.detach().to_dense() if grad.is_sparse else grad.detach()
+                    grad = torch.empty_like(param.detach(), dtype=grad.dtype).copy_(dense)
                     kept.append(grad)
                 view = view_of(grad)
                 if view is None:
@@ -141,7 +141,6 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._stepped = [i for i, param in enumerate(params) if param.grad is not None]
         return kept
 
-    @torch.no_grad()
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """One step; with a closure, after it. Under GradScaler.step() this is called by it."""
         loss = None
