@@ -79,6 +79,7 @@ GradScaler::GradScaler(const ScalePolicy& policy, ScalerOptions options)
     : policy_(policy), options_(std::move(options)) {
   validate(policy_);
   state_ = initial_state(policy_);
+  check_ranks();
   if (options_.device.type == DeviceType::kCPU) return;
   require(policy_.on_overflow == OnOverflow::kSkip, ErrorCode::kInvalidArgument, [] {
     return "OnOverflow::kThrow needs the host to wait for every verdict; use it with a scaler on "
@@ -135,6 +136,7 @@ GradScaler::Known& GradScaler::meet(const Optimizer& optimizer) {
   std::erase_if(known_, [](const auto& entry) { return entry.second.identity.expired(); });
   Known& known = known_[optimizer.identity_->id];
   known.identity = optimizer.identity_;
+  known.ordinal = met_++;
   return known;
 }
 
@@ -176,6 +178,7 @@ GradScaler::Known& GradScaler::enter(const Optimizer& optimizer, const char* cal
       known.overflow = false;
       known.amax = 0.0;
       known.culprit.clear();
+      known.culprit_rank = -1;
       known.fresh = true;
     }
     known.round = round_;
@@ -213,11 +216,15 @@ UnscaleResult GradScaler::unscale_(Optimizer& optimizer) {
     record(false, "", &known);
     return {};
   }
-  UnscaleResult result = headroom::unscale_(grads_of(optimizer), inverse(known.scale));
+  const UnscaleResult here = headroom::unscale_(grads_of(optimizer), inverse(known.scale));
   known.stage = Stage::kUnscaled;
+  const Finding found =
+      agree(optimizer, known, nullptr, {here.before, here.new_inf, here.new_zeros, "", -1});
+  const UnscaleResult result{found.stats, found.new_inf, found.new_zeros};
   known.overflow = !result.ok();
   known.amax = result.before.amax;
-  known.culprit = describe_culprit(result.before, optimizer.parameters());
+  known.culprit = found.culprit;
+  known.culprit_rank = found.culprit_rank;
   record(known.overflow, known.culprit, &known);
   return result;
 }
@@ -229,7 +236,7 @@ StepReport GradScaler::step(Optimizer& optimizer, const StepOptions& options) {
             return "max_norm is " + number(options.max_norm) +
                    "; it has to be a finite number above 0, or 0 for no clipping.";
           });
-  require(has_gradient(optimizer), ErrorCode::kWrongOrder, [] {
+  require(has_gradient(optimizer) || options_.ranks != nullptr, ErrorCode::kWrongOrder, [] {
     return "step() was called for an optimizer none of whose parameters has a gradient; set them, "
            "or do not step it.";
   });
@@ -239,20 +246,29 @@ StepReport GradScaler::step(Optimizer& optimizer, const StepOptions& options) {
   if (!enabled()) known.scale = 1.0f;
   const float scale = known.stage == Stage::kUnscaled ? 1.0f : known.scale;
 
-  const GradStats stats = measure(grads_of(optimizer));
+  Finding found = agree(optimizer, known, &options, {measure(grads_of(optimizer)), 0, 0, "", -1});
+  const GradStats& stats = found.stats;
   Verdict verdict = decide(stats.finite(), stats.norm(), stats.amax, scale, options.max_norm);
-  std::string culprit = describe_culprit(stats, optimizer.parameters());
   if (known.overflow) {
     verdict.skip = Skip::kNotFinite;
-    if (!known.culprit.empty()) culprit = known.culprit;
+    if (!known.culprit.empty()) {
+      found.culprit = known.culprit;
+      found.culprit_rank = known.culprit_rank;
+    }
   }
-  if (verdict.skip == Skip::kUnscaleOverflow) culprit = unscale_culprit(optimizer, scale);
+  if (verdict.skip == Skip::kUnscaleOverflow) {
+    found.culprit = unscale_culprit(optimizer, scale);
+    if (found.culprit.empty()) {
+      found.culprit =
+          "another rank: " + number(stats.amax) + " / " + number(scale) + " is beyond FP32";
+    }
+  }
 
   if (verdict.apply()) {
     optimizer.apply(verdict.multiplier, options.clear_grads == ClearGrads::kAlways);
   } else {
     if (options.clear_grads != ClearGrads::kNever) optimizer.zero_grad();
-    optimizer.skipped(culprit);
+    optimizer.skipped(found.culprit);
   }
   StepReport report;
   report.applied = verdict.apply();
@@ -261,7 +277,8 @@ StepReport GradScaler::step(Optimizer& optimizer, const StepOptions& options) {
   report.grad_norm = verdict.grad_norm;
   report.clip_factor = verdict.clip_factor;
   report.stats = stats;
-  report.culprit = std::move(culprit);
+  report.culprit = std::move(found.culprit);
+  report.culprit_rank = found.culprit_rank;
   report.steps = known.report.steps + 1;
   report.skipped = known.report.skipped + (report.applied ? 0 : 1);
   known.report = report;
