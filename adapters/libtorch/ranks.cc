@@ -8,34 +8,17 @@
 
 namespace headroom::libtorch {
 
-template <typename Group>
-void ProcessGroupRanks::take(c10::intrusive_ptr<Group> group) {
-  if (!group) {
-    throw Error(ErrorCode::kInvalidArgument, "ProcessGroupRanks got a group that is null.");
-  }
+ProcessGroupRanks::ProcessGroupRanks(int rank, int size, AllReduce all_reduce,
+                                     std::chrono::milliseconds time_limit,
+                                     const torch::Device& device)
+    : rank_(rank),
+      size_(size),
+      all_reduce_(std::move(all_reduce)),
+      time_limit_(time_limit),
+      device_(device) {
   if (time_limit_ <= std::chrono::milliseconds(0)) {
     throw Error(ErrorCode::kInvalidArgument, "ProcessGroupRanks needs a time limit above 0.");
   }
-  rank_ = group->getRank();
-  size_ = group->getSize();
-  all_reduce_ = [group](std::vector<torch::Tensor>& tensors,
-                        const c10d::AllreduceOptions& options) {
-    return group->allreduce(tensors, options);
-  };
-}
-
-ProcessGroupRanks::ProcessGroupRanks(c10::intrusive_ptr<c10d::ProcessGroup> group,
-                                     std::chrono::milliseconds time_limit,
-                                     const torch::Device& device)
-    : time_limit_(time_limit), device_(device) {
-  take(std::move(group));
-}
-
-ProcessGroupRanks::ProcessGroupRanks(c10::intrusive_ptr<c10d::Backend> group,
-                                     std::chrono::milliseconds time_limit,
-                                     const torch::Device& device)
-    : time_limit_(time_limit), device_(device) {
-  take(std::move(group));
 }
 
 ProcessGroupRanks::Work ProcessGroupRanks::all_reduce(const torch::Tensor& tensor,

@@ -5,8 +5,8 @@
 #include <headroom/export.h>
 #include <torch/types.h>
 
-#include <torch/csrc/distributed/c10d/Backend.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Types.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <chrono>
 #include <functional>
@@ -23,16 +23,26 @@ namespace headroom::libtorch {
 /// A group for CUDA tensors (NCCL) gets one as its device. Then a scaler on that device agrees
 /// without a wait, on torch's current stream, and a lost rank is the group's to find.
 ///
-/// After Error(kRankLost) it refuses all further calls. Groups of LibTorch 1.13 are ProcessGroups;
-/// in 2.x those that one makes by hand are Backends.
+/// After Error(kRankLost) it refuses all further calls.
 class HEADROOM_API ProcessGroupRanks : public Ranks {
  public:
-  explicit ProcessGroupRanks(c10::intrusive_ptr<c10d::ProcessGroup> group,
+  using Work = c10::intrusive_ptr<c10d::Work>;
+  using AllReduce = std::function<Work(std::vector<torch::Tensor>&, const c10d::AllreduceOptions&)>;
+
+  /// A c10d::ProcessGroup, or one of its backends (which LibTorch 1.13 calls process groups too).
+  template <typename Group>
+  explicit ProcessGroupRanks(c10::intrusive_ptr<Group> group,
                              std::chrono::milliseconds time_limit = kDefaultTimeLimit,
-                             const torch::Device& device = torch::kCPU);
-  explicit ProcessGroupRanks(c10::intrusive_ptr<c10d::Backend> group,
-                             std::chrono::milliseconds time_limit = kDefaultTimeLimit,
-                             const torch::Device& device = torch::kCPU);
+                             const torch::Device& device = torch::kCPU)
+      : ProcessGroupRanks(
+            group->getRank(), group->getSize(),
+            [group](std::vector<torch::Tensor>& tensors, const c10d::AllreduceOptions& options) {
+              return group->allreduce(tensors, options);
+            },
+            time_limit, device) {}
+
+  ProcessGroupRanks(int rank, int size, AllReduce all_reduce, std::chrono::milliseconds time_limit,
+                    const torch::Device& device);
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
@@ -43,15 +53,11 @@ class HEADROOM_API ProcessGroupRanks : public Ranks {
                void* stream) override;
 
  private:
-  using Work = c10::intrusive_ptr<c10d::Work>;
-
-  template <typename Group>
-  void take(c10::intrusive_ptr<Group> group);
   Work all_reduce(const torch::Tensor& tensor, c10d::ReduceOp::RedOpType op);
 
-  std::function<Work(std::vector<torch::Tensor>&, const c10d::AllreduceOptions&)> all_reduce_;
-  int rank_ = 0;
-  int size_ = 1;
+  int rank_;
+  int size_;
+  AllReduce all_reduce_;
   std::chrono::milliseconds time_limit_;
   torch::Device device_;
   bool lost_ = false;
