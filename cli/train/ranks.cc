@@ -46,7 +46,7 @@ Launch launched() {
     launch.by = Launch::By::kMpirun;
     launch.size = *mpi_size;
     launch.rank = number_in("OMPI_COMM_WORLD_RANK").value_or(0);
-    launch.local_size = number_in("OMPI_COMM_WORLD_LOCAL_SIZE").value_or(1);
+    launch.local_size = number_in("OMPI_COMM_WORLD_LOCAL_SIZE").value_or(launch.size);
   } else if (size.value_or(1) > 1) {
     const auto rank = number_in("RANK");
     if (!rank.has_value() || std::getenv("MASTER_ADDR") == nullptr ||
@@ -59,7 +59,7 @@ Launch launched() {
     launch.by = Launch::By::kTorchrun;
     launch.size = *size;
     launch.rank = *rank;
-    launch.local_size = number_in("LOCAL_WORLD_SIZE").value_or(1);
+    launch.local_size = number_in("LOCAL_WORLD_SIZE").value_or(launch.size);
   }
   if (launch.rank >= launch.size) {
     throw Error(ErrorCode::kInvalidArgument,

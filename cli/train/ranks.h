@@ -42,7 +42,7 @@ class Team {
   void check_same(const std::vector<torch::Tensor>& parameters);
 
   /// Ends this process, and the others if that can be done, without waiting for anybody.
-  [[noreturn]] virtual void abort(int code) = 0;
+  virtual void abort(int code) = 0;
 
  protected:
   /// Adds up over all ranks, in place.
