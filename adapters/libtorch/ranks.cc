@@ -54,6 +54,7 @@ void ProcessGroupRanks::reduce(double* sums, size_t sum_count, double* maxima,
   } catch (const std::exception& error) {
     std::string why = error.what();
     why = why.substr(0, why.find('\n'));
+    if (!why.empty() && why.back() == '.') why.pop_back();
     throw Error(ErrorCode::kRankLost,
                 "Another rank did not come to the same step (" + why + "); it is gone, stuck or " +
                     "out of step. Look at its output, end the job and start from the last "

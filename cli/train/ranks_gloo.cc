@@ -18,6 +18,7 @@ using c10d::ProcessGroupGloo;
 [[noreturn]] void lost(const char* doing, const std::exception& error) {
   std::string why = error.what();
   why = why.substr(0, why.find('\n'));
+  if (!why.empty() && why.back() == '.') why.pop_back();
   throw Error(ErrorCode::kRankLost, std::string("Another rank did not come to ") + doing + " (" +
                                         why +
                                         "); it is gone or stuck. Look at its output, and "
@@ -29,8 +30,10 @@ class GlooTeam : public Team {
   GlooTeam(const Launch& launch, std::chrono::milliseconds time_limit) : time_limit_(time_limit) {
     try {
       c10d::TCPStoreOptions where;
-      where.port = static_cast<uint16_t>(std::atoi(std::getenv("MASTER_PORT")));
-      where.isServer = launch.first() && std::getenv("TORCHELASTIC_USE_AGENT_STORE") == nullptr;
+      // torchrun itself is at MASTER_PORT, and may be of another version than this LibTorch.
+      const bool agent = std::getenv("TORCHELASTIC_USE_AGENT_STORE") != nullptr;
+      where.port = static_cast<uint16_t>(std::atoi(std::getenv("MASTER_PORT")) + agent);
+      where.isServer = launch.first();
       where.numWorkers = launch.size;
       where.timeout = time_limit;
       store_ = c10::make_intrusive<c10d::TCPStore>(std::getenv("MASTER_ADDR"), where);

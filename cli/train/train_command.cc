@@ -109,9 +109,10 @@ int train(TrainConfig config) {
     const auto cores = static_cast<int>(std::thread::hardware_concurrency());
     config.threads = std::max(1, cores / launch.local_size);
   }
-  const auto team =
-      make_team(launch, std::chrono::milliseconds(static_cast<int64_t>(config.timeout * 1000.0)));
+  std::unique_ptr<Team> team;
   try {
+    team =
+        make_team(launch, std::chrono::milliseconds(static_cast<int64_t>(config.timeout * 1000.0)));
     return train(config, team.get());
   } catch (const std::exception& error) {
     const auto* const known = dynamic_cast<const Error*>(&error);
@@ -120,7 +121,7 @@ int train(TrainConfig config) {
     fmt::print(stderr, "headroom: rank {}: {}\n", launch.rank, error.what());
     std::fflush(nullptr);
     const int code = ranks ? kGaveUp : kBadInput;
-    team->abort(code);
+    if (team != nullptr) team->abort(code);
     return code;
   }
 }

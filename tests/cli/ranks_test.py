@@ -153,6 +153,12 @@ with tempfile.TemporaryDirectory() as temp:
         codes, outputs = wait(launch(way, 2, "mlp", "--timeout", "nan"))
         check(codes[0] == 2, outputs)
 
+    if "gloo" in ways:  # the first rank never comes
+        result = subprocess.run([program, "train", "mlp", "--timeout", "1"], text=True, capture_output=True,
+                                env={**NO_RANKS, "RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+                                     "MASTER_PORT": "9"})
+        check(result.returncode == 1 and "headroom: rank 1: Another rank did not come" in result.stderr, result)
+
     # An environment that makes no sense.
     for odd, sentence in {"WORLD_SIZE=2": "not all of RANK", "WORLD_SIZE=x": "WORLD_SIZE='x'",
                           "WORLD_SIZE=2 RANK=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=1": "rank 2 of 2"}.items():
