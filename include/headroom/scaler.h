@@ -24,6 +24,7 @@ namespace internal {
 class CudaOptimizer;
 class CudaScaler;
 struct CudaOrder;
+struct CudaRanks;
 struct Stand;
 }  // namespace internal
 
@@ -240,6 +241,8 @@ class HEADROOM_API GradScaler {
                 Finding mine);
   internal::Stand stand(const Optimizer& optimizer, const Known& known,
                         const StepOptions* step) const;
+  std::string culprit_text(const GradStats& stats, int rank, bool same_list,
+                           const std::vector<Parameter>& parameters) const;
   void check_ranks() const;
   void move_to(const ScaleState& next);
   void check_no_waiting(const char* call) const;
@@ -248,6 +251,8 @@ class HEADROOM_API GradScaler {
   // The side of a scaler on a CUDA device (on_device.cc).
   void enqueue_list(const Optimizer& optimizer, Known* known) const;
   internal::CudaOrder order(Known* known) const;
+  internal::CudaRanks ranks(const Optimizer& optimizer, const Known& known,
+                            const StepOptions* step) const;
   StepReport step_on_device(Optimizer& optimizer, const StepOptions& options, Known* known);
   void update_on_device();
   std::optional<StepReport> report_from_device(const Known& known) const;
@@ -260,6 +265,7 @@ class HEADROOM_API GradScaler {
   mutable ScaleState state_;                    // with a device: as it was when last asked for
   std::shared_ptr<internal::CudaScaler> cuda_;  // on the CPU: null
   mutable uint64_t alarms_told_ = 0;
+  mutable uint64_t differences_told_ = 0;
   uint64_t last_stepped_ = 0;  // the optimizer
   float used_scale_ = 0.0f;    // of the last scale(); 0 before the first
   int64_t round_ = 0;          // updates and loads so far

@@ -62,21 +62,21 @@ double call_number(int64_t optimizer, bool unscale) {
 std::string differ_sentence(int which, double low, double high) {
   const std::string ends = number(low) + " and " + number(high);
   switch (which) {
-    case kMessage:
-    case kRound:
+    case Standing::kMessage:
+    case Standing::kRound:
       return std::string("The ranks are out of step: ") +
-             (which == kRound ? "after updates " : "at messages ") + ends +
+             (which == Standing::kRound ? "after updates " : "at messages ") + ends +
              "; make every rank step and update equally often, and load the same checkpoint.";
-    case kCall:
+    case Standing::kCall:
       return "The ranks are out of step: one is in " + call_name(low) + ", another in " +
              call_name(high) + "; make the same calls in the same order on every rank.";
-    case kScale:
+    case Standing::kScale:
       return "The ranks have gradients of different scales, " + ends +
              "; call scale() on every rank in every round, and set or load the same scale.";
-    case kRules:
+    case Standing::kRules:
       return "The ranks differ in policy, max_norm, enabled or RankGradients; give every rank the "
              "same settings.";
-    case kState:
+    case Standing::kState:
       return "The ranks have the same scale but remember different steps; load the same saved "
              "scaler on every rank.";
     default:
@@ -91,11 +91,11 @@ std::string differ_sentence(int which, double low, double high) {
 Agreement agree(Ranks& ranks, const Stand& stand, const Found& mine) {
   const bool replicated = stand.gradients == RankGradients::kReplicated;
   Stand here = stand;
-  here.standing[kNorm] = replicated ? mine.sum().root() : 0.0;
+  here.standing.of[Standing::kNorm] = replicated ? mine.sum().root() : 0.0;
   Message message = pack(mine, ranks.rank(), here.list, here.standing);
   ranks.reduce(message.sums, Message::kSums, message.maxima, Message::kMaxima);
   const int which = difference(message);
-  require(which == kStandings, ErrorCode::kRanksDiffer, [&] {
+  require(which == Standing::kCount, ErrorCode::kRanksDiffer, [&] {
     const double* const pair = message.maxima + Message::kStanding + 2 * which;
     return differ_sentence(which, -pair[1], pair[0]);
   });

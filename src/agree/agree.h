@@ -9,11 +9,11 @@
 
 namespace headroom::internal {
 
-/// Where a rank stands before it asks the others; kNorm is filled in by agree().
+/// Where a rank stands before it asks the others; its norm is filled in by agree().
 struct Stand {
   RankGradients gradients = RankGradients::kReplicated;
   double list = 0.0;  // a fingerprint of the names of its tensors
-  double standing[kStandings] = {};
+  Standing standing;
 };
 
 /// What all ranks found.
@@ -31,7 +31,7 @@ GradStats stats_of(const Found& found, GradStats stats);
 /// stand, and what Ranks::reduce throws.
 Agreement agree(Ranks& ranks, const Stand& stand, const Found& mine);
 
-/// The call of kCall: of the n-th optimizer that the scaler has met.
+/// Standing::kCall: of the n-th optimizer that the scaler has met.
 double call_number(int64_t optimizer, bool unscale);
 
 /// One sentence that says in what the ranks differ; `low` and `high` are the ends.

@@ -35,15 +35,18 @@ struct Found {
 };
 
 /// Where a rank stands: what has to be the same on all of them.
-enum Standing : int {
-  kMessage,  // messages of this scaler so far
-  kCall,     // step() or unscale_(), and of which optimizer
-  kRound,    // updates so far
-  kScale,    // that the gradients have
-  kRules,    // policy, clipping, kind of gradients: a fingerprint
-  kState,    // all that the scaler remembers: a fingerprint
-  kNorm,     // of replicated gradients, else 0
-  kStandings
+struct Standing {
+  enum : int {
+    kMessage,  // messages of this scaler so far
+    kCall,     // step() or unscale_(), and of which optimizer
+    kRound,    // updates so far
+    kScale,    // that the gradients have
+    kRules,    // policy, clipping, kind of gradients: a fingerprint
+    kState,    // all that the scaler remembers: a fingerprint
+    kNorm,     // of replicated gradients, else 0
+    kCount
+  };
+  double of[kCount] = {};
 };
 
 /// What goes over the wire.
@@ -63,7 +66,7 @@ struct Message {
     kCulpritNan,
     kList,
     kStanding = kList + 2,
-    kMaxima = kStanding + 2 * kStandings
+    kMaxima = kStanding + 2 * Standing::kCount
   };
   double sums[kSums];
   double maxima[kMaxima];
@@ -99,7 +102,7 @@ HEADROOM_HOST_DEVICE inline double fingerprint(double seed, double value) {
 
 /// `list`: a fingerprint of the names of the rank's tensors, in their order.
 HEADROOM_HOST_DEVICE inline Message pack(const Found& found, int rank, double list,
-                                         const double (&standing)[kStandings]) {
+                                         const Standing& standing) {
   Message message{};
   double* const sums = message.sums;
   double* const maxima = message.maxima;
@@ -117,24 +120,24 @@ HEADROOM_HOST_DEVICE inline Message pack(const Found& found, int rank, double li
   }
   maxima[Message::kList] = list;
   maxima[Message::kList + 1] = -list;
-  for (int i = 0; i < kStandings; ++i) {
-    maxima[Message::kStanding + 2 * i] = standing[i];
-    maxima[Message::kStanding + 2 * i + 1] = -standing[i];
+  for (int i = 0; i < Standing::kCount; ++i) {
+    maxima[Message::kStanding + 2 * i] = standing.of[i];
+    maxima[Message::kStanding + 2 * i + 1] = -standing.of[i];
   }
   return message;
 }
 
 HEADROOM_HOST_DEVICE inline bool equal_on_all(const double* pair) { return pair[0] == -pair[1]; }
 
-/// The first standing in which the ranks differ, or kStandings. Norms are compared only where all
-/// gradients are finite.
+/// The first standing in which the ranks differ, or Standing::kCount. Norms are compared only where
+/// all gradients are finite.
 HEADROOM_HOST_DEVICE inline int difference(const Message& all) {
   const bool finite = all.sums[Message::kInf] == 0.0 && all.sums[Message::kNan] == 0.0;
-  for (int i = 0; i < kStandings; ++i) {
-    if (i == kNorm && !finite) continue;
+  for (int i = 0; i < Standing::kCount; ++i) {
+    if (i == Standing::kNorm && !finite) continue;
     if (!equal_on_all(all.maxima + Message::kStanding + 2 * i)) return i;
   }
-  return kStandings;
+  return Standing::kCount;
 }
 
 /// What all ranks found. Replicated gradients are not added up: each rank has the whole.

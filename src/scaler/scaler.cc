@@ -211,7 +211,7 @@ UnscaleResult GradScaler::unscale_(Optimizer& optimizer) {
   });
   if (cuda_ != nullptr) {
     enqueue_list(optimizer, &known);
-    cuda_->unscale(order(&known), known.cuda.get());
+    cuda_->unscale(order(&known), ranks(optimizer, known, nullptr), known.cuda.get());
     known.stage = Stage::kUnscaled;
     record(false, "", &known);
     return {};

@@ -60,20 +60,30 @@ internal::Stand GradScaler::stand(const Optimizer& optimizer, const Known& known
         static_cast<double>(options_.gradients), static_cast<double>(options_.enabled)}) {
     rules = internal::fingerprint(rules, rule);
   }
-  stand.standing[internal::kMessage] = static_cast<double>(messages_);
-  stand.standing[internal::kCall] = internal::call_number(known.ordinal, step == nullptr);
-  stand.standing[internal::kRound] = static_cast<double>(state_.steps);
-  stand.standing[internal::kScale] = static_cast<double>(known.scale);
-  stand.standing[internal::kRules] = rules;
-  stand.standing[internal::kState] = internal::state_fingerprint(state_);
+  stand.standing.of[internal::Standing::kMessage] = static_cast<double>(messages_);
+  stand.standing.of[internal::Standing::kCall] =
+      internal::call_number(known.ordinal, step == nullptr);
+  stand.standing.of[internal::Standing::kRound] = static_cast<double>(state_.steps);
+  stand.standing.of[internal::Standing::kScale] = static_cast<double>(known.scale);
+  stand.standing.of[internal::Standing::kRules] = rules;
+  stand.standing.of[internal::Standing::kState] = internal::state_fingerprint(state_);
   return stand;
+}
+
+// The culprit by its name where that is known, with its rank if there are several.
+std::string GradScaler::culprit_text(const GradStats& stats, int rank, bool same_list,
+                                     const std::vector<Parameter>& parameters) const {
+  if (rank < 0) return describe_culprit(stats, parameters);
+  const bool known = same_list || rank == options_.ranks->rank();
+  return "rank " + std::to_string(rank) + ": " + (known ? "" : "its ") +
+         describe_culprit(stats, known ? parameters : std::vector<Parameter>{});
 }
 
 // What all ranks found; alone, what this one did.
 GradScaler::Finding GradScaler::agree(const Optimizer& optimizer, const Known& known,
                                       const StepOptions* step, Finding mine) {
   if (options_.ranks == nullptr) {
-    mine.culprit = describe_culprit(mine.stats, optimizer.parameters());
+    mine.culprit = culprit_text(mine.stats, -1, true, optimizer.parameters());
     return mine;
   }
   const internal::Stand here = stand(optimizer, known, step);
@@ -84,12 +94,7 @@ GradScaler::Finding GradScaler::agree(const Optimizer& optimizer, const Known& k
   mine.new_inf = static_cast<int64_t>(found.new_inf);
   mine.new_zeros = static_cast<int64_t>(found.new_zeros);
   mine.culprit_rank = static_cast<int>(found.culprit_rank);
-  if (found.culprit >= 0) {
-    const bool known_here = same_list || mine.culprit_rank == options_.ranks->rank();
-    mine.culprit = "rank " + std::to_string(mine.culprit_rank) + ": " + (known_here ? "" : "its ") +
-                   describe_culprit(mine.stats,
-                                    known_here ? optimizer.parameters() : std::vector<Parameter>{});
-  }
+  mine.culprit = culprit_text(mine.stats, mine.culprit_rank, same_list, optimizer.parameters());
   return mine;
 }
 

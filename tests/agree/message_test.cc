@@ -24,7 +24,7 @@ Message reduced(const std::vector<Message>& messages) {
   return all;
 }
 
-constexpr double kNowhere[kStandings] = {};
+constexpr Standing kNowhere;
 
 TEST(Message, IsSmall) { EXPECT_EQ(sizeof(Message), 256u); }  // scripts/agree-model counts on it
 
@@ -99,11 +99,11 @@ TEST(Message, ReplicatedGradientsAreNotAddedUp) {
 }
 
 TEST(Message, TheFirstThingThatDiffersIsFound) {
-  for (int which = 0; which < kStandings; ++which) {
-    double here[kStandings] = {5, 2, 12, 1024, 99, 77, 1.5};
+  for (int which = 0; which < Standing::kCount; ++which) {
+    Standing here{{5, 2, 12, 1024, 99, 77, 1.5}};
     const Message mine = pack({}, 0, 1.0, here);
-    EXPECT_EQ(difference(reduced({mine, mine})), kStandings);
-    for (int i = which; i < kStandings; ++i) here[i] += 1;
+    EXPECT_EQ(difference(reduced({mine, mine})), Standing::kCount);
+    for (int i = which; i < Standing::kCount; ++i) here.of[i] += 1;
     const Message all = reduced({mine, pack({}, 1, 1.0, here), mine});
     EXPECT_EQ(difference(all), which);
     const double* const pair = all.maxima + Message::kStanding + 2 * which;
