@@ -8,26 +8,12 @@
 
 namespace headroom::libtorch {
 
-ProcessGroupRanks::ProcessGroupRanks(int rank, int size, AllReduce all_reduce,
-                                     std::chrono::milliseconds time_limit,
+ProcessGroupRanks::ProcessGroupRanks(Group group, std::chrono::milliseconds time_limit,
                                      const torch::Device& device)
-    : rank_(rank),
-      size_(size),
-      all_reduce_(std::move(all_reduce)),
-      time_limit_(time_limit),
-      device_(device) {
+    : group_(std::move(group)), time_limit_(time_limit), device_(device) {
   if (time_limit_ <= std::chrono::milliseconds(0)) {
     throw Error(ErrorCode::kInvalidArgument, "ProcessGroupRanks needs a time limit above 0.");
   }
-}
-
-ProcessGroupRanks::Work ProcessGroupRanks::all_reduce(const torch::Tensor& tensor,
-                                                      c10d::ReduceOp::RedOpType op) {
-  std::vector<torch::Tensor> tensors = {tensor};
-  c10d::AllreduceOptions options;
-  options.reduceOp = op;
-  options.timeout = time_limit_;
-  return all_reduce_(tensors, options);
 }
 
 void ProcessGroupRanks::reduce(double* sums, size_t sum_count, double* maxima,
@@ -38,19 +24,15 @@ void ProcessGroupRanks::reduce(double* sums, size_t sum_count, double* maxima,
   }
   lost_ = true;  // unless all goes well
   // Tensors of their own: work that never ends may write to them at any time.
-  const auto copy = [&](const double* values, size_t count) {
-    torch::Tensor tensor = torch::empty({static_cast<int64_t>(count)}, torch::kDouble);
-    std::copy_n(values, count, tensor.data_ptr<double>());
-    return tensor.to(device_);
-  };
-  const torch::Tensor all_sums = copy(sums, sum_count);
-  const torch::Tensor all_maxima = copy(maxima, maximum_count);
+  const torch::Tensor mine =
+      torch::empty({static_cast<int64_t>(sum_count + maximum_count)}, torch::kDouble);
+  std::copy_n(sums, sum_count, mine.data_ptr<double>());
+  std::copy_n(maxima, maximum_count, mine.data_ptr<double>() + sum_count);
+  Tensors from = {mine.to(device_)};
+  std::vector<Tensors> to(1);
+  for (int i = 0; i < group_.size; ++i) to[0].push_back(torch::empty_like(from[0]));
   try {
-    // Both under way at once.
-    const Work adding = all_reduce(all_sums, c10d::ReduceOp::SUM);
-    const Work maximising = all_reduce(all_maxima, c10d::ReduceOp::MAX);
-    adding->wait(time_limit_);
-    maximising->wait(time_limit_);
+    group_.all_gather(to, from)->wait(time_limit_);
   } catch (const std::exception& error) {
     std::string why = error.what();
     why = why.substr(0, why.find('\n'));
@@ -61,10 +43,15 @@ void ProcessGroupRanks::reduce(double* sums, size_t sum_count, double* maxima,
                     "checkpoint.");
   }
   lost_ = false;
-  const torch::Tensor sums_here = all_sums.cpu();
-  const torch::Tensor maxima_here = all_maxima.cpu();
-  std::copy_n(sums_here.data_ptr<double>(), sum_count, sums);
-  std::copy_n(maxima_here.data_ptr<double>(), maximum_count, maxima);
+  for (int i = 0; i < group_.size; ++i) {
+    const torch::Tensor theirs = to[0][static_cast<size_t>(i)].cpu();
+    const double* const numbers = theirs.data_ptr<double>();
+    for (size_t k = 0; k < sum_count; ++k) sums[k] = i == 0 ? numbers[k] : sums[k] + numbers[k];
+    for (size_t k = 0; k < maximum_count; ++k) {
+      const double number = numbers[sum_count + k];
+      maxima[k] = i == 0 ? number : std::max(maxima[k], number);
+    }
+  }
 }
 
 void ProcessGroupRanks::enqueue(double* sums, size_t sum_count, double* maxima,
@@ -74,9 +61,15 @@ void ProcessGroupRanks::enqueue(double* sums, size_t sum_count, double* maxima,
     return torch::from_blob(data, {static_cast<int64_t>(count)},
                             torch::TensorOptions(torch::kDouble).device(device_));
   };
-  // wait() lets the current stream wait, not the host.
-  all_reduce(at(sums, sum_count), c10d::ReduceOp::SUM)->wait();
-  all_reduce(at(maxima, maximum_count), c10d::ReduceOp::MAX)->wait();
+  const auto all_reduce = [&](const torch::Tensor& tensor, c10d::ReduceOp::RedOpType op) {
+    Tensors tensors = {tensor};
+    c10d::AllreduceOptions options;
+    options.reduceOp = op;
+    options.timeout = time_limit_;
+    group_.all_reduce(tensors, options)->wait();  // lets the current stream wait, not the host
+  };
+  all_reduce(at(sums, sum_count), c10d::ReduceOp::SUM);
+  all_reduce(at(maxima, maximum_count), c10d::ReduceOp::MAX);
 }
 
 }  // namespace headroom::libtorch

@@ -51,20 +51,18 @@ TEST(Ranks, AnOptimizerWithoutGradientsTakesPart) {
 }
 
 TEST(Ranks, AGroupWithoutATimeLimitIsRefused) {
-  expect_error(ErrorCode::kInvalidArgument, "time limit above 0", [] {
-    ProcessGroupRanks ranks(0, 1, nullptr, std::chrono::milliseconds(0), torch::kCPU);
-  });
+  expect_error(ErrorCode::kInvalidArgument, "time limit above 0",
+               [] { ProcessGroupRanks ranks({}, std::chrono::milliseconds(0), torch::kCPU); });
 }
 
 // Whatever goes wrong in the group: the rank is lost, and stays so.
 TEST(Ranks, AFailureOfTheGroupIsALostRank) {
-  ProcessGroupRanks ranks(
-      0, 2,
-      [](std::vector<torch::Tensor>&,
-         const c10d::AllreduceOptions&) -> c10::intrusive_ptr<c10d::Work> {
-        throw std::runtime_error("Connection closed by peer\nat line 7");
-      },
-      std::chrono::seconds(1), torch::kCPU);
+  ProcessGroupRanks::Group group;
+  group.size = 2;
+  group.all_gather = [](auto&, auto&) -> ProcessGroupRanks::Work {
+    throw std::runtime_error("Connection closed by peer\nat line 7");
+  };
+  ProcessGroupRanks ranks(group, std::chrono::seconds(1), torch::kCPU);
   double number = 0.0;
   expect_error(ErrorCode::kRankLost, "(Connection closed by peer); it is gone",
                [&] { ranks.reduce(&number, 1, &number, 1); });
