@@ -48,6 +48,22 @@ case $case in
     "$work/build/fit" | tee "$work/output"
     grep -q 'applied at scale ' "$work/output"
     ;;
+  mpi)
+    # The MPI example of docs/scaling.md: its CMake file and its program, on two ranks.
+    fence() { awk -v fence="\`\`\`$1" '/^## MPI$/ {inside = 1} inside && !done && $0 == fence {on = 1; next}
+      /^```$/ {done = done || on; on = 0} on' "$source/docs/scaling.md"; }
+    mkdir -p "$work/source"
+    fence cmake >"$work/source/CMakeLists.txt"
+    fence cpp >"$work/source/ranks.cc"
+    test -s "$work/source/ranks.cc"
+    configure "$work/source" -DCMAKE_PREFIX_PATH="$prefix"
+    cmake --build "$work/build" >/dev/null
+    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+    mpirun --oversubscribe -n 2 "$work/build/ranks" | tee "$work/output"
+    for rank in 0 1; do
+      grep -q "^rank $rank: skipped at scale 65536: rank 1: w: 1 inf, 0 nan" "$work/output"
+    done
+    ;;
   c)
     # A program in C: by CMake without a C++ compiler in sight, by pkg-config, and by dlopen from
     # another folder, as other languages load it.
