@@ -217,6 +217,8 @@ class HEADROOM_API GradScaler {
     std::string culprit;
     int culprit_rank = -1;
     int64_t ordinal = 0;  // how many were met before it
+    double names = 0.0;   // a fingerprint of its parameters' names,
+    uint64_t named = 0;   // of this revision
     StepReport report;    // of the last step
     std::shared_ptr<internal::CudaOptimizer> cuda;
     uint64_t listed = 0;  // the revision whose gradients the device has a list of
@@ -237,10 +239,8 @@ class HEADROOM_API GradScaler {
     std::string culprit;
     int culprit_rank = -1;
   };
-  Finding agree(const Optimizer& optimizer, const Known& known, const StepOptions* step,
-                Finding mine);
-  internal::Stand stand(const Optimizer& optimizer, const Known& known,
-                        const StepOptions* step) const;
+  Finding agree(const Optimizer& optimizer, Known* known, const StepOptions* step, Finding mine);
+  internal::Stand stand(const Optimizer& optimizer, Known* known, const StepOptions* step) const;
   std::string culprit_text(const GradStats& stats, int rank, bool same_list,
                            const std::vector<Parameter>& parameters) const;
   void check_ranks() const;
@@ -251,7 +251,7 @@ class HEADROOM_API GradScaler {
   // The side of a scaler on a CUDA device (on_device.cc).
   void enqueue_list(const Optimizer& optimizer, Known* known) const;
   internal::CudaOrder order(Known* known) const;
-  internal::CudaRanks ranks(const Optimizer& optimizer, const Known& known,
+  internal::CudaRanks ranks(const Optimizer& optimizer, Known* known,
                             const StepOptions* step) const;
   StepReport step_on_device(Optimizer& optimizer, const StepOptions& options, Known* known);
   void update_on_device();

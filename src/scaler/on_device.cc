@@ -81,7 +81,7 @@ internal::CudaOrder GradScaler::order(Known* known) const {
   return order;
 }
 
-internal::CudaRanks GradScaler::ranks(const Optimizer& optimizer, const Known& known,
+internal::CudaRanks GradScaler::ranks(const Optimizer& optimizer, Known* known,
                                       const StepOptions* step) const {
   if (options_.ranks == nullptr) return {};
   return {options_.ranks.get(), stand(optimizer, known, step)};
@@ -96,7 +96,7 @@ StepReport GradScaler::step_on_device(Optimizer& optimizer, const StepOptions& o
   internal::CudaOrder order = this->order(known);
   order.max_norm = options.max_norm;
   cuda_->decide(order, side != nullptr ? side->tables() : internal::CudaTables{},
-                ranks(optimizer, *known, &options), known->cuda.get());
+                ranks(optimizer, known, &options), known->cuda.get());
   const bool clear_skipped = options.clear_grads != ClearGrads::kNever;
   StepReport report;
   report.pending = side != nullptr;

@@ -211,7 +211,7 @@ UnscaleResult GradScaler::unscale_(Optimizer& optimizer) {
   });
   if (cuda_ != nullptr) {
     enqueue_list(optimizer, &known);
-    cuda_->unscale(order(&known), ranks(optimizer, known, nullptr), known.cuda.get());
+    cuda_->unscale(order(&known), ranks(optimizer, &known, nullptr), known.cuda.get());
     known.stage = Stage::kUnscaled;
     record(false, "", &known);
     return {};
@@ -219,7 +219,7 @@ UnscaleResult GradScaler::unscale_(Optimizer& optimizer) {
   const UnscaleResult here = headroom::unscale_(grads_of(optimizer), inverse(known.scale));
   known.stage = Stage::kUnscaled;
   const Finding found =
-      agree(optimizer, known, nullptr, {here.before, here.new_inf, here.new_zeros, "", -1});
+      agree(optimizer, &known, nullptr, {here.before, here.new_inf, here.new_zeros, "", -1});
   const UnscaleResult result{found.stats, found.new_inf, found.new_zeros};
   known.overflow = !result.ok();
   known.amax = result.before.amax;
@@ -246,7 +246,7 @@ StepReport GradScaler::step(Optimizer& optimizer, const StepOptions& options) {
   if (!enabled()) known.scale = 1.0f;
   const float scale = known.stage == Stage::kUnscaled ? 1.0f : known.scale;
 
-  Finding found = agree(optimizer, known, &options, {measure(grads_of(optimizer)), 0, 0, "", -1});
+  Finding found = agree(optimizer, &known, &options, {measure(grads_of(optimizer)), 0, 0, "", -1});
   const GradStats& stats = found.stats;
   Verdict verdict = decide(stats.finite(), stats.norm(), stats.amax, scale, options.max_norm);
   if (known.overflow) {

@@ -49,11 +49,15 @@ void GradScaler::check_ranks() const {
 }
 
 // Where this rank stands before it asks the others about an optimizer. `step`: null in unscale_().
-internal::Stand GradScaler::stand(const Optimizer& optimizer, const Known& known,
+internal::Stand GradScaler::stand(const Optimizer& optimizer, Known* known,
                                   const StepOptions* step) const {
   internal::Stand stand;
   stand.gradients = options_.gradients;
-  stand.list = fingerprint_of_names(optimizer.parameters());
+  if (known->named != optimizer.identity_->revision) {
+    known->names = fingerprint_of_names(optimizer.parameters());
+    known->named = optimizer.identity_->revision;
+  }
+  stand.list = known->names;
   double rules = internal::policy_fingerprint(policy_);
   for (const double rule :
        {kMessageVersion, static_cast<double>(step != nullptr ? step->max_norm : 0.0f),
@@ -62,9 +66,9 @@ internal::Stand GradScaler::stand(const Optimizer& optimizer, const Known& known
   }
   stand.standing.of[internal::Standing::kMessage] = static_cast<double>(messages_);
   stand.standing.of[internal::Standing::kCall] =
-      internal::call_number(known.ordinal, step == nullptr);
+      internal::call_number(known->ordinal, step == nullptr);
   stand.standing.of[internal::Standing::kRound] = static_cast<double>(state_.steps);
-  stand.standing.of[internal::Standing::kScale] = static_cast<double>(known.scale);
+  stand.standing.of[internal::Standing::kScale] = static_cast<double>(known->scale);
   stand.standing.of[internal::Standing::kRules] = rules;
   stand.standing.of[internal::Standing::kState] = internal::state_fingerprint(state_);
   return stand;
@@ -80,7 +84,7 @@ std::string GradScaler::culprit_text(const GradStats& stats, int rank, bool same
 }
 
 // What all ranks found; alone, what this one did.
-GradScaler::Finding GradScaler::agree(const Optimizer& optimizer, const Known& known,
+GradScaler::Finding GradScaler::agree(const Optimizer& optimizer, Known* known,
                                       const StepOptions* step, Finding mine) {
   if (options_.ranks == nullptr) {
     mine.culprit = culprit_text(mine.stats, -1, true, optimizer.parameters());
