@@ -1,5 +1,7 @@
-# Finds LibTorch. Sets HEADROOM_HAS_LIBTORCH and makes the target headroom_torch.
+# Finds LibTorch. Sets HEADROOM_HAS_LIBTORCH and makes the target headroom_torch. Sets
+# HEADROOM_HAS_GLOO if the headers of Gloo are there, which c10d's need.
 set(HEADROOM_HAS_LIBTORCH OFF)
+set(HEADROOM_HAS_GLOO OFF)
 if(NOT DEFINED TORCH_CUDA_ARCH_LIST AND NOT DEFINED ENV{TORCH_CUDA_ARCH_LIST})
   set(TORCH_CUDA_ARCH_LIST 9.0)  # for code that LibTorch compiles; there is none
 endif()
@@ -23,4 +25,8 @@ add_library(headroom_torch INTERFACE)
 target_link_libraries(headroom_torch INTERFACE ${TORCH_LIBRARIES})
 if(HEADROOM_HAS_CUDA AND TORCH_CUDA_LIBRARIES)
   target_compile_definitions(headroom_torch INTERFACE HEADROOM_TORCH_CUDA)
+endif()
+find_path(GLOO_INCLUDE_DIR gloo/algorithm.h)
+if(GLOO_INCLUDE_DIR)
+  set(HEADROOM_HAS_GLOO ON)
 endif()

@@ -25,7 +25,7 @@ need() {
 
 PACKAGES=(g++ cmake ninja-build pkgconf python3 libhwy-dev nlohmann-json3-dev libdlpack-dev libcli11-dev
           libfmt-dev zlib1g-dev libgtest-dev librapidcheck-dev valgrind clang libclang-rt-dev
-          libtorch-dev libopenblas0-openmp libcairo2-dev fonts-dejavu-core
+          libtorch-dev libopenblas0-openmp libgloo-dev libopenmpi-dev openmpi-bin libcairo2-dev fonts-dejavu-core
           python3-dev pybind11-dev python3-numpy python3-pytest)
 
 # build PRESET [TARGET...]: configures when it has to, then builds; says little if all goes well.

@@ -34,6 +34,10 @@ hr_status status_of(ErrorCode code) {
       return HR_ERROR_SCALE_COLLAPSED;
     case ErrorCode::kFile:
       return HR_ERROR_FILE;
+    case ErrorCode::kRankLost:
+      return HR_ERROR_RANK_LOST;
+    case ErrorCode::kRanksDiffer:
+      return HR_ERROR_RANKS_DIFFER;
   }
   return HR_ERROR_INTERNAL;
 }
@@ -119,7 +123,7 @@ const char* hr_status_name(hr_status status) {
       return "internal error";
   }
   using headroom::ErrorCode;
-  for (int code = 0; code <= static_cast<int>(ErrorCode::kFile); ++code) {
+  for (int code = 0; code <= static_cast<int>(ErrorCode::kRanksDiffer); ++code) {
     if (status_of(ErrorCode{code}) == status) return headroom::to_string(ErrorCode{code});
   }
   return "unknown";

@@ -207,6 +207,11 @@ GradScalerOptions& GradScalerOptions::on_overflow(OnOverflow reaction) {
   policy_.on_overflow = reaction;
   return *this;
 }
+GradScalerOptions& GradScalerOptions::ranks(std::shared_ptr<Ranks> ranks, RankGradients gradients) {
+  scaler_.ranks = std::move(ranks);
+  scaler_.gradients = gradients;
+  return *this;
+}
 GradScalerOptions& GradScalerOptions::on_alarm(std::function<void(const AlarmReport&)> callback) {
   scaler_.on_alarm = std::move(callback);
   return *this;
@@ -214,6 +219,7 @@ GradScalerOptions& GradScalerOptions::on_alarm(std::function<void(const AlarmRep
 
 GradScaler::GradScaler(GradScalerOptions options)
     : on_device_(options.scaler_.device.type == DeviceType::kCUDA),
+      alone_(options.scaler_.ranks == nullptr),
       core_(make_core(options.policy_, std::move(options.scaler_))),
       bridges_(std::make_unique<internal::Bridges>()) {}
 GradScaler::~GradScaler() = default;
@@ -265,7 +271,7 @@ UnscaleResult GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
 
 StepReport GradScaler::step(torch::optim::Optimizer& optimizer, const StepOptions& options) {
   Bound bound(optimizer, *bridges_);
-  if (!is_enabled() && !internal::has_gradient(bound.core())) {
+  if (!is_enabled() && alone_ && !internal::has_gradient(bound.core())) {
     optimizer.step();  // as in PyTorch, whatever that does
     StepReport report;
     report.applied = true;

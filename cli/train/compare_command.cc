@@ -185,6 +185,10 @@ int compare(const CompareOptions& options) {
       resolve(&config);
     }
   }
+  if (launched().several()) {
+    throw Error(ErrorCode::kUnsupported,
+                "compare trains in one process; only `headroom train` runs on several ranks.");
+  }
   const Interrupt interrupt;
   bool interrupted = false;
   for (const std::string& model : options.models) {

@@ -150,6 +150,14 @@ void resolve(TrainConfig* config) {
   use_default(&config->layers, kDefaultCount, std::max<int64_t>(10, config->steps / 200));
   in_range("--layers", config->layers, 0, int64_t{1} << 40);
   in_range("--batch", config->batch, 1, int64_t{1} << 24);
+  if (config->batch % config->part.ranks != 0) {
+    refuse(fmt::format("--batch is {}; with {} ranks it has to be a multiple of {}.", config->batch,
+                       config->part.ranks, config->part.ranks));
+  }
+  if (!(config->timeout >= 0.001) || config->timeout > 1e6) {
+    refuse(fmt::format("--timeout is {}; it has to be from 0.001 to 1000000 seconds.",
+                       config->timeout));
+  }
   in_range("--accumulate", config->accumulate, 1, int64_t{1} << 20);
   in_range("--width", config->width, 1, 1 << 14);
   in_range("--depth", config->depth, 1, 256);
@@ -164,6 +172,9 @@ void resolve(TrainConfig* config) {
                        config->depth));
   }
   one_of("--device", config->device, {"cpu", "cuda"});
+  if (config->device == "cuda" && config->part.ranks > 1) {
+    refuse("--device cuda: several ranks train on the CPU only; use cpu.");
+  }
   if (config->device == "cuda" && !torch::cuda::is_available()) {
     refuse("--device cuda: this LibTorch has no CUDA, or there is no CUDA device here; use cpu.");
   }

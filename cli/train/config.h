@@ -23,6 +23,17 @@ enum class OptLevel : uint8_t {
 inline constexpr int64_t kDefaultCount = std::numeric_limits<int64_t>::min();
 inline constexpr double kDefaultRate = std::numeric_limits<double>::lowest();
 
+/// The part of every batch that this rank trains on.
+struct Part {
+  int64_t rank = 0;
+  int64_t ranks = 1;
+
+  torch::Tensor of(const torch::Tensor& batch) const {
+    const int64_t count = batch.size(0) / ranks;
+    return ranks == 1 ? batch : batch.narrow(0, rank * count, count);
+  }
+};
+
 /// What the user asked for.
 struct TrainConfig {
   std::string model = "field";
@@ -49,6 +60,8 @@ struct TrainConfig {
   bool tensorboard = false;
   bool watch = false;
   int port = 0;
+  double timeout = 300.0;  // seconds to wait for other ranks
+  Part part;
 
   torch::ScalarType dtype() const;
   OptLevel level() const;

@@ -72,20 +72,20 @@ TORCH_MODULE(Network);
 
 class Field : public Task {
  public:
-  explicit Field(const TrainConfig& config) : device_(config.torch_device()) {
+  explicit Field(const TrainConfig& config) : device_(config.torch_device()), part_(config.part) {
     torch::manual_seed(config.seed);
     if (config.data.empty()) {
       height_ = width_ = kGrid;
       truth_ = displacement(grid(height_, width_));
       const torch::Tensor points = torch::rand({config.batch, 2}) * 2.0 - 1.0;
-      batch_x_ = features(points, octaves()).to(device_);
-      batch_y_ = displacement(points).to(device_);
+      batch_x_ = part_.of(features(points, octaves())).to(device_);
+      batch_y_ = part_.of(displacement(points)).to(device_);
     } else {
       const Picture image = read_png(config.data);
       height_ = image.height;
       width_ = image.width;
       truth_ = torch::tensor(image.values).reshape({height_ * width_, 3});
-      batch_ = std::min(config.batch, height_ * width_);
+      batch_ = std::min(config.batch, height_ * width_ / part_.ranks * part_.ranks);
     }
     positions_ = grid(height_, width_).to(device_);
     truth_ = truth_.to(device_);
@@ -97,7 +97,8 @@ class Field : public Task {
 
   void next_batch() override {
     if (batch_ == 0) return;  // always the same points
-    const torch::Tensor chosen = torch::randint(truth_.size(0), {batch_}, generator_).to(device_);
+    const torch::Tensor chosen =
+        part_.of(torch::randint(truth_.size(0), {batch_}, generator_)).to(device_);
     batch_x_ = features(positions_.index_select(0, chosen), octaves());
     batch_y_ = truth_.index_select(0, chosen);
   }
@@ -137,6 +138,7 @@ class Field : public Task {
   }
 
   torch::Device device_;
+  Part part_;
   int64_t height_ = 0;
   int64_t width_ = 0;
   int64_t batch_ = 0;  // pixels of a batch; 0 for the built-in field

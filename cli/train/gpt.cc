@@ -89,6 +89,7 @@ class Gpt : public Task {
  public:
   explicit Gpt(const TrainConfig& config)
       : device_(config.torch_device()),
+        part_(config.part),
         batch_(config.batch),
         context_(config.context),
         random_(config.seed) {
@@ -109,7 +110,7 @@ class Gpt : public Task {
   }
 
   torch::nn::Module& model() override { return *model_; }
-  void next_batch() override { now_ = draw(0, train_, random_); }
+  void next_batch() override { now_ = part_.of(draw(0, train_, random_)); }
   torch::Tensor loss(int64_t) override { return mean(now_); }
 
   Score score() override {
@@ -144,6 +145,7 @@ class Gpt : public Task {
   }
 
   torch::Device device_;
+  Part part_;
   int64_t batch_;
   int64_t context_;
   int64_t train_ = 0;

@@ -70,6 +70,7 @@ class Images : public Task {
  public:
   explicit Images(const TrainConfig& config)
       : data_(config.data.empty() ? made_up_digits() : read_idx_folder(config.data)),
+        part_(config.part),
         batch_(config.batch),
         generator_(torch::make_generator<at::CPUGeneratorImpl>(config.seed)) {
     for (ImageSet* set : {&data_.train, &data_.test}) {
@@ -89,8 +90,9 @@ class Images : public Task {
   torch::nn::Module& model() override { return *model_; }
 
   void next_batch() override {
-    const torch::Tensor chosen = torch::randint(data_.train.labels.size(0), {batch_}, generator_)
-                                     .to(data_.train.labels.device());
+    const torch::Tensor chosen =
+        part_.of(torch::randint(data_.train.labels.size(0), {batch_}, generator_))
+            .to(data_.train.labels.device());
     images_ = data_.train.images.index_select(0, chosen);
     labels_ = data_.train.labels.index_select(0, chosen);
   }
@@ -125,6 +127,7 @@ class Images : public Task {
   }
 
   ImageData data_;
+  Part part_;
   int64_t batch_;
   torch::Generator generator_;
   torch::Tensor images_, labels_;

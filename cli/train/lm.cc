@@ -115,7 +115,10 @@ class TextPairs : public Pairs {
 class LanguageModel : public Task {
  public:
   explicit LanguageModel(const TrainConfig& config)
-      : device_(config.torch_device()), batch_(config.batch), random_(config.seed) {
+      : device_(config.torch_device()),
+        part_(config.part),
+        batch_(config.batch / config.part.ranks),
+        random_(config.seed) {
     if (config.data.empty()) {
       pairs_ = std::make_unique<MadeUpPairs>();
     } else {
@@ -128,7 +131,11 @@ class LanguageModel : public Task {
   torch::nn::Module& model() override { return *model_; }
   int64_t slices() const override { return (batch_ + kSlice - 1) / kSlice; }
 
-  void next_batch() override { std::tie(before_, after_) = draw(batch_, random_); }
+  void next_batch() override {
+    const auto [before, after] = draw(batch_ * part_.ranks, random_);
+    before_ = part_.of(before);
+    after_ = part_.of(after);
+  }
 
   torch::Tensor loss(int64_t slice) override {
     const int64_t begin = slice * kSlice;
@@ -166,7 +173,8 @@ class LanguageModel : public Task {
   }
 
   torch::Device device_;
-  int64_t batch_;
+  Part part_;
+  int64_t batch_;  // of this rank
   std::mt19937_64 random_;
   std::unique_ptr<Pairs> pairs_;
   torch::Tensor before_, after_;

@@ -96,7 +96,7 @@ std::vector<LayerStats> look_at_layers(const torch::nn::Module& model) {
   return measure_layers(parameters);
 }
 
-RunResult run(const TrainConfig& config, Task& task, Recorder* recorder,
+RunResult run(const TrainConfig& config, Task& task, Team* team, Recorder* recorder,
               const std::function<bool(const StepRecord&, const RunResult&)>& on_step) {
   use_threads(config.threads);
   RunResult result;
@@ -106,8 +106,11 @@ RunResult run(const TrainConfig& config, Task& task, Recorder* recorder,
   libtorch::GradScaler scaler(
       libtorch::GradScalerOptions(config.policy())
           .device(config.torch_device())
+          .ranks(team != nullptr ? team->ranks() : nullptr)
           .on_alarm([&](const AlarmReport& report) { result.alarm = report.sentence; }));
   scaler.name_parameters(task.model());
+  if (team != nullptr) team->check_same(task.model().parameters());
+  bool stop_here = false;
   const StepOptions options{static_cast<float>(config.clip), ClearGrads::kNever};
   const int64_t look_every = std::max<int64_t>(1, config.steps / kLooks);
 
@@ -128,6 +131,8 @@ RunResult run(const TrainConfig& config, Task& task, Recorder* recorder,
         result.lost.zeroed += meter->loss().zeroed;
       }
     }
+    bool stop = stop_here;
+    if (team != nullptr) stop = team->average(task.model().parameters(), &record.loss, stop_here);
     if (config.layers > 0 && (step - 1) % config.layers == 0 && result.no_layers.empty()) {
       try {
         result.layers = look_at_layers(task.model());
@@ -152,11 +157,14 @@ RunResult run(const TrainConfig& config, Task& task, Recorder* recorder,
     result.final_scale = scaler.get_scale();
     result.seconds = record.seconds;
     result.steps.push_back(record);
-    if (!on_step(record, result)) {
+    stop_here = !on_step(record, result);
+    if (team == nullptr ? stop_here : stop) {  // a team stops in the same step
       result.interrupted = true;
       break;
     }
   }
+  if (team != nullptr) team->check_same(task.model().parameters());
+  if (config.part.rank > 0) return result;
   const Forward forward(config);
   result.score = task.score();
   result.metric_name = task.metric_name();

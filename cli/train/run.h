@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cli/train/config.h"
+#include "cli/train/ranks.h"
 #include "cli/train/task.h"
 
 namespace headroom::cli {
@@ -47,8 +48,8 @@ struct RunResult {
 std::vector<LayerStats> look_at_layers(const torch::nn::Module& model);
 
 /// Trains, and writes down every step if there is a recorder. `on_step` is called after every step,
-/// and ends the run by returning false.
-RunResult run(const TrainConfig& config, Task& task, Recorder* recorder,
+/// and ends the run by returning false: of a team, all runs after the next step.
+RunResult run(const TrainConfig& config, Task& task, Team* team, Recorder* recorder,
               const std::function<bool(const StepRecord&, const RunResult&)>& on_step);
 
 }  // namespace headroom::cli

@@ -1,7 +1,10 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <memory>
+#include <thread>
 
 #include "cli/commands.h"
 #include "cli/train/image.h"
@@ -13,6 +16,7 @@ namespace {
 
 constexpr int kInterrupted = 130;
 constexpr int kGaveUp = 1;
+constexpr int kBadInput = 2;
 
 std::string percent(const libtorch::CastLoss& lost) {
   if (lost.values == 0) return "not measured";
@@ -55,17 +59,20 @@ void print_bounds(const RunResult& result) {
   }
 }
 
-int train(TrainConfig config) {
-  resolve(&config);
-  if (config.watch && config.out.empty()) config.out = "headroom-train";
+// Trains alone, or as one of a team.
+int train(const TrainConfig& config, Team* team) {
   const auto task = make_task(config);
   const Interrupt interrupt;
   RunInfo info;
   info.name = fmt::format("{} {} {}", config.model, config.precision, config.loss_scale);
-  const RunResult result = watched_run(config, *task, info, config.out);
+  const RunResult result = watched_run(config, *task, info, config.out, team);
+  if (config.part.rank > 0) {
+    return !result.alarm.empty() ? kGaveUp : result.interrupted ? kInterrupted : 0;
+  }
 
-  fmt::print("{} in {}, loss scale {}: {} of {} steps{}\n", config.model, config.precision,
+  fmt::print("{} in {}, loss scale {}: {} of {} steps{}{}\n", config.model, config.precision,
              config.loss_scale, result.steps.size(), config.steps,
+             team != nullptr ? fmt::format(" on {} ranks", config.part.ranks) : "",
              result.interrupted ? ", then stopped by hand" : "");
   print_fact("loss", "{:.6g}", result.score.loss);
   print_fact(result.metric_name, "{:.4f}", result.score.metric);
@@ -85,6 +92,38 @@ int train(TrainConfig config) {
     return kGaveUp;
   }
   return result.interrupted ? kInterrupted : 0;
+}
+
+int train(TrainConfig config) {
+  const Launch launch = launched();
+  config.part = {launch.rank, launch.size};
+  try {
+    resolve(&config);
+  } catch (const Error&) {
+    if (launch.first()) throw;
+    return kBadInput;  // the first rank tells
+  }
+  if (config.watch && config.out.empty()) config.out = "headroom-train";
+  if (!launch.several()) return train(config, nullptr);
+  if (config.threads == 0) {
+    const auto cores = static_cast<int>(std::thread::hardware_concurrency());
+    config.threads = std::max(1, cores / launch.local_size);
+  }
+  std::unique_ptr<Team> team;
+  try {
+    team =
+        make_team(launch, std::chrono::milliseconds(static_cast<int64_t>(config.timeout * 1000.0)));
+    return train(config, team.get());
+  } catch (const std::exception& error) {
+    const auto* const known = dynamic_cast<const Error*>(&error);
+    const bool ranks = known != nullptr && (known->code() == ErrorCode::kRankLost ||
+                                            known->code() == ErrorCode::kRanksDiffer);
+    fmt::print(stderr, "headroom: rank {}: {}\n", launch.rank, error.what());
+    std::fflush(nullptr);
+    const int code = ranks ? kGaveUp : kBadInput;
+    if (team != nullptr) team->abort(code);
+    return code;
+  }
 }
 
 }  // namespace
@@ -133,6 +172,10 @@ void add_train(CLI::App& app, Action* action) {
   command->add_option("--port", config->port, "For --watch (default: a free one)")
       ->check(CLI::Range(0, 65535))
       ->needs(watch);
+  command
+      ->add_option("--timeout", config->timeout,
+                   "Seconds to wait for other ranks, under mpirun or torchrun")
+      ->capture_default_str();
   add_training_options(*command, config.get());
   command->callback([=] { *action = [=] { return train(*config); }; });
 }

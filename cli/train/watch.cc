@@ -40,6 +40,7 @@ std::vector<std::pair<std::string, std::string>> settings_of(const TrainConfig& 
           {"context", fmt::format("{}", config.context)},
           {"fake_quant", config.fake_quant.empty() ? "no" : config.fake_quant},
           {"device", config.device},
+          {"ranks", fmt::format("{}", config.part.ranks)},
           {"seed", fmt::format("{}", config.seed)}};
 }
 
@@ -108,7 +109,11 @@ void Progress::finish() {
 }
 
 RunResult watched_run(const TrainConfig& config, Task& task, const RunInfo& info,
-                      const std::string& folder) {
+                      const std::string& folder, Team* team) {
+  if (config.part.rank > 0) {
+    return run(config, task, team, nullptr,
+               [](const StepRecord&, const RunResult&) { return !Interrupt::requested(); });
+  }
   std::optional<LiveReport> live;
   if (config.watch) live.emplace(config.port);
   std::optional<Recorder> recorder;
@@ -124,7 +129,7 @@ RunResult watched_run(const TrainConfig& config, Task& task, const RunInfo& info
     fmt::print(stderr, "Watch at {}\n", live->url());
   }
   Progress progress(info.group.empty() ? info.name : info.group + ": " + info.name, config.steps);
-  const RunResult result = run(config, task, recorder.has_value() ? &*recorder : nullptr,
+  const RunResult result = run(config, task, team, recorder.has_value() ? &*recorder : nullptr,
                                [&](const StepRecord& record, const RunResult& so_far) {
                                  progress.show(record, so_far);
                                  return !Interrupt::requested();

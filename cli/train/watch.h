@@ -35,9 +35,10 @@ class Progress {
   std::chrono::steady_clock::time_point last_;
 };
 
-/// run() with a bar; with its history in `folder` (none if empty), under the given name.
+/// run() with a bar; with its history in `folder` (none if empty), under the given name. All of
+/// that on the first rank only.
 RunResult watched_run(const TrainConfig& config, Task& task, const RunInfo& info,
-                      const std::string& folder);
+                      const std::string& folder, Team* team = nullptr);
 
 }  // namespace headroom::cli
 

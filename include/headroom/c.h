@@ -40,6 +40,8 @@ enum {
   HR_ERROR_OUT_OF_MEMORY = 7,     // of the host or a CUDA device
   HR_ERROR_SCALE_COLLAPSED = 8,   // the scale is at its floor, or too many steps were skipped
   HR_ERROR_FILE = 9,              // a file or folder that cannot be made, read or written
+  HR_ERROR_RANK_LOST = 10,        // another rank is gone, or did not come within the time limit
+  HR_ERROR_RANKS_DIFFER = 11,     // the ranks are out of step, or have drifted apart
   HR_ERROR_NULL = 100,            // a null pointer or handle where there has to be one
   HR_ERROR_BAD_HANDLE = 101,      // destroyed, of another kind, or never made
   HR_ERROR_VERSION = 102,         // a struct or a program of a version this library does not know

@@ -19,6 +19,8 @@ enum class ErrorCode {
   kOutOfMemory,      // of a CUDA device
   kScaleCollapsed,   // the scale is at its floor, or too many steps were skipped in a row
   kFile,             // a file or folder that cannot be made, read or written: no right, no room
+  kRankLost,         // another rank is gone, or did not come within the time limit
+  kRanksDiffer,      // the ranks are out of step, or have drifted apart
 };
 
 /// Short name of a code, such as "invalid argument".

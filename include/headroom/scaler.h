@@ -1,8 +1,9 @@
-// scaler: the front door. GradScaler walks the stations in order (measure, decide, apply), keeps
-// the scale, and refuses calls that come at the wrong moment.
+// scaler: the front door. GradScaler walks the stations in order (measure, agree, decide, apply),
+// keeps the scale, and refuses calls that come at the wrong moment.
 #ifndef HEADROOM_SCALER_H_
 #define HEADROOM_SCALER_H_
 
+#include <headroom/agree.h>
 #include <headroom/export.h>
 #include <headroom/measure.h>
 #include <headroom/optimizer.h>
@@ -23,6 +24,8 @@ namespace internal {
 class CudaOptimizer;
 class CudaScaler;
 struct CudaOrder;
+struct CudaRanks;
+struct Stand;
 }  // namespace internal
 
 enum class ClearGrads : uint8_t {
@@ -56,8 +59,10 @@ struct StepReport {
   float scale = 1.0f;        // the scale these gradients were made with
   double grad_norm = 0.0;    // L2 norm of the unscaled gradients before clipping; inf or nan if bad
   double clip_factor = 1.0;  // what clipping multiplied by
-  GradStats stats;           // of the gradients in memory: scaled, or unscaled after unscale_
+  GradStats stats;           // of the gradients in memory: scaled, or unscaled after unscale_;
+                             // with ScalerOptions::ranks: of all ranks
   std::string culprit;       // the first bad tensor: "embed.weight: 3 inf, 0 nan"; empty if none
+  int culprit_rank = -1;     // with ScalerOptions::ranks: the first rank with a bad tensor
   int64_t steps = 0;         // of this optimizer under this scaler so far, this one included,
   int64_t skipped = 0;       // of which skipped
 
@@ -83,6 +88,15 @@ struct ScalerOptions {
   /// unscale_(), step() and update() enqueue on the current stream (StreamScope) and return, and
   /// may be captured in a CUDA graph. All gradients have to be on that device.
   Device device = {};
+
+  /// The ranks that train together; null: this process is alone. All of them then make the same
+  /// calls with the same settings: scale() in every round (a rank without a loss: of 0), unscale_()
+  /// and step() of each optimizer (on a rank that has no gradients, too), update(). step() and
+  /// unscale_() wait for all ranks and throw Error(kRankLost) if one does not come, or
+  /// Error(kRanksDiffer) if they do not fit together; the weights are then as before.
+  /// docs/scaling.md
+  std::shared_ptr<Ranks> ranks = nullptr;
+  RankGradients gradients = RankGradients::kReplicated;
 
   /// Called at the end of update() when an overflow finds the scale at its floor, or when
   /// max_skips_in_row is reached. Without it update() throws Error(kScaleCollapsed) instead. Either
@@ -145,14 +159,16 @@ class HEADROOM_API GradScaler {
   /// Divides the gradients of `optimizer` by the scale, in place, for those who clip or look at
   /// them by hand before step(). FP16 gradients that underflow again are counted in the result;
   /// StepOptions::max_norm clips without that loss. At most once between updates for each
-  /// optimizer. On a CUDA device the result is empty; the step's report tells.
+  /// optimizer. On a CUDA device the result is empty; the step's report tells. With ranks the
+  /// result is that of all of them, and the gradients are unscaled even if Error(kRankLost) or
+  /// Error(kRanksDiffer) is thrown.
   UnscaleResult unscale_(Optimizer& optimizer);
 
   /// Measures, decides, and applies or skips. A skipped step changes no weight, no state and no
   /// step count. Gradients are checked even after unscale_, so that inf or nan that came in since
   /// then does no harm. With OnOverflow::kThrow a bad step is skipped and then reported by
   /// Error(kOverflow). At most once between updates for each optimizer, and only if at least one of
-  /// its parameters has a gradient.
+  /// its parameters has a gradient (with ranks: on any of them).
   StepReport step(Optimizer& optimizer, const StepOptions& options = {});
 
   /// What the last step() did, of all or of one optimizer: waits for it, or takes the newest that
@@ -207,7 +223,11 @@ class HEADROOM_API GradScaler {
     bool overflow = false;  // found by unscale_
     double amax = 0.0;      // of its gradients in this round, scaled
     std::string culprit;
-    StepReport report;  // of the last step
+    int culprit_rank = -1;
+    int64_t ordinal = 0;  // how many were met before it
+    double names = 0.0;   // a fingerprint of its parameters' names,
+    uint64_t named = 0;   // of this revision
+    StepReport report;    // of the last step
     std::shared_ptr<internal::CudaOptimizer> cuda;
     uint64_t listed = 0;  // the revision whose gradients the device has a list of
     bool first = true;    // since the device last heard: seen for the first time,
@@ -218,6 +238,20 @@ class HEADROOM_API GradScaler {
   Known& meet(const Optimizer& optimizer);
   Known& know(const Optimizer& optimizer);
   void record(bool overflow, const std::string& culprit, Known* known);
+
+  // What was found in the gradients of an optimizer, by all ranks if there are several.
+  struct Finding {
+    GradStats stats;
+    int64_t new_inf = 0;
+    int64_t new_zeros = 0;
+    std::string culprit;
+    int culprit_rank = -1;
+  };
+  Finding agree(const Optimizer& optimizer, Known* known, const StepOptions* step, Finding mine);
+  internal::Stand stand(const Optimizer& optimizer, Known* known, const StepOptions* step) const;
+  std::string culprit_text(const GradStats& stats, int rank, bool same_list,
+                           const std::vector<Parameter>& parameters) const;
+  void check_ranks() const;
   void move_to(const ScaleState& next);
   void check_no_waiting(const char* call) const;
   void raise(Alarm alarm, float scale, int64_t skips_in_row, const std::string& culprit) const;
@@ -225,6 +259,8 @@ class HEADROOM_API GradScaler {
   // The side of a scaler on a CUDA device (on_device.cc).
   void enqueue_list(const Optimizer& optimizer, Known* known) const;
   internal::CudaOrder order(Known* known) const;
+  internal::CudaRanks ranks(const Optimizer& optimizer, Known* known,
+                            const StepOptions* step) const;
   StepReport step_on_device(Optimizer& optimizer, const StepOptions& options, Known* known);
   void update_on_device();
   std::optional<StepReport> report_from_device(const Known& known) const;
@@ -237,9 +273,12 @@ class HEADROOM_API GradScaler {
   mutable ScaleState state_;                    // with a device: as it was when last asked for
   std::shared_ptr<internal::CudaScaler> cuda_;  // on the CPU: null
   mutable uint64_t alarms_told_ = 0;
+  mutable uint64_t differences_told_ = 0;
   uint64_t last_stepped_ = 0;  // the optimizer
   float used_scale_ = 0.0f;    // of the last scale(); 0 before the first
   int64_t round_ = 0;          // updates and loads so far
+  int64_t messages_ = 0;       // to the other ranks so far
+  int64_t met_ = 0;            // optimizers so far
   int64_t losses_ = 0;         // scale() calls so far,
   int64_t losses_before_ = 0;  // of which before this round,
   int64_t losses_used_ = 0;    // and before the last step or unscale_

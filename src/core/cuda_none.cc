@@ -59,6 +59,7 @@ std::optional<T> CudaMailbox<T>::read() const {
 }
 template class CudaMailbox<CudaReport>;
 template class CudaMailbox<CudaAlarm>;
+template class CudaMailbox<CudaDifference>;
 
 CudaOptimizer::CudaOptimizer(int device) : measure(device) {}
 void CudaOptimizer::set_scale(float) { without(); }
@@ -66,8 +67,10 @@ CudaScaler::CudaScaler(int) { without(); }
 void CudaScaler::set_state(const ScalePolicy&, const ScaleState&) { without(); }
 ScaleState CudaScaler::wait_state() const { without(); }
 void CudaScaler::scale(const TensorView&, const TensorView&) { without(); }
-void CudaScaler::unscale(const CudaOrder&, CudaOptimizer*) { without(); }
-void CudaScaler::decide(const CudaOrder&, const CudaTables&, CudaOptimizer*) { without(); }
+void CudaScaler::unscale(const CudaOrder&, const CudaRanks&, CudaOptimizer*) { without(); }
+void CudaScaler::decide(const CudaOrder&, const CudaTables&, const CudaRanks&, CudaOptimizer*) {
+  without();
+}
 void CudaScaler::update() { without(); }
 void CudaScaler::rescale(CudaOptimizer*) { without(); }
 void cuda_scale(const TensorView&, float, const TensorView&) { without(); }

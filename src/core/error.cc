@@ -22,6 +22,10 @@ const char* to_string(ErrorCode code) {
       return "scale collapsed";
     case ErrorCode::kFile:
       return "file";
+    case ErrorCode::kRankLost:
+      return "rank lost";
+    case ErrorCode::kRanksDiffer:
+      return "ranks differ";
   }
   return "unknown";
 }

@@ -4,6 +4,7 @@
 
 #include "apply/cuda.cuh"
 #include "core/cuda.cuh"
+#include "scaler/members.h"
 
 namespace headroom::internal {
 namespace {
@@ -57,17 +58,78 @@ __global__ void enter_kernel(const CudaScale* scale, CudaOrder order, CudaKnown*
   known->inverse = inverse(known->scale);
 }
 
-__global__ void unscaled_kernel(const CudaStats* stats, CudaScale* scale, CudaKnown* known) {
+__device__ Found found_of(const CudaStats& stats, int64_t count) {
+  Found found;
+  found.count = static_cast<double>(count);
+  found.inf = static_cast<double>(stats.inf);
+  found.nan = static_cast<double>(stats.nan);
+  found.new_inf = static_cast<double>(stats.new_inf);
+  found.new_zeros = static_cast<double>(stats.new_zeros);
+  for (int i = 0; i < 3; ++i) found.squares[i] = stats.squares[i];
+  found.amax = stats.amax;
+  found.culprit = stats.culprit;
+  found.culprit_inf = stats.culprit_inf;
+  found.culprit_nan = stats.culprit_nan;
+  return found;
+}
+
+// What this rank tells the others.
+__global__ void pack_kernel(const CudaStats* stats, int64_t count, int rank, Stand stand,
+                            CudaOrder order, CudaScale* scale, CudaKnown* known,
+                            CudaAgreement* agreement) {
+  if (order.enabled) enter(*scale, order, known);
+  const Found mine = found_of(*stats, count);
+  stand.standing.of[Standing::kMessage] = static_cast<double>(scale->messages++);
+  stand.standing.of[Standing::kRound] = static_cast<double>(scale->state.steps);
+  stand.standing.of[Standing::kScale] = order.enabled ? static_cast<double>(known->scale) : 1.0;
+  stand.standing.of[Standing::kState] = state_fingerprint(scale->state);
+  stand.standing.of[Standing::kNorm] =
+      stand.gradients == RankGradients::kReplicated ? mine.sum().root() : 0.0;
+  agreement->message = pack(mine, rank, stand.list, stand.standing);
+}
+
+// What all of them have found.
+__global__ void unpack_kernel(const CudaStats* stats, int64_t count, bool replicated,
+                              CudaScale* scale, CudaAgreement* agreement,
+                              CudaMail<CudaDifference>* mail) {
+  const Message& message = agreement->message;
+  const Found found = unpack(message, replicated, found_of(*stats, count));
+  CudaStats all;
+  for (int i = 0; i < 3; ++i) all.squares[i] = found.squares[i];
+  all.amax = found.amax;
+  all.inf = static_cast<int64_t>(found.inf);
+  all.nan = static_cast<int64_t>(found.nan);
+  all.culprit = found.culprit;
+  all.culprit_inf = found.culprit_inf;
+  all.culprit_nan = found.culprit_nan;
+  all.new_inf = static_cast<int64_t>(found.new_inf);
+  all.new_zeros = static_cast<int64_t>(found.new_zeros);
+  agreement->all = all;
+  agreement->origin.count = static_cast<int64_t>(found.count);
+  agreement->origin.culprit_rank = static_cast<int>(found.culprit_rank);
+  agreement->origin.same_list = equal_on_all(message.maxima + Message::kList);
+  const int which = difference(message);
+  agreement->differ = which != Standing::kCount;
+  if (!agreement->differ) return;
+  const double* const pair = message.maxima + Message::kStanding + 2 * which;
+  tell(CudaDifference{which, -pair[1], pair[0]}, static_cast<uint64_t>(++scale->differences), mail);
+}
+
+__global__ void unscaled_kernel(const CudaStats* stats, const CudaAgreement* agreement,
+                                CudaScale* scale, CudaKnown* known) {
   known->found = *stats;
-  known->overflow = !stats->finite() || stats->new_inf > 0;
+  known->origin = agreement != nullptr ? agreement->origin : CudaOrigin{};
+  const bool differ = agreement != nullptr && agreement->differ;
+  known->overflow = !stats->finite() || stats->new_inf > 0 || differ;
   known->amax = stats->amax;
   see(known->overflow, *known, scale);
 }
 
-__device__ CudaReport report_on(const CudaStats& stats, const CudaOrder& order, CudaScale* scale,
-                                CudaKnown* known) {
+__device__ CudaReport report_on(const CudaStats& stats, const CudaAgreement* agreement,
+                                const CudaOrder& order, CudaScale* scale, CudaKnown* known) {
   CudaReport report;
   report.stats = stats;
+  if (agreement != nullptr) report.origin = agreement->origin;
   report.scale = order.outside_scale != nullptr ? *order.outside_scale : 1.0f;
   if (order.enabled) {
     enter(*scale, order, known);
@@ -76,12 +138,15 @@ __device__ CudaReport report_on(const CudaStats& stats, const CudaOrder& order, 
   const double norm = stats.nan > 0 ? nan("") : stats.inf > 0 ? HUGE_VAL : stats.sum().root();
   report.verdict = decide(stats.finite(), norm, stats.amax, order.unscaled ? 1.0f : report.scale,
                           order.max_norm);
+  if (agreement != nullptr && agreement->differ) report.verdict.skip = Skip::kNotFinite;
   if (order.enabled && known->overflow) {
     report.verdict.skip = Skip::kNotFinite;
     if (known->found.culprit >= 0) {
       report.stats.culprit = known->found.culprit;
       report.stats.culprit_inf = known->found.culprit_inf;
       report.stats.culprit_nan = known->found.culprit_nan;
+      report.origin.culprit_rank = known->origin.culprit_rank;
+      report.origin.same_list = known->origin.same_list;
     }
   }
   if (order.outside_found != nullptr && *order.outside_found != 0.0f) {
@@ -98,14 +163,15 @@ __device__ CudaReport report_on(const CudaStats& stats, const CudaOrder& order, 
 
 // One thread decides while the others make the numbers of the step; then they count it while that
 // one tells the host.
-__global__ void decide_kernel(const CudaStats* stats, CudaOrder order, CudaScale* scale,
-                              CudaKnown* known, CudaMail<CudaReport>* mail, CudaTables tables) {
+__global__ void decide_kernel(const CudaStats* stats, const CudaAgreement* agreement,
+                              CudaOrder order, CudaScale* scale, CudaKnown* known,
+                              CudaMail<CudaReport>* mail, CudaTables tables) {
   __shared__ CudaGo go;
   CudaReport report;
   wait_for_kernel_before();
   let_next_kernel_begin();
   if (threadIdx.x == kPrepareThreads) {
-    report = report_on(*stats, order, scale, known);
+    report = report_on(*stats, agreement, order, scale, known);
     go = {report.verdict.apply(), report.verdict.multiplier};
   } else if (threadIdx.x < kPrepareThreads) {
     prepare_numbers(tables);
@@ -165,6 +231,7 @@ std::optional<T> CudaMailbox<T>::read() const {
 
 template class CudaMailbox<CudaReport>;
 template class CudaMailbox<CudaAlarm>;
+template class CudaMailbox<CudaDifference>;
 
 CudaOptimizer::CudaOptimizer(int device) : measure(device) { known_.reserve(device, 1); }
 
@@ -196,21 +263,44 @@ void CudaScaler::scale(const TensorView& loss, const TensorView& out) {
   launch_scale(loss, 0.0f, scale_.data(), out);
 }
 
-void CudaScaler::unscale(const CudaOrder& order, CudaOptimizer* optimizer) {
+// Asks the other ranks about what was measured, on the stream.
+void CudaScaler::agree(const CudaOrder& order, const CudaRanks& ranks, CudaOptimizer* optimizer) {
+  if (ranks.ranks == nullptr) return;
+  const cudaStream_t stream = current_stream();
+  const CudaMeasure& measure = optimizer->measure;
+  optimizer->agreement.reserve(device_, 1);
+  CudaAgreement* const agreement = optimizer->agreement.data();
+  pack_kernel<<<1, 1, 0, stream>>>(measure.stats(), measure.count(), ranks.ranks->rank(),
+                                   ranks.stand, order, scale_.data(), optimizer->known(),
+                                   agreement);
+  HEADROOM_CUDA(cudaGetLastError());
+  ranks.ranks->enqueue(agreement->message.sums, Message::kSums, agreement->message.maxima,
+                       Message::kMaxima, stream);
+  unpack_kernel<<<1, 1, 0, stream>>>(measure.stats(), measure.count(),
+                                     ranks.stand.gradients == RankGradients::kReplicated,
+                                     scale_.data(), agreement, differences.data());
+  HEADROOM_CUDA(cudaGetLastError());
+}
+
+void CudaScaler::unscale(const CudaOrder& order, const CudaRanks& ranks, CudaOptimizer* optimizer) {
   const DeviceScope scope(device_);
   const cudaStream_t stream = current_stream();
   CudaKnown* const known = optimizer->known();
   enter_kernel<<<1, 1, 0, stream>>>(scale_.data(), order, known);
   optimizer->measure.enqueue({.unscale = true}, &known->inverse);
-  unscaled_kernel<<<1, 1, 0, stream>>>(optimizer->measure.stats(), scale_.data(), known);
+  agree(order, ranks, optimizer);
+  unscaled_kernel<<<1, 1, 0, stream>>>(optimizer->found(), optimizer->agreement.data(),
+                                       scale_.data(), known);
   HEADROOM_CUDA(cudaGetLastError());
 }
 
-void CudaScaler::decide(const CudaOrder& order, const CudaTables& tables,
+void CudaScaler::decide(const CudaOrder& order, const CudaTables& tables, const CudaRanks& ranks,
                         CudaOptimizer* optimizer) {
   const DeviceScope scope(device_);
-  launch_early(decide_kernel, 1, kPrepareThreads + 32, optimizer->measure.stats(), order,
-               scale_.data(), optimizer->known(), optimizer->reports.data(), tables);
+  agree(order, ranks, optimizer);
+  launch_early(decide_kernel, 1, kPrepareThreads + 32, optimizer->found(),
+               optimizer->agreement.data(), order, scale_.data(), optimizer->known(),
+               optimizer->reports.data(), tables);
 }
 
 void CudaScaler::update() {

@@ -8,11 +8,39 @@
 #include <optional>
 #include <vector>
 
+#include "agree/agree.h"
 #include "apply/cuda.h"
 #include "core/cuda.h"
 #include "measure/cuda.h"
 
 namespace headroom::internal {
+
+/// Where the numbers of a report come from, if several ranks train together.
+struct CudaOrigin {
+  int64_t count = -1;  // elements on all ranks; -1: there is one rank
+  int culprit_rank = -1;
+  bool same_list = false;  // the ranks' tensors have the same names
+};
+
+/// What ranks tell each other about an optimizer's gradients, and what came of it.
+struct CudaAgreement {
+  Message message;
+  CudaStats all;
+  CudaOrigin origin;
+  bool differ;  // they are out of step, or have drifted apart
+};
+
+/// In what ranks differ, as in differ_sentence().
+struct CudaDifference {
+  int which;
+  double low, high;
+};
+
+/// The ranks to ask, and where this one stands as far as the host knows; alone: null.
+struct CudaRanks {
+  Ranks* ranks = nullptr;
+  Stand stand;
+};
 
 /// What a step did.
 struct CudaReport {
@@ -21,6 +49,7 @@ struct CudaReport {
   float scale;
   Verdict verdict;
   CudaStats stats;
+  CudaOrigin origin;
 };
 
 /// An update has raised an alarm.
@@ -57,7 +86,9 @@ struct CudaScale {
   float used;      // of the last scale()
   float factor;    // the scale of the last update over the one before
   StepSeen seen;   // in this round
-  int64_t alarms;  // so far
+  int64_t alarms;  // these so far
+  int64_t messages;
+  int64_t differences;
 };
 
 /// What the device knows of an optimizer under the scaler.
@@ -66,7 +97,8 @@ struct CudaKnown {
   float inverse;    // 1 / scale
   double amax;      // of its gradients as they came, in this round
   bool overflow;    // found by unscale_,
-  CudaStats found;  // namely this
+  CudaStats found;  // namely this,
+  CudaOrigin origin;
   int64_t steps;
   int64_t skipped;
 };
@@ -91,7 +123,13 @@ class CudaOptimizer {
   void set_scale(float scale);
   CudaKnown* known() const { return known_.data(); }
 
+  /// What was found in its gradients, by all ranks if there are several.
+  const CudaStats* found() const {
+    return agreement.data() != nullptr ? &agreement.data()->all : measure.stats();
+  }
+
   CudaMeasure measure;
+  CudaArray<CudaAgreement> agreement;  // null if there is one rank
   CudaMailbox<CudaReport> reports;
 
  private:
@@ -110,11 +148,12 @@ class CudaScaler {
   void scale(const TensorView& loss, const TensorView& out);
 
   /// Unscales the gradients that optimizer->measure lists.
-  void unscale(const CudaOrder& order, CudaOptimizer* optimizer);
+  void unscale(const CudaOrder& order, const CudaRanks& ranks, CudaOptimizer* optimizer);
 
   /// Decides on what optimizer->measure found, and prepares the optimizer's tables, which may be
   /// empty.
-  void decide(const CudaOrder& order, const CudaTables& tables, CudaOptimizer* optimizer);
+  void decide(const CudaOrder& order, const CudaTables& tables, const CudaRanks& ranks,
+              CudaOptimizer* optimizer);
 
   void update();
 
@@ -122,8 +161,11 @@ class CudaScaler {
   void rescale(CudaOptimizer* optimizer);
 
   CudaMailbox<CudaAlarm> alarms;
+  CudaMailbox<CudaDifference> differences;
 
  private:
+  void agree(const CudaOrder& order, const CudaRanks& ranks, CudaOptimizer* optimizer);
+
   int device_;
   CudaArray<CudaScale> scale_;
 };

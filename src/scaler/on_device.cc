@@ -81,6 +81,12 @@ internal::CudaOrder GradScaler::order(Known* known) const {
   return order;
 }
 
+internal::CudaRanks GradScaler::ranks(const Optimizer& optimizer, Known* known,
+                                      const StepOptions* step) const {
+  if (options_.ranks == nullptr) return {};
+  return {options_.ranks.get(), stand(optimizer, known, step)};
+}
+
 StepReport GradScaler::step_on_device(Optimizer& optimizer, const StepOptions& options,
                                       Known* known) {
   enqueue_list(optimizer, known);
@@ -93,7 +99,7 @@ StepReport GradScaler::step_on_device(Optimizer& optimizer, const StepOptions& o
   order.outside_found = options.outside_found;
   order.tell_skipped = options.tell_skipped;
   cuda_->decide(order, side != nullptr ? side->tables() : internal::CudaTables{},
-                known->cuda.get());
+                ranks(optimizer, known, &options), known->cuda.get());
   const bool clear_skipped = options.clear_grads != ClearGrads::kNever;
   StepReport report;
   report.pending = side != nullptr;
@@ -130,7 +136,14 @@ void GradScaler::update_on_device() {
 }
 
 void GradScaler::tell_alarms() const {
-  if (cuda_ == nullptr || cuda_->alarms.latest() == alarms_told_) return;
+  if (cuda_ == nullptr) return;
+  if (cuda_->differences.latest() != differences_told_) {
+    differences_told_ = cuda_->differences.latest();
+    const internal::CudaDifference found = *cuda_->differences.read();
+    throw Error(ErrorCode::kRanksDiffer,
+                internal::differ_sentence(found.which, found.low, found.high));
+  }
+  if (cuda_->alarms.latest() == alarms_told_) return;
   alarms_told_ = cuda_->alarms.latest();
   const internal::CudaAlarm alarm = *cuda_->alarms.read();
   const auto found = known_.find(last_stepped_);
@@ -148,12 +161,16 @@ std::optional<StepReport> GradScaler::report_from_device(const Known& known) con
   report.scale = found->scale;
   report.grad_norm = found->verdict.grad_norm;
   report.clip_factor = found->verdict.clip_factor;
-  report.stats = partial_of(found->stats, known.cuda->measure.count()).stats;
+  const internal::CudaOrigin& origin = found->origin;
+  const int64_t count = origin.count >= 0 ? origin.count : known.cuda->measure.count();
+  report.stats = partial_of(found->stats, count).stats;
   report.steps = found->steps;
   report.skipped = found->skipped;
   const auto identity = known.identity.lock();
-  report.culprit = describe_culprit(
-      report.stats, identity != nullptr ? identity->owner->parameters() : std::vector<Parameter>{});
+  report.culprit_rank = origin.culprit_rank;
+  report.culprit =
+      culprit_text(report.stats, origin.culprit_rank, origin.same_list,
+                   identity != nullptr ? identity->owner->parameters() : std::vector<Parameter>{});
   if (report.skip == Skip::kUnscaleOverflow) {
     report.culprit = internal::describe_unscaling(report.stats.amax, report.scale);
   }

@@ -84,6 +84,7 @@ GradScaler::GradScaler(const ScalePolicy& policy, ScalerOptions options)
     : policy_(policy), options_(std::move(options)) {
   validate(policy_);
   state_ = initial_state(policy_);
+  check_ranks();
   if (options_.device.type == DeviceType::kCPU) return;
   require(policy_.on_overflow == OnOverflow::kSkip, ErrorCode::kInvalidArgument, [] {
     return "OnOverflow::kThrow needs the host to wait for every verdict; use it with a scaler on "
@@ -140,6 +141,7 @@ GradScaler::Known& GradScaler::meet(const Optimizer& optimizer) {
   std::erase_if(known_, [](const auto& entry) { return entry.second.identity.expired(); });
   Known& known = known_[optimizer.identity_->id];
   known.identity = optimizer.identity_;
+  known.ordinal = met_++;
   return known;
 }
 
@@ -181,6 +183,7 @@ GradScaler::Known& GradScaler::enter(const Optimizer& optimizer, const char* cal
       known.overflow = false;
       known.amax = 0.0;
       known.culprit.clear();
+      known.culprit_rank = -1;
       known.fresh = true;
     }
     known.round = round_;
@@ -213,16 +216,20 @@ UnscaleResult GradScaler::unscale_(Optimizer& optimizer) {
   });
   if (cuda_ != nullptr) {
     enqueue_list(optimizer, &known);
-    cuda_->unscale(order(&known), known.cuda.get());
+    cuda_->unscale(order(&known), ranks(optimizer, &known, nullptr), known.cuda.get());
     known.stage = Stage::kUnscaled;
     record(false, "", &known);
     return {};
   }
-  UnscaleResult result = headroom::unscale_(grads_of(optimizer), inverse(known.scale));
+  const UnscaleResult here = headroom::unscale_(grads_of(optimizer), inverse(known.scale));
   known.stage = Stage::kUnscaled;
+  const Finding found =
+      agree(optimizer, &known, nullptr, {here.before, here.new_inf, here.new_zeros, "", -1});
+  const UnscaleResult result{found.stats, found.new_inf, found.new_zeros};
   known.overflow = !result.ok();
   known.amax = result.before.amax;
-  known.culprit = describe_culprit(result.before, optimizer.parameters());
+  known.culprit = found.culprit;
+  known.culprit_rank = found.culprit_rank;
   record(known.overflow, known.culprit, &known);
   return result;
 }
@@ -241,7 +248,7 @@ StepReport GradScaler::step(Optimizer& optimizer, const StepOptions& options) {
         return "outside_scale, outside_found and tell_skipped are for a disabled scaler; this one "
                "has a scale of its own.";
       });
-  require(has_gradient(optimizer), ErrorCode::kWrongOrder, [] {
+  require(has_gradient(optimizer) || options_.ranks != nullptr, ErrorCode::kWrongOrder, [] {
     return "step() was called for an optimizer none of whose parameters has a gradient; set them, "
            "or do not step it.";
   });
@@ -251,26 +258,32 @@ StepReport GradScaler::step(Optimizer& optimizer, const StepOptions& options) {
   if (!enabled()) known.scale = options.outside_scale != nullptr ? *options.outside_scale : 1.0f;
   const float scale = known.stage == Stage::kUnscaled ? 1.0f : known.scale;
 
-  const GradStats stats = measure(grads_of(optimizer));
+  Finding found = agree(optimizer, &known, &options, {measure(grads_of(optimizer)), 0, 0, "", -1});
+  const GradStats& stats = found.stats;
   Verdict verdict = decide(stats.finite(), stats.norm(), stats.amax, scale, options.max_norm);
-  std::string culprit = describe_culprit(stats, optimizer.parameters());
   if (known.overflow) {
     verdict.skip = Skip::kNotFinite;
-    if (!known.culprit.empty()) culprit = known.culprit;
+    if (!known.culprit.empty()) {
+      found.culprit = known.culprit;
+      found.culprit_rank = known.culprit_rank;
+    }
   }
   if (options.outside_found != nullptr && *options.outside_found != 0.0f) {
     verdict.skip = Skip::kNotFinite;
   }
   if (verdict.skip == Skip::kUnscaleOverflow) {
-    culprit = usable(scale) ? unscale_culprit(optimizer, scale)
-                            : internal::describe_unscaling(stats.amax, scale);
+    if (usable(scale)) found.culprit = unscale_culprit(optimizer, scale);
+    if (found.culprit.empty()) {
+      found.culprit =
+          (usable(scale) ? "another rank: " : "") + internal::describe_unscaling(stats.amax, scale);
+    }
   }
 
   if (verdict.apply()) {
     optimizer.apply(verdict.multiplier, options.clear_grads == ClearGrads::kAlways);
   } else {
     if (options.clear_grads != ClearGrads::kNever) optimizer.zero_grad();
-    optimizer.skipped(culprit);
+    optimizer.skipped(found.culprit);
   }
   if (options.tell_skipped != nullptr) *options.tell_skipped = verdict.apply() ? 0.0f : 1.0f;
   StepReport report;
@@ -280,7 +293,8 @@ StepReport GradScaler::step(Optimizer& optimizer, const StepOptions& options) {
   report.grad_norm = verdict.grad_norm;
   report.clip_factor = verdict.clip_factor;
   report.stats = stats;
-  report.culprit = std::move(culprit);
+  report.culprit = std::move(found.culprit);
+  report.culprit_rank = found.culprit_rank;
   report.steps = known.report.steps + 1;
   report.skipped = known.report.skipped + (report.applied ? 0 : 1);
   known.report = report;

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "core/check.h"
+#include "scaler/members.h"
 
 namespace headroom {
 namespace {
@@ -15,64 +16,9 @@ using nlohmann::json;
 
 constexpr const char* kFormat = "headroom-scaler";
 // What version 1 did not have yet is read as its default, which is what it meant.
-constexpr int kVersion = 2;
+constexpr int kVersion = internal::kStateVersion;
 
 [[noreturn]] void bad(const std::string& sentence) { throw Error(ErrorCode::kBadState, sentence); }
-
-// Visits every member of a struct by name, so that writing and reading cannot list different ones.
-template <typename Policy, typename Visit>
-void visit_policy(Policy& policy, int version, const Visit& visit) {
-  visit("dynamic", policy.dynamic);
-  visit("init_scale", policy.init_scale);
-  visit("growth_factor", policy.growth_factor);
-  visit("backoff_factor", policy.backoff_factor);
-  visit("growth_interval", policy.growth_interval);
-  visit("min_scale", policy.min_scale);
-  visit("max_scale", policy.max_scale);
-  visit("first_growth_extra", policy.first_growth_extra);
-  visit("next_growth_extra", policy.next_growth_extra);
-  visit("hysteresis", policy.hysteresis);
-  visit("refill_on_growth", policy.refill_on_growth);
-  visit("refill_on_clean", policy.refill_on_clean);
-  visit("refill_on_shrink", policy.refill_on_shrink);
-  visit("tolerance", policy.tolerance);
-  visit("late", policy.late);
-  visit("stay_above_min", policy.stay_above_min);
-  visit("on_overflow", policy.on_overflow);
-  visit("max_skips_in_row", policy.max_skips_in_row);
-  if (version < 2) return;
-  visit("grad_limit", policy.grad_limit);
-  visit("peak_window", policy.peak_window);
-  visit("retry_interval", policy.retry_interval);
-}
-
-template <typename State, typename Visit>
-void visit_state(State& state, int version, const Visit& visit) {
-  visit("scale", state.scale);
-  visit("pending", state.pending);
-  visit("growth_tracker", state.growth_tracker);
-  visit("delay_left", state.delay_left);
-  visit("since_rescale", state.since_rescale);
-  visit("overflows_since_rescale", state.overflows_since_rescale);
-  visit("skips_in_row", state.skips_in_row);
-  visit("steps", state.steps);
-  visit("skipped", state.skipped);
-  if (version < 2) return;
-  visit("samples", state.samples);
-  visit("peak", state.peak);
-  visit("peak_before", state.peak_before);
-  visit("window", state.window);
-  visit("scatter", state.scatter);
-  visit("lowest", state.lowest);
-  visit("ages", state.ages);
-  visit("back", state.back);
-  visit("gap", state.gap);
-  visit("retry_wait", state.retry_wait);
-  visit("retry_left", state.retry_left);
-  visit("trial_left", state.trial_left);
-  visit("calm", state.calm);
-  visit("failed_scale", state.failed_scale);
-}
 
 class Writer {
  public:
@@ -268,8 +214,8 @@ std::string GradScaler::save() const {
   json root = {{"format", kFormat}, {"version", kVersion}};
   root["policy"] = json::object();
   root["state"] = json::object();
-  visit_policy(policy_, kVersion, Writer(&root["policy"]));
-  visit_state(state(), kVersion, Writer(&root["state"]));
+  internal::visit_policy(policy_, kVersion, Writer(&root["policy"]));
+  internal::visit_state(state(), kVersion, Writer(&root["state"]));
   return root.dump(2);
 }
 
@@ -280,12 +226,12 @@ void GradScaler::load(std::string_view text) {
   ScalePolicy policy;
   std::set<std::string> read;
   const json& saved_policy = object_at(root, "policy");
-  visit_policy(policy, version, Reader(saved_policy, "policy", &read));
+  internal::visit_policy(policy, version, Reader(saved_policy, "policy", &read));
   check_no_others(saved_policy, read, "policy");
   ScaleState state;
   read.clear();
   const json& saved_state = object_at(root, "state");
-  visit_state(state, version, Reader(saved_state, "state", &read));
+  internal::visit_state(state, version, Reader(saved_state, "state", &read));
   check_no_others(saved_state, read, "state");
   try {
     validate(policy);

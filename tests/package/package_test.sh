@@ -48,6 +48,22 @@ case $case in
     "$work/build/fit" | tee "$work/output"
     grep -q 'applied at scale ' "$work/output"
     ;;
+  mpi)
+    # The MPI example of docs/scaling.md: its CMake file and its program, on two ranks.
+    fence() { awk -v fence="\`\`\`$1" '/^## MPI$/ {inside = 1} inside && !done && $0 == fence {on = 1; next}
+      /^```$/ {done = done || on; on = 0} on' "$source/docs/scaling.md"; }
+    mkdir -p "$work/source"
+    fence cmake >"$work/source/CMakeLists.txt"
+    fence cpp >"$work/source/ranks.cc"
+    test -s "$work/source/ranks.cc"
+    configure "$work/source" -DCMAKE_PREFIX_PATH="$prefix"
+    cmake --build "$work/build" >/dev/null
+    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+    mpirun --oversubscribe -n 2 "$work/build/ranks" | tee "$work/output"
+    for rank in 0 1; do
+      grep -q "^rank $rank: skipped at scale 65536: rank 1: w: 1 inf, 0 nan" "$work/output"
+    done
+    ;;
   c)
     # A program in C: by CMake without a C++ compiler in sight, by pkg-config, and by dlopen from
     # another folder, as other languages load it.
@@ -104,7 +120,9 @@ PYTHON
   headers)
     # Every public header stands alone, and C++17 is enough for a user.
     for header in "$prefix"/include/headroom/*.h; do
-      [ "$(basename "$header")" = libtorch.h ] && continue  # needs torch's; case libtorch includes it
+      case $(basename "$header") in  # need torch's, MPI's and NCCL's
+        libtorch.h | mpi.h | nccl.h) continue ;;
+      esac
       name=headroom/$(basename "$header")
       echo "#include <$name>" | $cxx -std=c++17 -Wall -Wextra -Werror -pedantic -fsyntax-only \
         -I"$prefix/include" -x c++ - || { echo "$name does not stand alone"; exit 1; }

@@ -44,6 +44,8 @@ class HEADROOM_API GradScalerOptions {
   GradScalerOptions& hysteresis(int64_t overflows);
   GradScalerOptions& max_skips_in_row(int64_t steps);
   GradScalerOptions& on_overflow(OnOverflow reaction);
+  GradScalerOptions& ranks(std::shared_ptr<Ranks> ranks,
+                           RankGradients gradients = RankGradients::kReplicated);
   GradScalerOptions& on_alarm(std::function<void(const AlarmReport&)> callback);
 
   const ScalePolicy& policy() const { return policy_; }
@@ -159,6 +161,7 @@ class HEADROOM_API GradScaler {
   void take_state(const ScaleState& state);
 
   bool on_device_ = false;
+  bool alone_ = true;  // no other ranks
   std::unique_ptr<headroom::GradScaler> core_;
   std::unique_ptr<internal::Bridges> bridges_;
 };

@@ -1,0 +1,131 @@
+#include <cuda_runtime.h>
+#include <headroom/error.h>
+#include <headroom/nccl.h>
+
+#include <algorithm>
+#include <string>
+#include <thread>
+
+namespace headroom::nccl {
+namespace {
+
+constexpr size_t kRoom = 1024;  // doubles of one reduction on the host
+constexpr auto kNap = std::chrono::microseconds(20);
+
+void check(ncclResult_t result, const char* call) {
+  if (result == ncclSuccess || result == ncclInProgress) return;
+  const bool ours = result == ncclInvalidArgument || result == ncclInvalidUsage;
+  throw Error(ours ? ErrorCode::kInvalidArgument : ErrorCode::kRankLost,
+              std::string(call) + " failed: " + ncclGetErrorString(result) +
+                  "; NCCL_DEBUG=WARN tells more.");
+}
+
+void check(cudaError_t error, const char* call) {
+  if (error == cudaSuccess) return;
+  throw Error(
+      error == cudaErrorMemoryAllocation ? ErrorCode::kOutOfMemory : ErrorCode::kUnsupported,
+      std::string(call) + " failed: " + cudaGetErrorString(error) + ".");
+}
+
+#define HEADROOM_CHECK(call) check((call), #call)
+
+// Makes the communicator's device the current one of this thread, and goes back at the end.
+class DeviceScope {
+ public:
+  explicit DeviceScope(int device) {
+    HEADROOM_CHECK(cudaGetDevice(&before_));
+    HEADROOM_CHECK(cudaSetDevice(device));
+  }
+  ~DeviceScope() { cudaSetDevice(before_); }
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
+
+ private:
+  int before_ = 0;
+};
+
+}  // namespace
+
+// What reductions on the host need.
+struct NcclRanks::Exchange {
+  int device = 0;
+  double* memory = nullptr;  // on the device
+  cudaStream_t stream = nullptr;
+  bool lost = false;
+
+  ~Exchange() {
+    if (lost) return;  // work that never ends holds them
+    if (stream != nullptr) cudaStreamDestroy(stream);
+    cudaFree(memory);
+  }
+};
+
+NcclRanks::NcclRanks(ncclComm_t communicator, std::chrono::milliseconds time_limit)
+    : communicator_(communicator),
+      time_limit_(time_limit),
+      exchange_(std::make_unique<Exchange>()) {
+  if (time_limit <= std::chrono::milliseconds(0)) {
+    throw Error(ErrorCode::kInvalidArgument, "NcclRanks needs a time limit above 0.");
+  }
+  HEADROOM_CHECK(ncclCommUserRank(communicator, &rank_));
+  HEADROOM_CHECK(ncclCommCount(communicator, &size_));
+  HEADROOM_CHECK(ncclCommCuDevice(communicator, &exchange_->device));
+  const DeviceScope scope(exchange_->device);
+  HEADROOM_CHECK(cudaMalloc(&exchange_->memory, kRoom * sizeof(double)));
+  HEADROOM_CHECK(cudaStreamCreateWithFlags(&exchange_->stream, cudaStreamNonBlocking));
+}
+
+NcclRanks::~NcclRanks() = default;
+
+void NcclRanks::enqueue(double* sums, size_t sum_count, double* maxima, size_t maximum_count,
+                        void* stream) {
+  const auto to = static_cast<cudaStream_t>(stream);
+  HEADROOM_CHECK(ncclGroupStart());
+  HEADROOM_CHECK(ncclAllReduce(sums, sums, sum_count, ncclFloat64, ncclSum, communicator_, to));
+  HEADROOM_CHECK(
+      ncclAllReduce(maxima, maxima, maximum_count, ncclFloat64, ncclMax, communicator_, to));
+  HEADROOM_CHECK(ncclGroupEnd());
+}
+
+void NcclRanks::reduce(double* sums, size_t sum_count, double* maxima, size_t maximum_count) {
+  Exchange& exchange = *exchange_;
+  if (exchange.lost) {
+    throw Error(ErrorCode::kRankLost,
+                "Another rank was lost before; end the job and start from the last checkpoint.");
+  }
+  if (sum_count + maximum_count > kRoom) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "NcclRanks reduces " + std::to_string(kRoom) + " numbers at most.");
+  }
+  const DeviceScope scope(exchange.device);
+  double* const there = exchange.memory;
+  const auto copy = [&](double* to, const double* from, size_t count) {
+    HEADROOM_CHECK(
+        cudaMemcpyAsync(to, from, count * sizeof(double), cudaMemcpyDefault, exchange.stream));
+  };
+  exchange.lost = true;  // unless all goes well
+  copy(there, sums, sum_count);
+  copy(there + sum_count, maxima, maximum_count);
+  enqueue(there, sum_count, there + sum_count, maximum_count, exchange.stream);
+  const auto start = std::chrono::steady_clock::now();
+  for (cudaError_t state; (state = cudaStreamQuery(exchange.stream)) != cudaSuccess;) {
+    if (state != cudaErrorNotReady) check(state, "cudaStreamQuery");
+    ncclResult_t result = ncclSuccess;
+    HEADROOM_CHECK(ncclCommGetAsyncError(communicator_, &result));
+    check(result, "An all-reduce");
+    if (std::chrono::steady_clock::now() - start > time_limit_) {
+      throw Error(ErrorCode::kRankLost,
+                  "Another rank did not come to the same step within " +
+                      std::to_string(time_limit_.count()) +
+                      " ms; it is gone, stuck or out of step. Look at its output, end the job and "
+                      "start from the last checkpoint.");
+    }
+    std::this_thread::sleep_for(kNap);
+  }
+  copy(sums, there, sum_count);
+  copy(maxima, there + sum_count, maximum_count);
+  HEADROOM_CHECK(cudaStreamSynchronize(exchange.stream));
+  exchange.lost = false;
+}
+
+}  // namespace headroom::nccl

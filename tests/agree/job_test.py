@@ -1,0 +1,85 @@
+#!/usr/bin/env python3
+"""Jobs of several processes over MPI or Gloo: they agree, and end when a rank is gone or astray.
+
+    job_test.py mpi|gloo JOB CASE RANKS
+"""
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+way, job, case, ranks = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
+LIMIT = 3000  # milliseconds that ranks wait for each other where one goes missing
+
+
+def start(mode, folder, steps, limit):
+    arguments = [job, mode, folder, str(steps), str(limit)]
+    plain = {"OMP_NUM_THREADS": "1"}
+    if way == "mpi":
+        # Ranks are on their own: mpirun does not end them when one of them dies.
+        command = ["mpirun", "--oversubscribe", "--enable-recovery", "-n", str(ranks), *arguments]
+        root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        return [subprocess.Popen(command, env={**os.environ, **plain, **root}, text=True,
+                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT)]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    return [subprocess.Popen(arguments, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                             env={**os.environ, **plain, "RANK": str(rank), "WORLD_SIZE": str(ranks),
+                                  "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port})
+            for rank in range(ranks)]
+
+
+def wait(processes, seconds):
+    """The output of all, and their exit codes; those that hang are killed."""
+    end = time.time() + seconds
+    output = ""
+    for process in processes:
+        try:
+            output += process.communicate(timeout=max(1, end - time.time()))[0]
+        except subprocess.TimeoutExpired:
+            process.kill()
+            output += process.communicate()[0]
+    return output, [process.returncode for process in processes]
+
+
+def kill_stopped(folder):
+    """Ends the ranks of this test that hang on purpose."""
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as line, open(f"/proc/{pid}/stat") as stat:
+                if folder.encode() in line.read() and stat.read().rsplit(")", 1)[1].split()[0] == "T":
+                    os.kill(int(pid), signal.SIGKILL)
+        except OSError:
+            pass
+
+
+with tempfile.TemporaryDirectory() as folder:
+    if case in ("replicated", "sharded"):
+        output, codes = wait(start(case, folder, 1000, 60000), 300)
+        assert all(code == 0 for code in codes), (codes, output)
+        ends = [open(f"{folder}/{rank}").read().split() for rank in range(ranks)]
+        assert all(end == ends[0] for end in ends), ends
+        bad = sum(step % 37 == 5 or step % 53 == 7 for step in range(1000))
+        assert ends[0][1:3] == [str(bad), "0"], (ends[0], bad)
+        print(f"{ranks} ranks, 1000 steps, {bad} skipped, all the same bits: {ends[0][0]}")
+    else:
+        began = time.time()
+        processes = start(case, folder, 100, LIMIT)
+        if case == "stop":
+            time.sleep(LIMIT / 1000 + 3)
+            kill_stopped(folder)
+        output, codes = wait(processes, 60)
+        took = time.time() - began
+        lines = [line for line in output.splitlines() if line.startswith("rank ")]
+        print("\n".join(lines), f"\n{took:.1f} s")
+        told = "The ranks" if case in ("drift", "scale") else "Another rank"
+        # Everyone who is left says so: all of them, or all but rank 1.
+        left = ranks if case in ("drift", "scale") else ranks - 1
+        assert sum(told in line for line in lines) == left, output
+        assert took < 3 * LIMIT / 1000 + 10, took
+        assert not os.listdir(folder), os.listdir(folder)
+        assert way == "mpi" or any(code != 0 for code in codes), codes

@@ -1,0 +1,88 @@
+// Ranks that are threads of one process.
+#ifndef HEADROOM_TESTS_AGREE_THREADS_H_
+#define HEADROOM_TESTS_AGREE_THREADS_H_
+
+#include <headroom/agree.h>
+#include <headroom/error.h>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace headroom {
+
+/// Where the ranks meet: the last to come wakes the others.
+class Meeting {
+ public:
+  Meeting(int size, std::chrono::milliseconds limit) : size_(size), limit_(limit) {}
+  int size() const { return size_; }
+  int64_t meetings() const { return meetings_; }
+
+  void reduce(double* sums, size_t sum_count, double* maxima, size_t maximum_count) {
+    std::unique_lock lock(mutex_);
+    if (arrived_ == 0) {
+      sums_.assign(sums, sums + sum_count);
+      maxima_.assign(maxima, maxima + maximum_count);
+    } else {
+      for (size_t i = 0; i < sum_count; ++i) sums_[i] += sums[i];
+      for (size_t i = 0; i < maximum_count; ++i) maxima_[i] = std::max(maxima_[i], maxima[i]);
+    }
+    const int64_t meeting = meetings_;
+    if (++arrived_ == size_) {
+      done_sums_ = sums_;
+      done_maxima_ = maxima_;
+      arrived_ = 0;
+      ++meetings_;
+      all_here_.notify_all();
+    } else if (!all_here_.wait_for(lock, limit_, [&] { return meetings_ != meeting; })) {
+      throw Error(ErrorCode::kRankLost, "A rank did not come.");
+    }
+    std::copy(done_sums_.begin(), done_sums_.end(), sums);
+    std::copy(done_maxima_.begin(), done_maxima_.end(), maxima);
+  }
+
+ private:
+  const int size_;
+  const std::chrono::milliseconds limit_;
+  std::mutex mutex_;
+  std::condition_variable all_here_;
+  int arrived_ = 0;
+  int64_t meetings_ = 0;
+  std::vector<double> sums_, maxima_, done_sums_, done_maxima_;
+};
+
+class ThreadRanks : public Ranks {
+ public:
+  ThreadRanks(std::shared_ptr<Meeting> meeting, int rank)
+      : meeting_(std::move(meeting)), rank_(rank) {}
+  int rank() const override { return rank_; }
+  int size() const override { return meeting_->size(); }
+  void reduce(double* sums, size_t sum_count, double* maxima, size_t maximum_count) override {
+    meeting_->reduce(sums, sum_count, maxima, maximum_count);
+  }
+
+ private:
+  std::shared_ptr<Meeting> meeting_;
+  int rank_;
+};
+
+/// Runs `work` once for each rank, side by side; returns how often they all met.
+inline int64_t on_ranks(int size, const std::function<void(std::shared_ptr<Ranks>)>& work,
+                        std::chrono::milliseconds limit = std::chrono::seconds(60)) {
+  const auto meeting = std::make_shared<Meeting>(size, limit);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] { work(std::make_shared<ThreadRanks>(meeting, rank)); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return meeting->meetings();
+}
+
+}  // namespace headroom
+
+#endif  // HEADROOM_TESTS_AGREE_THREADS_H_
