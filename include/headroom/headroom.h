@@ -4,6 +4,7 @@
 #define HEADROOM_HEADROOM_H_
 
 #include <headroom/accumulate.h>
+#include <headroom/checkpoint.h>
 #include <headroom/error.h>
 #include <headroom/faces.h>
 #include <headroom/float16.h>

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace headroom::internal {
 
@@ -27,8 +28,13 @@ class GrowingFile {
 /// Makes the folder and its parents.
 void make_folders(const std::string& path);
 
-/// Puts a whole file in the place of an old one in one go: a reader sees the one or the other.
-void replace_file(const std::string& path, std::string_view bytes);
+enum class Sync : bool { kNo, kYes };
+
+/// Puts a whole file, given in pieces, in the place of an old one in one go: a reader sees the one
+/// or the other. With Sync::kYes so does one who looks after the power was lost, and the file is on
+/// the disk when this returns. If it throws, the old file is as it was.
+void replace_file(const std::string& path, const std::vector<std::string_view>& pieces,
+                  Sync sync = Sync::kNo);
 
 }  // namespace headroom::internal
 
