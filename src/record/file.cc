@@ -5,6 +5,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -54,12 +55,7 @@ GrowingFile::GrowingFile(const std::string& path) : path_(path) {
     fail(path, error == EWOULDBLOCK ? "is being written by another run; choose another folder"
                                     : reason(error));
   }
-  // Devices such as /dev/null cannot be emptied, and need not be.
-  if (::ftruncate(file_, 0) != 0 && errno != EINVAL) {
-    const int error = errno;
-    ::close(file_);
-    fail(path, reason(error));
-  }
+  size_ = std::max<int64_t>(0, ::lseek(file_, 0, SEEK_END));
 }
 
 GrowingFile::~GrowingFile() { ::close(file_); }
@@ -71,6 +67,12 @@ void GrowingFile::add(std::string_view bytes) {
     fail(path_, reason(error));
   }
   size_ += static_cast<int64_t>(bytes.size());
+}
+
+void GrowingFile::cut(int64_t size) {
+  // Devices such as /dev/null cannot be cut, and need not be.
+  if (::ftruncate(file_, size) != 0 && errno != EINVAL) fail(path_, reason(errno));
+  size_ = size;
 }
 
 void make_folders(const std::string& path) {

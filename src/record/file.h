@@ -12,12 +12,17 @@ namespace headroom::internal {
 /// writers, in this process and others, as long as it lives. Errors are Error(kFile).
 class GrowingFile {
  public:
-  explicit GrowingFile(const std::string& path);  // empties the file
+  explicit GrowingFile(const std::string& path);  // what is there already stays
   ~GrowingFile();
   GrowingFile(const GrowingFile&) = delete;
   GrowingFile& operator=(const GrowingFile&) = delete;
 
   void add(std::string_view bytes);
+
+  /// Drops all that comes after the first `size` bytes.
+  void cut(int64_t size);
+
+  const std::string& path() const { return path_; }
 
  private:
   std::string path_;

@@ -110,14 +110,31 @@ ordered_json number_json(double value) {
   return value;
 }
 
-HistoryReader::HistoryReader(std::string path) : path_(std::move(path)) {}
+HistoryReader::HistoryReader(std::string path, int64_t until)
+    : path_(std::move(path)), until_(until) {}
 
 bool HistoryReader::read_more() {
+  const int64_t before = lines_;
+  const bool first = offset_ == 0;
+  try {
+    read_new();
+  } catch (const Error& error) {
+    if (first || error.code() != ErrorCode::kBadState) throw;
+    *this = HistoryReader(path_, until_);
+    read_new();
+    return true;
+  }
+  return lines_ != before;
+}
+
+void HistoryReader::read_new() {
   std::ifstream file(path_, std::ios::binary);
   if (!file) {
     throw Error(ErrorCode::kFile, "'" + path_ + "' cannot be read: " + std::strerror(errno) + ".");
   }
-  const int64_t before = lines_;
+  file.seekg(0, std::ios::end);
+  if (file.tellg() >= 0 && file.tellg() < offset_) *this = HistoryReader(path_, until_);
+  file.clear();
   file.seekg(offset_);
   std::vector<char> buffer(1 << 20);
   while (file) {
@@ -128,6 +145,8 @@ bool HistoryReader::read_more() {
       rest_ += bytes.substr(0, end);
       bytes.remove_prefix(end + 1);
       take(rest_);
+      if (stopped_) return;
+      bytes_ += static_cast<int64_t>(rest_.size()) + 1;
       rest_.clear();
     }
     rest_ += bytes;
@@ -135,7 +154,10 @@ bool HistoryReader::read_more() {
   if (file.bad()) {
     throw Error(ErrorCode::kFile, "'" + path_ + "' could not be read to its end.");
   }
-  return lines_ > before;
+}
+
+bool HistoryReader::is_later(const ordered_json& line) const {
+  return until_ != kAll && (line.contains("end") || integer(member(line, "step"), "step") > until_);
 }
 
 void HistoryReader::take(std::string_view content) {
@@ -145,12 +167,16 @@ void HistoryReader::take(std::string_view content) {
     if (!line.is_object()) throw BadLine{"it is no JSON object"};
     if (lines_ == 1) {
       take_header(line);
+    } else if (is_later(line)) {
+      stopped_ = true;
     } else if (!history_.end.empty()) {
       throw BadLine{"it comes after the end of the run"};
     } else if (line.contains("end")) {
       take_end(line);
     } else if (line.contains("layers")) {
       take_look(line);
+    } else if (line.contains("note")) {
+      take_note(line);
     } else {
       take_step(line);
     }
@@ -233,6 +259,10 @@ void HistoryReader::take_look(const ordered_json& line) {
   }
   history_.looks = std::move(kept);
   keep_every_ *= 2;
+}
+
+void HistoryReader::take_note(const ordered_json& line) {
+  history_.notes.push_back({integer(member(line, "step"), "step"), text(line, "note")});
 }
 
 void HistoryReader::take_end(const ordered_json& line) {
