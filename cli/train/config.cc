@@ -148,6 +148,8 @@ void resolve(TrainConfig* config) {
   in_range("--steps", config->steps, 1, int64_t{1} << 40);
   // Ten steps apart, a look costs far less than one step in a hundred; 200 looks fill a screen.
   use_default(&config->layers, kDefaultCount, std::max<int64_t>(10, config->steps / 200));
+  use_default(&config->checkpoint_every, kDefaultCount, std::max<int64_t>(1, config->steps / 10));
+  in_range("--checkpoint-every", config->checkpoint_every, 0, int64_t{1} << 40);
   in_range("--layers", config->layers, 0, int64_t{1} << 40);
   in_range("--batch", config->batch, 1, int64_t{1} << 24);
   in_range("--accumulate", config->accumulate, 1, int64_t{1} << 20);
@@ -167,6 +169,28 @@ void resolve(TrainConfig* config) {
   if (config->device == "cuda" && !torch::cuda::is_available()) {
     refuse("--device cuda: this LibTorch has no CUDA, or there is no CUDA device here; use cpu.");
   }
+}
+
+std::vector<std::pair<std::string, std::string>> course_of(const TrainConfig& config) {
+  const auto text = [](const auto& value) { return fmt::format("{}", value); };
+  return {{"--model", config.model},
+          {"--data", config.data},
+          {"--precision", config.precision},
+          {"--opt-level", fmt::format("O{}", static_cast<int>(config.level()))},
+          {"--loss-scale", config.loss_scale},
+          {"--optimizer", config.optimizer},
+          {"--lr", text(config.lr)},
+          {"--schedule", config.schedule},
+          {"--clip", config.clip > 0.0 ? text(config.clip) : ""},
+          {"--steps", text(config.steps)},
+          {"--batch", text(config.batch)},
+          {"--accumulate", text(config.accumulate)},
+          {"--width", text(config.width)},
+          {"--depth", text(config.depth)},
+          {"--context", text(config.context)},
+          {"--fake-quant", config.fake_quant},
+          {"--device", config.device},
+          {"--seed", text(config.seed)}};
 }
 
 }  // namespace headroom::cli

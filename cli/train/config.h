@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace headroom::cli {
 
@@ -49,6 +51,8 @@ struct TrainConfig {
   bool tensorboard = false;
   bool watch = false;
   int port = 0;
+  bool resume = false;
+  int64_t checkpoint_every = kDefaultCount;  // steps; 0: never
 
   torch::ScalarType dtype() const;
   OptLevel level() const;
@@ -59,6 +63,10 @@ struct TrainConfig {
 /// Throws Error(kInvalidArgument) with a sentence if a setting cannot be used or settings
 /// contradict each other; fills in the model's defaults.
 void resolve(TrainConfig* config);
+
+/// The settings that the course of a run depends on, each as its option and what one would write
+/// after it; of a config that is resolved.
+std::vector<std::pair<std::string, std::string>> course_of(const TrainConfig& config);
 
 }  // namespace headroom::cli
 

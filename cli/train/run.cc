@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "adapters/libtorch/tensors.h"
+#include "cli/train/checkpoint.h"
 #include "cli/train/layers.h"
 
 namespace headroom::cli {
@@ -17,8 +18,8 @@ namespace {
 
 constexpr int64_t kLooks = 8;  // steps of a run in which lost gradients are counted
 
-std::unique_ptr<torch::optim::Optimizer> make_optimizer(const TrainConfig& config,
-                                                        const torch::nn::Module& model) {
+std::unique_ptr<libtorch::FusedOptimizer> make_optimizer(const TrainConfig& config,
+                                                         const torch::nn::Module& model) {
   Precision precision;
   precision.master_weights = config.level() != OptLevel::kO3;
   const std::vector<torch::Tensor> params = model.parameters();
@@ -96,7 +97,7 @@ std::vector<LayerStats> look_at_layers(const torch::nn::Module& model) {
   return measure_layers(parameters);
 }
 
-RunResult run(const TrainConfig& config, Task& task, Recorder* recorder,
+RunResult run(const TrainConfig& config, Task& task, Recorder* recorder, Checkpoints* checkpoints,
               const std::function<bool(const StepRecord&, const RunResult&)>& on_step) {
   use_threads(config.threads);
   RunResult result;
@@ -111,8 +112,14 @@ RunResult run(const TrainConfig& config, Task& task, Recorder* recorder,
   const StepOptions options{static_cast<float>(config.clip), ClearGrads::kNever};
   const int64_t look_every = std::max<int64_t>(1, config.steps / kLooks);
 
+  const Training training{task, *optimizer, scaler};
+  int64_t done = checkpoints == nullptr ? 0 : checkpoints->restore(training, &result);
+  if (recorder != nullptr && done > 0) recorder->rewind(done);
+
+  const double before = result.seconds;
   const auto start = std::chrono::steady_clock::now();
-  for (int64_t step = 1; step <= config.steps && result.alarm.empty(); ++step) {
+  while (done < config.steps && result.alarm.empty()) {
+    const int64_t step = done + 1;
     StepRecord record;
     record.step = step;
     record.lr = lr_at(config, step);
@@ -147,15 +154,22 @@ RunResult run(const TrainConfig& config, Task& task, Recorder* recorder,
     record.grad_norm = report.grad_norm;
     record.culprit = report.culprit;
     record.seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+        before + std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     result.skipped += !report.applied;
     result.final_scale = scaler.get_scale();
     result.seconds = record.seconds;
     result.steps.push_back(record);
+    done = step;
+    if (checkpoints != nullptr && result.alarm.empty()) {
+      checkpoints->after_step(done, training, result);
+    }
     if (!on_step(record, result)) {
       result.interrupted = true;
       break;
     }
+  }
+  if (checkpoints != nullptr && result.alarm.empty()) {
+    result.not_saved = checkpoints->finish(done, training, result);
   }
   const Forward forward(config);
   result.score = task.score();

@@ -40,15 +40,18 @@ struct RunResult {
   std::string no_layers;  // why the layers could not be looked at
   Picture target, picture;
   bool interrupted = false;
-  std::string alarm;  // why the scaler gave up; empty if it did not
+  std::string alarm;      // why the scaler gave up; empty if it did not
+  std::string not_saved;  // why the last checkpoint could not be written; empty if it could
 };
+
+class Checkpoints;
 
 /// The gradients of every parameter as backward left them, still scaled.
 std::vector<LayerStats> look_at_layers(const torch::nn::Module& model);
 
-/// Trains, and writes down every step if there is a recorder. `on_step` is called after every step,
-/// and ends the run by returning false.
-RunResult run(const TrainConfig& config, Task& task, Recorder* recorder,
+/// Trains, writes down every step if there is a recorder, and goes on from and saves checkpoints if
+/// there are any. `on_step` is called after every step, and ends the run by returning false.
+RunResult run(const TrainConfig& config, Task& task, Recorder* recorder, Checkpoints* checkpoints,
               const std::function<bool(const StepRecord&, const RunResult&)>& on_step);
 
 }  // namespace headroom::cli

@@ -1,9 +1,12 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <filesystem>
 #include <memory>
+#include <optional>
 
 #include "cli/commands.h"
+#include "cli/train/checkpoint.h"
 #include "cli/train/image.h"
 #include "cli/train/options.h"
 #include "cli/train/watch.h"
@@ -12,7 +15,8 @@ namespace headroom::cli {
 namespace {
 
 constexpr int kInterrupted = 130;
-constexpr int kGaveUp = 1;
+constexpr int kNotSaved = 1;
+constexpr int kGaveUp = 3;
 
 std::string percent(const libtorch::CastLoss& lost) {
   if (lost.values == 0) return "not measured";
@@ -55,14 +59,34 @@ void print_bounds(const RunResult& result) {
   }
 }
 
-int train(TrainConfig config) {
-  resolve(&config);
+// The settings of a run that goes on come from its checkpoint, where the command line has none.
+void open_to_resume(CLI::App& command, const TrainConfig& config,
+                    std::optional<Checkpoints>* checkpoints) {
+  if (config.out.empty() || !std::filesystem::is_directory(config.out)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("--resume needs the folder of a run, and --out is '{}'.", config.out));
+  }
+  checkpoints->emplace(config.out);
+  (*checkpoints)->take_settings(command);
+}
+
+int train(CLI::App& command, const std::shared_ptr<TrainConfig>& options) {
+  TrainConfig& config = *options;
   if (config.watch && config.out.empty()) config.out = "headroom-train";
+  std::optional<Checkpoints> checkpoints;
+  if (config.resume) open_to_resume(command, config, &checkpoints);
+  resolve(&config);
+  if (config.resume) checkpoints->resume(config);
   const auto task = make_task(config);
   const Interrupt interrupt;
   RunInfo info;
   info.name = fmt::format("{} {} {}", config.model, config.precision, config.loss_scale);
-  const RunResult result = watched_run(config, *task, info, config.out);
+  if (!config.resume && !config.out.empty()) {
+    checkpoints.emplace(config.out);
+    checkpoints->begin(config);
+  }
+  const RunResult result = watched_run(config, *task, info, config.out,
+                                       checkpoints.has_value() ? &*checkpoints : nullptr);
 
   fmt::print("{} in {}, loss scale {}: {} of {} steps{}\n", config.model, config.precision,
              config.loss_scale, result.steps.size(), config.steps,
@@ -81,8 +105,13 @@ int train(TrainConfig config) {
     print_fact("report", "{}/report.html", config.out);
   }
   if (!result.alarm.empty()) {
-    fmt::print(stderr, "headroom: stopped at step {}. {}\n", result.steps.size(), result.alarm);
+    fmt::print(stderr, "headroom: stopped at step {}. {}\n", result.steps.back().step,
+               result.alarm);
     return kGaveUp;
+  }
+  if (!result.not_saved.empty()) {
+    fmt::print(stderr, "headroom: the end of the run is not saved. {}\n", result.not_saved);
+    return kNotSaved;
   }
   return result.interrupted ? kInterrupted : 0;
 }
@@ -128,13 +157,18 @@ void add_train(CLI::App& app, Action* action) {
   command->add_option("--loss-scale", config->loss_scale,
                       "none, static:S, dynamic or a preset (default: dynamic for fp16, else none)");
   command->add_option("--out", config->out, "Folder for history, report and pictures");
+  command->add_flag("--resume", config->resume,
+                    "Go on with the run in --out, from its newest good checkpoint; settings that "
+                    "are left out are that run's");
+  command->add_option("--checkpoint-every", config->checkpoint_every,
+                      "Steps between checkpoints in --out; 0: none (default: a tenth of the run)");
   CLI::Option* const watch = command->add_flag(
       "--watch", config->watch, "Serve the report live on 127.0.0.1 (--out: headroom-train)");
   command->add_option("--port", config->port, "For --watch (default: a free one)")
       ->check(CLI::Range(0, 65535))
       ->needs(watch);
   add_training_options(*command, config.get());
-  command->callback([=] { *action = [=] { return train(*config); }; });
+  command->callback([=] { *action = [=] { return train(*command, config); }; });
 }
 
 }  // namespace headroom::cli

@@ -22,25 +22,15 @@ void request_stop(int signal) {
   std::signal(signal, SIG_DFL);
 }
 
+// What the history says of the settings: {"opt_level", "O1"}.
 std::vector<std::pair<std::string, std::string>> settings_of(const TrainConfig& config) {
-  return {{"model", config.model},
-          {"data", config.data.empty() ? "built in" : config.data},
-          {"precision", config.precision},
-          {"opt_level", fmt::format("O{}", static_cast<int>(config.level()))},
-          {"loss_scale", config.loss_scale},
-          {"optimizer", config.optimizer},
-          {"lr", fmt::format("{}", config.lr)},
-          {"schedule", config.schedule},
-          {"clip", config.clip > 0.0 ? fmt::format("{}", config.clip) : "no"},
-          {"steps", fmt::format("{}", config.steps)},
-          {"batch", fmt::format("{}", config.batch)},
-          {"accumulate", fmt::format("{}", config.accumulate)},
-          {"width", fmt::format("{}", config.width)},
-          {"depth", fmt::format("{}", config.depth)},
-          {"context", fmt::format("{}", config.context)},
-          {"fake_quant", config.fake_quant.empty() ? "no" : config.fake_quant},
-          {"device", config.device},
-          {"seed", fmt::format("{}", config.seed)}};
+  auto settings = course_of(config);
+  for (auto& [name, value] : settings) {
+    if (value.empty()) value = name == "--data" ? "built in" : "no";
+    name = name.substr(2);
+    std::replace(name.begin(), name.end(), '-', '_');
+  }
+  return settings;
 }
 
 Scalars results_of(const RunResult& result) {
@@ -108,7 +98,7 @@ void Progress::finish() {
 }
 
 RunResult watched_run(const TrainConfig& config, Task& task, const RunInfo& info,
-                      const std::string& folder) {
+                      const std::string& folder, Checkpoints* checkpoints) {
   std::optional<LiveReport> live;
   if (config.watch) live.emplace(config.port);
   std::optional<Recorder> recorder;
@@ -117,6 +107,7 @@ RunResult watched_run(const TrainConfig& config, Task& task, const RunInfo& info
     run_info.policy = config.policy();
     run_info.settings = settings_of(config);
     run_info.tensorboard = config.tensorboard;
+    run_info.resume = config.resume;
     recorder.emplace(folder, run_info);
   }
   if (live.has_value()) {
@@ -125,7 +116,7 @@ RunResult watched_run(const TrainConfig& config, Task& task, const RunInfo& info
   }
   Progress progress(info.group.empty() ? info.name : info.group + ": " + info.name, config.steps);
   const RunResult result = run(config, task, recorder.has_value() ? &*recorder : nullptr,
-                               [&](const StepRecord& record, const RunResult& so_far) {
+                               checkpoints, [&](const StepRecord& record, const RunResult& so_far) {
                                  progress.show(record, so_far);
                                  return !Interrupt::requested();
                                });

@@ -37,7 +37,7 @@ class Progress {
 
 /// run() with a bar; with its history in `folder` (none if empty), under the given name.
 RunResult watched_run(const TrainConfig& config, Task& task, const RunInfo& info,
-                      const std::string& folder);
+                      const std::string& folder, Checkpoints* checkpoints = nullptr);
 
 }  // namespace headroom::cli
 

@@ -376,7 +376,7 @@ TEST(FusedFiles, OfAnotherModelAreRefused) {
 }
 
 TEST(FusedState, GoesOverToAnotherOptimizerBitForBit) {
-  const auto a = small_model(), b = small_model();
+  auto a = small_model(), b = small_model();
   a->to(torch::kHalf);
   b->to(torch::kHalf);
   FusedAdamW one(a->parameters(), AdamWOptions(0.01));
@@ -414,7 +414,7 @@ TEST(FusedState, OneThatDoesNotFitIsRefusedAndChangesNothing) {
   refused("another size", [](FusedState& state) { state.tensors[1].tensor = torch::Tensor(); });
   refused("parameters", [](FusedState& state) { state.steps.clear(); });
   refused("step count", [](FusedState& state) { state.steps[0] = -1; });
-  refused("finite", [](FusedState& state) { state.tensors.back().tensor.fill_(NAN); });
+  refused("inf or nan", [](FusedState& state) { state.tensors.back().tensor.fill_(NAN); });
 }
 
 }  // namespace
