@@ -8,6 +8,7 @@
 #include <headroom/error.h>
 #include <headroom/faces.h>
 #include <headroom/float16.h>
+#include <headroom/inject.h>
 #include <headroom/inspect.h>
 #include <headroom/measure.h>
 #include <headroom/optimizer.h>
