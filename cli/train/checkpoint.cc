@@ -36,12 +36,6 @@ auto with_state(const Checkpoint& checkpoint, const Use& use) {
   }
 }
 
-std::vector<std::pair<std::string, std::string>> course_in(const Checkpoint& checkpoint) {
-  return with_state(checkpoint, [](const json& state) {
-    return state.at("course").get<std::vector<std::pair<std::string, std::string>>>();
-  });
-}
-
 torch::Generator torch_generator(const std::string& device) {
   return at::globalContext().defaultGenerator(device == "cpu" ? torch::Device(torch::kCPU)
                                                               : torch::Device(torch::kCUDA, 0));
@@ -99,15 +93,26 @@ void read_steps(const std::string& folder, int64_t until, RunResult* result) {
 
 }  // namespace
 
-void Checkpoints::begin(const TrainConfig& config) {
-  folder_.clear();
+void Checkpoints::take_over(const TrainConfig& config) {
   course_ = course_of(config);
   device_ = config.device;
   every_ = config.checkpoint_every;
+  from_the_start_ = !config.escape.empty();
+}
+
+void Checkpoints::begin(const TrainConfig& config) {
+  folder_.clear();
+  take_over(config);
 }
 
 void Checkpoints::take_settings(CLI::App& command) {
-  last_ = folder_.load([&](const Checkpoint& checkpoint) { course_ = course_in(checkpoint); }).step();
+  const Checkpoint newest = folder_.load([&](const Checkpoint& checkpoint) {
+    with_state(checkpoint, [&](const json& state) {
+      course_ = state.at("course").get<std::vector<std::pair<std::string, std::string>>>();
+      escaped_ = state.at("escaped").get<std::string>();
+    });
+  });
+  last_ = newest.step();
   for (const auto& [name, value] : course_) {
     CLI::Option* const option = command.get_option_no_throw(name);
     if (option == nullptr || option->count() > 0 || value.empty()) continue;
@@ -116,8 +121,8 @@ void Checkpoints::take_settings(CLI::App& command) {
   }
 }
 
-void Checkpoints::resume(const TrainConfig& config) {
-  const auto now = course_of(config);
+void Checkpoints::resume(TrainConfig* config) {
+  const auto now = course_of(*config);
   for (size_t i = 0; i < now.size(); ++i) {
     const auto& [name, value] = now[i];
     const bool same = i < course_.size() && course_[i] == now[i];
@@ -131,19 +136,26 @@ void Checkpoints::resume(const TrainConfig& config) {
                                        : "no such setting",
                     name));
   }
-  if (config.steps < last_) {
+  if (config->steps < last_) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("--steps is {}, but the run in '{}' has done {}; it can only go on.",
-                            config.steps, folder_.folder(), last_));
+                            config->steps, folder_.folder(), last_));
   }
-  course_ = now;
-  device_ = config.device;
-  every_ = config.checkpoint_every;
+  take_over(*config);
+  resumed_ = true;
+  if (!escaped_.empty()) *config = in_precision(*config, escaped_);
+}
+
+void Checkpoints::escape(const std::string& precision) {
+  escaped_ = precision;
   resumed_ = true;
 }
 
-int64_t Checkpoints::restore(const Training& training, RunResult* result) {
-  if (!resumed_) return 0;
+bool Checkpoints::restore(const Training& training, RunResult* result, int64_t* step) {
+  if (!resumed_) {
+    if (from_the_start_) try_save(0, training, *result);
+    return false;
+  }
   std::vector<std::string> skipped;
   const Checkpoint used = folder_.load(
       [&](const Checkpoint& checkpoint) { put_back(checkpoint, training, result); }, &skipped);
@@ -153,8 +165,8 @@ int64_t Checkpoints::restore(const Training& training, RunResult* result) {
   fmt::print(stderr, "headroom: going on after step {}, from '{}'\n", used.step(), used.path());
   read_steps(folder_.folder(), used.step(), result);
   result->final_scale = training.scaler.get_scale();
-  last_ = used.step();
-  return used.step();
+  last_ = *step = used.step();
+  return true;
 }
 
 void Checkpoints::put_back(const Checkpoint& checkpoint, const Training& training,
@@ -164,21 +176,30 @@ void Checkpoints::put_back(const Checkpoint& checkpoint, const Training& trainin
   const std::string wrong = not_finite(checkpoint.tensors());
   if (!wrong.empty()) bad(checkpoint, fmt::format("has inf or nan in '{}'", wrong));
   const auto tensors = tensors_of(model);
-  std::vector<torch::Tensor> values;
-  for (const auto& [name, tensor] : tensors) {
-    values.push_back(tensor_of(checkpoint, name, tensor.sizes()));
-  }
-  libtorch::FusedState optimizer = training.optimizer.fused_state();
-  for (libtorch::StateTensor& item : optimizer.tensors) {
-    item.tensor =
-        tensor_of(checkpoint, state_name(tensors[item.parameter].first, item), item.tensor.sizes());
-  }
   with_state(checkpoint, [&](const json& state) {
+    // Between precisions weights come from the masters, and masters, where there are none, from
+    // the weights.
+    const bool same = state.at("escaped").get<std::string>() == escaped_;
+    const auto or_else = [&](const std::string& name, const std::string& other) {
+      return same || checkpoint.find(name) != nullptr ? name : other;
+    };
+    std::vector<torch::Tensor> values;
+    for (const auto& [name, tensor] : tensors) {
+      const std::string from = same ? name : or_else(name + "/master", name);
+      values.push_back(tensor_of(checkpoint, from, tensor.sizes()));
+    }
+    libtorch::FusedState optimizer = training.optimizer.fused_state();
+    for (libtorch::StateTensor& item : optimizer.tensors) {
+      const std::string& name = tensors[item.parameter].first;
+      const std::string from = state_name(name, item);
+      item.tensor = tensor_of(checkpoint, item.name == "master" ? or_else(from, name) : from,
+                              item.tensor.sizes());
+    }
     optimizer.steps = state.at("optimizer_steps").get<std::vector<int64_t>>();
     const json& random = state.at("random");
     const json& lost = state.at("lost");
     // All that can be wrong is known by here, but for what these three look at themselves.
-    training.scaler.load(state.at("scaler").get<std::string>());
+    if (same) training.scaler.load(state.at("scaler").get<std::string>());
     training.task.set_data_position(random.at("data").get<std::string>());
     training.optimizer.load_fused_state(optimizer);
     torch::Generator generator = torch_generator("cpu");
@@ -187,9 +208,10 @@ void Checkpoints::put_back(const Checkpoint& checkpoint, const Training& trainin
       generator = torch_generator(device_);
       set_random_state(generator, random.at("device").get<std::string>());
     }
+    result->injected = state.at("injected").get<int64_t>();
     result->lost = {lost.at("values").get<int64_t>(), lost.at("zeroed").get<int64_t>()};
+    for (size_t i = 0; i < tensors.size(); ++i) tensors[i].second.data().copy_(values[i]);
   });
-  for (size_t i = 0; i < tensors.size(); ++i) tensors[i].second.data().copy_(values[i]);
 }
 
 void Checkpoints::save(int64_t step, const Training& training, const RunResult& result) {
@@ -216,16 +238,21 @@ void Checkpoints::save(int64_t step, const Training& training, const RunResult& 
   const json state = {{"program", kProgram},
                       {"version", kVersion},
                       {"course", course_},
+                      {"escaped", escaped_},
                       {"scaler", training.scaler.save()},
                       {"optimizer_steps", optimizer.steps},
                       {"random", random},
+                      {"injected", result.injected},
                       {"lost", {{"values", result.lost.values}, {"zeroed", result.lost.zeroed}}}};
   folder_.save(step, tensors, state.dump());
   last_ = step;
 }
 
 void Checkpoints::after_step(int64_t step, const Training& training, const RunResult& result) {
-  if (every_ == 0 || step % every_ != 0) return;
+  if (every_ > 0 && step % every_ == 0) try_save(step, training, result);
+}
+
+void Checkpoints::try_save(int64_t step, const Training& training, const RunResult& result) {
   try {
     save(step, training, result);
   } catch (const Error& error) {

@@ -33,13 +33,17 @@ class Checkpoints {
   /// For a run that goes on. First the options that the command line does not have are set as they
   /// were; then the settings are compared, and one that would change the course is refused. Throws
   /// Error(kBadState) if no checkpoint is good.
+  /// A run that has escaped to another precision goes on there.
   void take_settings(CLI::App& command);
-  void resume(const TrainConfig& config);
+  void resume(TrainConfig* config);
 
-  /// Puts the newest good checkpoint in the place of what `training` has, and the steps so far in
-  /// `result`. Tells on standard error which one it is and which ones were left out. Returns its
-  /// step; 0 if the run begins anew.
-  int64_t restore(const Training& training, RunResult* result);
+  /// The next restore() goes back to the newest good checkpoint, for a model in this precision.
+  void escape(const std::string& precision);
+
+  /// For a run that goes on, puts the newest good checkpoint in the place of what `training` has,
+  /// and the steps so far in `result`; tells on standard error which one it is and which ones were
+  /// left out. False if the run begins anew. `step` is the last one that was done.
+  bool restore(const Training& training, RunResult* result, int64_t* step);
 
   /// Saves if it is time to. If that fails it is told on standard error, the checkpoints before
   /// stay, and training goes on.
@@ -49,13 +53,17 @@ class Checkpoints {
   std::string finish(int64_t step, const Training& training, const RunResult& result);
 
  private:
+  void take_over(const TrainConfig& config);
+  void try_save(int64_t step, const Training& training, const RunResult& result);
   void save(int64_t step, const Training& training, const RunResult& result);
   void put_back(const Checkpoint& checkpoint, const Training& training, RunResult* result) const;
 
   CheckpointFolder folder_;
   std::vector<std::pair<std::string, std::string>> course_;
   std::string device_;
+  std::string escaped_;  // the precision that the run has gone over to; empty: none
   int64_t every_ = 0;
+  bool from_the_start_ = false;  // save before the first step too
   bool resumed_ = false;
   int64_t last_ = -1;  // the step that was last saved or restored
 };

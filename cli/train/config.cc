@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <headroom/error.h>
+#include <headroom/inject.h>
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -76,6 +77,18 @@ float static_scale(const std::string& spec) {
                        spec));
   }
   return scale;
+}
+
+// Only a wider range helps where no scale does.
+void check_escape(const TrainConfig& config) {
+  if (config.escape.empty()) return;
+  one_of("--escape", config.escape, {"bf16", "fp32"});
+  if (config.precision == "fp32" && config.escape != "fp32") {
+    refuse("--escape bf16 leads nowhere from fp32, which has the same range.");
+  }
+  if (config.out.empty() || config.checkpoint_every == 0) {
+    refuse("--escape goes back to a checkpoint; give --out, and no --checkpoint-every 0.");
+  }
 }
 
 }  // namespace
@@ -157,6 +170,8 @@ void resolve(TrainConfig* config) {
   in_range("--depth", config->depth, 1, 256);
   in_range("--context", config->context, config->model == "gpt" ? 1 : 0, 1 << 14);
   in_range("--threads", config->threads, 0, 1024);
+  if (!config->inject.empty()) parse_faults(config->inject);
+  check_escape(*config);
   if (config->model == "gpt" && config->width % 4 != 0) {
     refuse(fmt::format("--width is {}; gpt has four heads, so it has to be a multiple of 4.",
                        config->width));
@@ -169,6 +184,14 @@ void resolve(TrainConfig* config) {
   if (config->device == "cuda" && !torch::cuda::is_available()) {
     refuse("--device cuda: this LibTorch has no CUDA, or there is no CUDA device here; use cpu.");
   }
+}
+
+TrainConfig in_precision(TrainConfig config, const std::string& precision) {
+  config.precision = precision;
+  config.loss_scale = "none";
+  if (precision == "fp32") config.opt_level.clear();
+  resolve(&config);
+  return config;
 }
 
 std::vector<std::pair<std::string, std::string>> course_of(const TrainConfig& config) {
@@ -190,7 +213,9 @@ std::vector<std::pair<std::string, std::string>> course_of(const TrainConfig& co
           {"--context", text(config.context)},
           {"--fake-quant", config.fake_quant},
           {"--device", config.device},
-          {"--seed", text(config.seed)}};
+          {"--seed", text(config.seed)},
+          {"--inject", config.inject},
+          {"--inject-seed", config.inject.empty() ? "" : text(config.inject_seed)}};
 }
 
 }  // namespace headroom::cli

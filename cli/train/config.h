@@ -53,6 +53,9 @@ struct TrainConfig {
   int port = 0;
   bool resume = false;
   int64_t checkpoint_every = kDefaultCount;  // steps; 0: never
+  std::string inject;                        // faults, see headroom/inject.h
+  uint64_t inject_seed = 0;
+  std::string escape;  // the precision to go on in when scaling cannot help; empty: stop
 
   torch::ScalarType dtype() const;
   OptLevel level() const;
@@ -63,6 +66,9 @@ struct TrainConfig {
 /// Throws Error(kInvalidArgument) with a sentence if a setting cannot be used or settings
 /// contradict each other; fills in the model's defaults.
 void resolve(TrainConfig* config);
+
+/// The same run in another precision, with nothing left that could collapse: no loss scale.
+TrainConfig in_precision(TrainConfig config, const std::string& precision);
 
 /// The settings that the course of a run depends on, each as its option and what one would write
 /// after it; of a config that is resolved.

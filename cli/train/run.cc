@@ -1,6 +1,7 @@
 #include "cli/train/run.h"
 
 #include <dlfcn.h>
+#include <fmt/format.h>
 #include <headroom/headroom.h>
 
 #include <chrono>
@@ -16,7 +17,8 @@
 namespace headroom::cli {
 namespace {
 
-constexpr int64_t kLooks = 8;  // steps of a run in which lost gradients are counted
+constexpr int64_t kLooks = 8;       // steps of a run in which lost gradients are counted
+constexpr int64_t kBadLosses = 10;  // in a row, with good gradients: no scale can help
 
 std::unique_ptr<libtorch::FusedOptimizer> make_optimizer(const TrainConfig& config,
                                                          const torch::nn::Module& model) {
@@ -83,22 +85,38 @@ double accumulate_gradients(const TrainConfig& config, Task& task, libtorch::Gra
   return total.item<double>();
 }
 
+// The gradients as they are now, valid as long as `gradients` is.
+std::vector<Parameter> gradients_of(const torch::nn::Module& model,
+                                    libtorch::internal::Gradients* gradients) {
+  std::vector<Parameter> parameters;
+  for (const auto& item : model.named_parameters()) {
+    const TensorView grad =
+        gradients->add(item.value(), libtorch::internal::Gradients::Order::kAny, item.key());
+    parameters.push_back({item.key(), {}, grad});
+  }
+  return parameters;
+}
+
+// Returns how many elements were hit.
+int64_t inject(const Injector& injector, int64_t step, const torch::nn::Module& model) {
+  const libtorch::internal::TorchStream stream;
+  libtorch::internal::Gradients gradients;
+  const auto done = injector.inject(step, gradients_of(model, &gradients));
+  if (!done.empty()) gradients.write_back();
+  return static_cast<int64_t>(done.size());
+}
+
 }  // namespace
 
 std::vector<LayerStats> look_at_layers(const torch::nn::Module& model) {
   const libtorch::internal::TorchStream stream;
   libtorch::internal::Gradients gradients;
-  std::vector<Parameter> parameters;
-  for (const auto& item : model.named_parameters()) {
-    const TensorView grad =
-        gradients.add(item.value(), libtorch::internal::Gradients::Order::kAny, item.key());
-    parameters.push_back({item.key(), {}, grad});
-  }
-  return measure_layers(parameters);
+  return measure_layers(gradients_of(model, &gradients));
 }
 
 RunResult run(const TrainConfig& config, Task& task, Recorder* recorder, Checkpoints* checkpoints,
-              const std::function<bool(const StepRecord&, const RunResult&)>& on_step) {
+              const std::function<bool(const StepRecord&, const RunResult&)>& on_step,
+              const std::string& note) {
   use_threads(config.threads);
   RunResult result;
   set_parameter_types(task.model(), config.level(), config.dtype());
@@ -113,8 +131,16 @@ RunResult run(const TrainConfig& config, Task& task, Recorder* recorder, Checkpo
   const int64_t look_every = std::max<int64_t>(1, config.steps / kLooks);
 
   const Training training{task, *optimizer, scaler};
-  int64_t done = checkpoints == nullptr ? 0 : checkpoints->restore(training, &result);
-  if (recorder != nullptr && done > 0) recorder->rewind(done);
+  int64_t done = 0;
+  const bool resumed = checkpoints != nullptr && checkpoints->restore(training, &result, &done);
+  if (resumed && recorder != nullptr) {
+    recorder->rewind(done);
+    if (!note.empty()) recorder->note(done, note);
+  }
+  const Injector injector(
+      config.inject.empty() ? std::vector<Fault>() : parse_faults(config.inject),
+      config.inject_seed);
+  int64_t bad_losses = 0;
 
   const double before = result.seconds;
   const auto start = std::chrono::steady_clock::now();
@@ -135,6 +161,12 @@ RunResult run(const TrainConfig& config, Task& task, Recorder* recorder, Checkpo
         result.lost.zeroed += meter->loss().zeroed;
       }
     }
+    Scalars more = {{"lr", record.lr}};
+    if (!config.inject.empty()) {
+      const int64_t hits = inject(injector, step, task.model());
+      result.injected += hits;
+      more.emplace_back("injected", static_cast<double>(hits));
+    }
     if (config.layers > 0 && (step - 1) % config.layers == 0 && result.no_layers.empty()) {
       try {
         result.layers = look_at_layers(task.model());
@@ -149,7 +181,7 @@ RunResult run(const TrainConfig& config, Task& task, Recorder* recorder, Checkpo
     StepReport report = scaler.step(*optimizer, options);
     if (report.pending) report = scaler.report();
     scaler.update();
-    if (recorder != nullptr) recorder->step(step, record.loss, report, {{"lr", record.lr}});
+    if (recorder != nullptr) recorder->step(step, record.loss, report, more);
     record.applied = report.applied;
     record.grad_norm = report.grad_norm;
     record.culprit = report.culprit;
@@ -160,7 +192,15 @@ RunResult run(const TrainConfig& config, Task& task, Recorder* recorder, Checkpo
     result.seconds = record.seconds;
     result.steps.push_back(record);
     done = step;
-    if (checkpoints != nullptr && result.alarm.empty()) {
+    bad_losses = report.applied && !std::isfinite(record.loss) ? bad_losses + 1 : 0;
+    if (bad_losses == kBadLosses) {
+      result.alarm = fmt::format(
+          "The loss was {} in {} steps in a row while all gradients were finite, which no scale "
+          "changes; look for a division by 0 or a logarithm in the loss, or train in another "
+          "precision.",
+          record.loss, kBadLosses);
+    }
+    if (checkpoints != nullptr && result.alarm.empty() && bad_losses == 0) {
       checkpoints->after_step(done, training, result);
     }
     if (!on_step(record, result)) {
@@ -169,7 +209,8 @@ RunResult run(const TrainConfig& config, Task& task, Recorder* recorder, Checkpo
     }
   }
   if (checkpoints != nullptr && result.alarm.empty()) {
-    result.not_saved = checkpoints->finish(done, training, result);
+    result.not_saved = bad_losses == 0 ? checkpoints->finish(done, training, result)
+                                       : "The loss of the last step is not finite.";
   }
   const Forward forward(config);
   result.score = task.score();

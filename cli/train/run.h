@@ -40,6 +40,8 @@ struct RunResult {
   std::string no_layers;  // why the layers could not be looked at
   Picture target, picture;
   bool interrupted = false;
+  int64_t injected = 0;   // faults, by --inject
+  std::string escaped;    // how it went over to another precision; empty if it did not
   std::string alarm;      // why the scaler gave up; empty if it did not
   std::string not_saved;  // why the last checkpoint could not be written; empty if it could
 };
@@ -51,8 +53,10 @@ std::vector<LayerStats> look_at_layers(const torch::nn::Module& model);
 
 /// Trains, writes down every step if there is a recorder, and goes on from and saves checkpoints if
 /// there are any. `on_step` is called after every step, and ends the run by returning false.
+/// `note` says why it goes on from a checkpoint, if that has a reason; the history has it.
 RunResult run(const TrainConfig& config, Task& task, Recorder* recorder, Checkpoints* checkpoints,
-              const std::function<bool(const StepRecord&, const RunResult&)>& on_step);
+              const std::function<bool(const StepRecord&, const RunResult&)>& on_step,
+              const std::string& note = "");
 
 }  // namespace headroom::cli
 

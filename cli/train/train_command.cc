@@ -76,7 +76,7 @@ int train(CLI::App& command, const std::shared_ptr<TrainConfig>& options) {
   std::optional<Checkpoints> checkpoints;
   if (config.resume) open_to_resume(command, config, &checkpoints);
   resolve(&config);
-  if (config.resume) checkpoints->resume(config);
+  if (config.resume) checkpoints->resume(&config);
   const auto task = make_task(config);
   const Interrupt interrupt;
   RunInfo info;
@@ -88,11 +88,14 @@ int train(CLI::App& command, const std::shared_ptr<TrainConfig>& options) {
   const RunResult result = watched_run(config, *task, info, config.out,
                                        checkpoints.has_value() ? &*checkpoints : nullptr);
 
-  fmt::print("{} in {}, loss scale {}: {} of {} steps{}\n", config.model, config.precision,
-             config.loss_scale, result.steps.size(), config.steps,
+  const TrainConfig last = result.escaped.empty() ? config : in_precision(config, config.escape);
+  fmt::print("{} in {}, loss scale {}: {} of {} steps{}\n", config.model, last.precision,
+             last.loss_scale, result.steps.size(), config.steps,
              result.interrupted ? ", then stopped by hand" : "");
   print_fact("loss", "{:.6g}", result.score.loss);
   print_fact(result.metric_name, "{:.4f}", result.score.metric);
+  if (!result.escaped.empty()) print_fact("escaped", "{}", result.escaped);
+  if (!config.inject.empty()) print_fact("faults injected", "{}", result.injected);
   print_fact("skipped steps", "{}", result.skipped);
   print_fact("final scale", "{}", result.final_scale);
   print_fact("gradients lost", "{}", percent(result.lost));
@@ -162,6 +165,13 @@ void add_train(CLI::App& app, Action* action) {
                     "are left out are that run's");
   command->add_option("--checkpoint-every", config->checkpoint_every,
                       "Steps between checkpoints in --out; 0: none (default: a tenth of the run)");
+  command->add_option("--inject", config->inject,
+                      "Faults in the gradients, on purpose: overflow:p=0.01,nan:step=5,tensor=NAME "
+                      "(docs/reliability.md)");
+  command->add_option("--inject-seed", config->inject_seed, "Which steps and elements they hit");
+  command->add_option("--escape", config->escape,
+                      "When no loss scale helps: go back to a checkpoint and on in bf16 or fp32 "
+                      "(default: stop)");
   CLI::Option* const watch = command->add_flag(
       "--watch", config->watch, "Serve the report live on 127.0.0.1 (--out: headroom-train)");
   command->add_option("--port", config->port, "For --watch (default: a free one)")

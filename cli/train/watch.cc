@@ -11,6 +11,7 @@
 
 #include "cli/output.h"
 #include "cli/serve.h"
+#include "cli/train/checkpoint.h"
 
 namespace headroom::cli {
 namespace {
@@ -115,11 +116,25 @@ RunResult watched_run(const TrainConfig& config, Task& task, const RunInfo& info
     fmt::print(stderr, "Watch at {}\n", live->url());
   }
   Progress progress(info.group.empty() ? info.name : info.group + ": " + info.name, config.steps);
-  const RunResult result = run(config, task, recorder.has_value() ? &*recorder : nullptr,
-                               checkpoints, [&](const StepRecord& record, const RunResult& so_far) {
-                                 progress.show(record, so_far);
-                                 return !Interrupt::requested();
-                               });
+  Recorder* const history = recorder.has_value() ? &*recorder : nullptr;
+  const auto on_step = [&](const StepRecord& record, const RunResult& so_far) {
+    progress.show(record, so_far);
+    return !Interrupt::requested();
+  };
+  RunResult result = run(config, task, history, checkpoints, on_step);
+  const bool escapes = !result.alarm.empty() && checkpoints != nullptr && !config.escape.empty() &&
+                       config.escape != config.precision;
+  if (escapes) {
+    const std::string why =
+        fmt::format("{} is left for {} because of step {}. {}", config.precision, config.escape,
+                    result.steps.back().step, result.alarm);
+    fmt::print(stderr, "headroom: {}\n", why);
+    checkpoints->escape(config.escape);
+    const TrainConfig other = in_precision(config, config.escape);
+    const auto fresh = make_task(other);
+    result = run(other, *fresh, history, checkpoints, on_step, why);
+    result.escaped = why;
+  }
   progress.finish();
   if (recorder.has_value()) recorder->finish(results_of(result), end_of(result));
   return result;
