@@ -101,12 +101,14 @@ void Checkpoints::take_over(const TrainConfig& config) {
 }
 
 void Checkpoints::begin(const TrainConfig& config) {
-  folder_.clear();
+  folder_.emplace(path_);
+  folder_->clear();
   take_over(config);
 }
 
 void Checkpoints::take_settings(CLI::App& command) {
-  const Checkpoint newest = folder_.load([&](const Checkpoint& checkpoint) {
+  folder_.emplace(path_);
+  const Checkpoint newest = folder_->load([&](const Checkpoint& checkpoint) {
     with_state(checkpoint, [&](const json& state) {
       course_ = state.at("course").get<std::vector<std::pair<std::string, std::string>>>();
       escaped_ = state.at("escaped").get<std::string>();
@@ -131,7 +133,7 @@ void Checkpoints::resume(TrainConfig* config) {
         ErrorCode::kInvalidArgument,
         fmt::format("{} is {}, but the run in '{}' has {}; leave {} out to go on with that run, or "
                     "choose another --out.",
-                    name, value.empty() ? "not given" : value, folder_.folder(),
+                    name, value.empty() ? "not given" : value, path_,
                     i < course_.size() ? (course_[i].second.empty() ? "none" : course_[i].second)
                                        : "no such setting",
                     name));
@@ -139,7 +141,7 @@ void Checkpoints::resume(TrainConfig* config) {
   if (config->steps < last_) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("--steps is {}, but the run in '{}' has done {}; it can only go on.",
-                            config->steps, folder_.folder(), last_));
+                            config->steps, path_, last_));
   }
   take_over(*config);
   resumed_ = true;
@@ -157,13 +159,13 @@ bool Checkpoints::restore(const Training& training, RunResult* result, int64_t* 
     return false;
   }
   std::vector<std::string> skipped;
-  const Checkpoint used = folder_.load(
+  const Checkpoint used = folder_->load(
       [&](const Checkpoint& checkpoint) { put_back(checkpoint, training, result); }, &skipped);
   for (const std::string& sentence : skipped) {
     fmt::print(stderr, "headroom: {} It is left out.\n", sentence);
   }
   fmt::print(stderr, "headroom: going on after step {}, from '{}'\n", used.step(), used.path());
-  read_steps(folder_.folder(), used.step(), result);
+  read_steps(path_, used.step(), result);
   result->final_scale = training.scaler.get_scale();
   last_ = *step = used.step();
   return true;
@@ -244,7 +246,7 @@ void Checkpoints::save(int64_t step, const Training& training, const RunResult& 
                       {"random", random},
                       {"injected", result.injected},
                       {"lost", {{"values", result.lost.values}, {"zeroed", result.lost.zeroed}}}};
-  folder_.save(step, tensors, state.dump());
+  folder_->save(step, tensors, state.dump());
   last_ = step;
 }
 

@@ -7,6 +7,7 @@
 #include <headroom/libtorch.h>
 
 #include <CLI/CLI.hpp>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,8 +25,8 @@ struct Training {
 
 class Checkpoints {
  public:
-  /// Takes the folder for this run.
-  explicit Checkpoints(const std::string& folder) : folder_(folder) {}
+  /// Nothing is read or written yet; begin() and take_settings() take the folder for this run.
+  explicit Checkpoints(std::string folder) : path_(std::move(folder)) {}
 
   /// For a run that begins anew: checkpoints that are there go, as the run's history does.
   void begin(const TrainConfig& config);
@@ -58,7 +59,8 @@ class Checkpoints {
   void save(int64_t step, const Training& training, const RunResult& result);
   void put_back(const Checkpoint& checkpoint, const Training& training, RunResult* result) const;
 
-  CheckpointFolder folder_;
+  std::string path_;
+  std::optional<CheckpointFolder> folder_;
   std::vector<std::pair<std::string, std::string>> course_;
   std::string device_;
   std::string escaped_;  // the precision that the run has gone over to; empty: none

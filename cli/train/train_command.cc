@@ -81,10 +81,7 @@ int train(CLI::App& command, const std::shared_ptr<TrainConfig>& options) {
   const Interrupt interrupt;
   RunInfo info;
   info.name = fmt::format("{} {} {}", config.model, config.precision, config.loss_scale);
-  if (!config.resume && !config.out.empty()) {
-    checkpoints.emplace(config.out);
-    checkpoints->begin(config);
-  }
+  if (!config.resume && !config.out.empty()) checkpoints.emplace(config.out);
   const RunResult result = watched_run(config, *task, info, config.out,
                                        checkpoints.has_value() ? &*checkpoints : nullptr);
 

@@ -102,6 +102,7 @@ RunResult watched_run(const TrainConfig& config, Task& task, const RunInfo& info
                       const std::string& folder, Checkpoints* checkpoints) {
   std::optional<LiveReport> live;
   if (config.watch) live.emplace(config.port);
+  if (checkpoints != nullptr && !config.resume) checkpoints->begin(config);
   std::optional<Recorder> recorder;
   if (!folder.empty()) {
     RunInfo run_info = info;
