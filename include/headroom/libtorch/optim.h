@@ -42,7 +42,8 @@ class FusedBody;
 /// follows. Weights have to be dense in memory; gradients may have any strides, or be sparse.
 ///
 /// Under GradScaler::step the step is skipped if a gradient is not finite, and unscaling and
-/// clipping cost nothing. step() alone is torch's: no scale, no check.
+/// clipping cost nothing. step() alone is torch's: no scale, no check. One thread at a time may use
+/// an optimizer.
 class HEADROOM_API FusedOptimizer : public torch::optim::Optimizer {
  public:
   ~FusedOptimizer() override;
