@@ -94,7 +94,7 @@ void read_steps(const std::string& folder, int64_t until, RunResult* result) {
 }  // namespace
 
 void Checkpoints::take_over(const TrainConfig& config) {
-  course_ = course_of(config);
+  settings_ = settings_of(config);
   device_ = config.device;
   every_ = config.checkpoint_every;
   from_the_start_ = !config.escape.empty();
@@ -110,12 +110,12 @@ void Checkpoints::take_settings(CLI::App& command) {
   folder_.emplace(path_);
   const Checkpoint newest = folder_->load([&](const Checkpoint& checkpoint) {
     with_state(checkpoint, [&](const json& state) {
-      course_ = state.at("course").get<std::vector<std::pair<std::string, std::string>>>();
+      settings_ = state.at("settings").get<std::vector<std::pair<std::string, std::string>>>();
       escaped_ = state.at("escaped").get<std::string>();
     });
   });
   last_ = newest.step();
-  for (const auto& [name, value] : course_) {
+  for (const auto& [name, value] : settings_) {
     CLI::Option* const option = command.get_option_no_throw(name);
     if (option == nullptr || option->count() > 0 || value.empty()) continue;
     option->add_result(value);
@@ -124,18 +124,19 @@ void Checkpoints::take_settings(CLI::App& command) {
 }
 
 void Checkpoints::resume(TrainConfig* config) {
-  const auto now = course_of(*config);
+  const auto now = settings_of(*config);
   for (size_t i = 0; i < now.size(); ++i) {
     const auto& [name, value] = now[i];
-    const bool same = i < course_.size() && course_[i] == now[i];
-    if (same || name == "--steps") continue;
+    const bool same = i < settings_.size() && settings_[i] == now[i];
+    if (same || may_change(name)) continue;
     throw Error(
         ErrorCode::kInvalidArgument,
         fmt::format("{} is {}, but the run in '{}' has {}; leave {} out to go on with that run, or "
                     "choose another --out.",
                     name, value.empty() ? "not given" : value, path_,
-                    i < course_.size() ? (course_[i].second.empty() ? "none" : course_[i].second)
-                                       : "no such setting",
+                    i < settings_.size()
+                        ? (settings_[i].second.empty() ? "none" : settings_[i].second)
+                        : "no such setting",
                     name));
   }
   if (config->steps < last_) {
@@ -239,7 +240,7 @@ void Checkpoints::save(int64_t step, const Training& training, const RunResult& 
   if (device_ != "cpu") random["device"] = random_state(torch_generator(device_));
   const json state = {{"program", kProgram},
                       {"version", kVersion},
-                      {"course", course_},
+                      {"settings", settings_},
                       {"escaped", escaped_},
                       {"scaler", training.scaler.save()},
                       {"optimizer_steps", optimizer.steps},

@@ -61,7 +61,7 @@ class Checkpoints {
 
   std::string path_;
   std::optional<CheckpointFolder> folder_;
-  std::vector<std::pair<std::string, std::string>> course_;
+  std::vector<std::pair<std::string, std::string>> settings_;
   std::string device_;
   std::string escaped_;  // the precision that the run has gone over to; empty: none
   int64_t every_ = 0;

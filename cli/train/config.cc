@@ -194,7 +194,14 @@ TrainConfig in_precision(TrainConfig config, const std::string& precision) {
   return config;
 }
 
-std::vector<std::pair<std::string, std::string>> course_of(const TrainConfig& config) {
+bool may_change(const std::string& option) {
+  for (const char* name : {"--steps", "--escape", "--layers", "--checkpoint-every", "--threads"}) {
+    if (option == name) return true;
+  }
+  return false;
+}
+
+std::vector<std::pair<std::string, std::string>> settings_of(const TrainConfig& config) {
   const auto text = [](const auto& value) { return fmt::format("{}", value); };
   return {{"--model", config.model},
           {"--data", config.data},
@@ -215,7 +222,11 @@ std::vector<std::pair<std::string, std::string>> course_of(const TrainConfig& co
           {"--device", config.device},
           {"--seed", text(config.seed)},
           {"--inject", config.inject},
-          {"--inject-seed", config.inject.empty() ? "" : text(config.inject_seed)}};
+          {"--inject-seed", config.inject.empty() ? "" : text(config.inject_seed)},
+          {"--escape", config.escape},
+          {"--layers", text(config.layers)},
+          {"--checkpoint-every", text(config.checkpoint_every)},
+          {"--threads", config.threads > 0 ? text(config.threads) : ""}};
 }
 
 }  // namespace headroom::cli

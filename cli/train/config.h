@@ -70,9 +70,12 @@ void resolve(TrainConfig* config);
 /// The same run in another precision, with nothing left that could collapse: no loss scale.
 TrainConfig in_precision(TrainConfig config, const std::string& precision);
 
-/// The settings that the course of a run depends on, each as its option and what one would write
-/// after it; of a config that is resolved.
-std::vector<std::pair<std::string, std::string>> course_of(const TrainConfig& config);
+/// The settings of a run, each as its option and what one would write after it; of a config that
+/// is resolved.
+std::vector<std::pair<std::string, std::string>> settings_of(const TrainConfig& config);
+
+/// Whether a run that goes on may have another value for this option.
+bool may_change(const std::string& option);
 
 }  // namespace headroom::cli
 

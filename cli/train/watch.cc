@@ -24,8 +24,8 @@ void request_stop(int signal) {
 }
 
 // What the history says of the settings: {"opt_level", "O1"}.
-std::vector<std::pair<std::string, std::string>> settings_of(const TrainConfig& config) {
-  auto settings = course_of(config);
+std::vector<std::pair<std::string, std::string>> named_settings(const TrainConfig& config) {
+  auto settings = settings_of(config);
   for (auto& [name, value] : settings) {
     if (value.empty()) value = name == "--data" ? "built in" : "no";
     name = name.substr(2);
@@ -107,7 +107,7 @@ RunResult watched_run(const TrainConfig& config, Task& task, const RunInfo& info
   if (!folder.empty()) {
     RunInfo run_info = info;
     run_info.policy = config.policy();
-    run_info.settings = settings_of(config);
+    run_info.settings = named_settings(config);
     run_info.tensorboard = config.tensorboard;
     run_info.resume = config.resume;
     recorder.emplace(folder, run_info);

@@ -152,9 +152,9 @@ Checkpoint Checkpoint::read(const std::string& path) {
   using internal::kChecksumDigits;
   const files::File file(path);
   if (file.size() < kChecksumAt + kChecksumDigits) file.refuse("is cut short.");
-  const std::shared_ptr<char> memory = read_whole(file);
-  const std::string_view start(memory.get() + sizeof(uint64_t), kCheckpointStart.size());
+  const std::string start = file.read_text(sizeof(uint64_t), kCheckpointStart.size());
   if (start != kCheckpointStart) file.refuse("does not begin as a checkpoint does.");
+  const std::shared_ptr<char> memory = read_whole(file);
   char* const digits = memory.get() + kChecksumAt;
   const std::string expected(digits, kChecksumDigits);
   std::memset(digits, '0', kChecksumDigits);

@@ -173,11 +173,11 @@ Recorder::Recorder(const std::string& folder, const RunInfo& info) {
   }
   // Events of the run that was here before would be shown as part of this one.
   const std::filesystem::path events = place / internal::kEventFile;
-  if (info.tensorboard) {
+  std::error_code ignored;
+  if (info.tensorboard || (info.resume && std::filesystem::exists(events, ignored))) {
     files_->events.emplace(events.string());
     files_->events->rewind(info.resume ? kEnd : kBeginning);
   } else {
-    std::error_code ignored;
     std::filesystem::remove(events, ignored);
   }
 }
