@@ -32,9 +32,9 @@ class Checkpoints {
   void begin(const TrainConfig& config);
 
   /// For a run that goes on. First the options that the command line does not have are set as they
-  /// were; then the settings are compared, and one that would change the course is refused. Throws
-  /// Error(kBadState) if no checkpoint is good.
-  /// A run that has escaped to another precision goes on there.
+  /// were; then the settings are compared, and one that would change the course is refused. A run
+  /// that has escaped to another precision goes on there. Throws Error(kBadState) if no checkpoint
+  /// is good.
   void take_settings(CLI::App& command);
   void resume(TrainConfig* config);
 
