@@ -41,7 +41,7 @@ struct LeftOut {
 struct Contents {
   std::vector<Tensor> tensors;
   std::vector<LeftOut> left_out;
-  std::map<std::string, std::string> metadata;  // of safetensors
+  std::map<std::string, std::string> metadata = {};  // of safetensors
 };
 
 // What safetensors allows.

@@ -3,6 +3,7 @@
 #include <headroom/error.h>
 #include <headroom/record.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <cstring>
@@ -115,38 +116,26 @@ HistoryReader::HistoryReader(std::string path, int64_t until)
 
 bool HistoryReader::read_more() {
   const int64_t before = lines_;
-  const bool first = offset_ == 0;
-  try {
-    read_new();
-  } catch (const Error& error) {
-    if (first || error.code() != ErrorCode::kBadState) throw;
-    *this = HistoryReader(path_, until_);
-    read_new();
-    return true;
-  }
-  return lines_ != before;
-}
-
-void HistoryReader::read_new() {
   std::ifstream file(path_, std::ios::binary);
   if (!file) {
     throw Error(ErrorCode::kFile, "'" + path_ + "' cannot be read: " + std::strerror(errno) + ".");
   }
-  file.seekg(0, std::ios::end);
-  if (file.tellg() >= 0 && file.tellg() < offset_) *this = HistoryReader(path_, until_);
+  const bool rewound = !continues(file);
+  if (rewound) *this = HistoryReader(path_, until_);
   file.clear();
   file.seekg(offset_);
   std::vector<char> buffer(1 << 20);
-  while (file) {
+  while (file && !stopped_) {
     file.read(buffer.data(), static_cast<std::streamsize>(buffer.size()));
     std::string_view bytes(buffer.data(), static_cast<size_t>(file.gcount()));
     offset_ += file.gcount();
-    for (size_t end; (end = bytes.find('\n')) != std::string_view::npos;) {
+    tail_ =
+        (tail_ + std::string(bytes)).substr(std::max(kTail, tail_.size() + bytes.size()) - kTail);
+    for (size_t end; !stopped_ && (end = bytes.find('\n')) != std::string_view::npos;) {
       rest_ += bytes.substr(0, end);
       bytes.remove_prefix(end + 1);
       take(rest_);
-      if (stopped_) return;
-      bytes_ += static_cast<int64_t>(rest_.size()) + 1;
+      if (!stopped_) bytes_ += static_cast<int64_t>(rest_.size()) + 1;
       rest_.clear();
     }
     rest_ += bytes;
@@ -154,6 +143,16 @@ void HistoryReader::read_new() {
   if (file.bad()) {
     throw Error(ErrorCode::kFile, "'" + path_ + "' could not be read to its end.");
   }
+  return rewound || lines_ > before;
+}
+
+// A run that was rewound has something else where the reading ended: no two lines have the same
+// time.
+bool HistoryReader::continues(std::ifstream& file) const {
+  std::string now(tail_.size(), '\0');
+  file.seekg(offset_ - static_cast<int64_t>(tail_.size()));
+  file.read(now.data(), static_cast<std::streamsize>(now.size()));
+  return now == tail_;
 }
 
 bool HistoryReader::is_later(const ordered_json& line) const {

@@ -3,6 +3,7 @@
 #define HEADROOM_SRC_RECORD_HISTORY_H_
 
 #include <cstdint>
+#include <iosfwd>
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -102,7 +103,9 @@ class HistoryReader {
  private:
   static constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
 
-  void read_new();
+  static constexpr size_t kTail = 256;
+
+  bool continues(std::ifstream& file) const;
   bool is_later(const nlohmann::ordered_json& line) const;
   void take(std::string_view line);
   void take_header(const nlohmann::ordered_json& line);
@@ -116,6 +119,7 @@ class HistoryReader {
   bool stopped_ = false;
   int64_t bytes_ = 0;
   int64_t offset_ = 0;  // of the next byte to read
+  std::string tail_;    // the bytes before it
   std::string rest_;    // of a line whose end has not been read
   int64_t lines_ = 0;
   int64_t looks_seen_ = 0;
