@@ -94,6 +94,49 @@ void FusedBody::weights_written() {
   masters_are_right();
 }
 
+FusedState FusedBody::state() {
+  const OptimizerState core_state = core().state();
+  FusedState state;
+  state.steps = core_state.steps;
+  for (const NamedTensor& named : core_state.tensors) {
+    const torch::Tensor& like = tensors_[named.parameter];
+    state.tensors.push_back(
+        {named.parameter, named.name.substr(named.name.rfind('/') + 1),
+         torch::from_blob(named.tensor.data, like.sizes(), like.strides(),
+                          like.options().dtype(torch::kFloat).requires_grad(false))});
+  }
+  return state;
+}
+
+void FusedBody::load_state(const FusedState& state) {
+  const torch::NoGradGuard no_grad;
+  const std::vector<StateTensor> mine = this->state().tensors;
+  bool same = mine.size() == state.tensors.size();
+  for (size_t i = 0; same && i < mine.size(); ++i) {
+    const StateTensor& theirs = state.tensors[i];
+    same = mine[i].parameter == theirs.parameter && mine[i].name == theirs.name;
+    if (same && (!theirs.tensor.defined() || mine[i].tensor.sizes() != theirs.tensor.sizes())) {
+      throw Error(ErrorCode::kBadState, "The saved state of " + names_[theirs.parameter] +
+                                            " has another size; it belongs to another model.");
+    }
+  }
+  if (!same) {
+    throw Error(ErrorCode::kBadState,
+                "The saved state has other tensors than this optimizer; it belongs to another "
+                "model, optimizer or precision.");
+  }
+  OptimizerState core_state = core().state();
+  core_state.steps = state.steps;
+  std::vector<torch::Tensor> held;  // in the order of the core's memory
+  for (size_t i = 0; i < mine.size(); ++i) {
+    held.push_back(torch::empty_like(mine[i].tensor).copy_(state.tensors[i].tensor));
+    core_state.tensors[i].tensor.data = held.back().data_ptr();
+  }
+  core().load_state(core_state);
+  for (const torch::Tensor& parameter : tensors_) parameter.unsafeGetTensorImpl()->bump_version();
+  masters_are_right();
+}
+
 }  // namespace internal
 
 FusedOptimizer::FusedOptimizer(std::vector<torch::optim::OptimizerParamGroup> groups,
@@ -149,6 +192,20 @@ std::vector<torch::Tensor> FusedOptimizer::master_params() {
   }
   body_->release();
   return masters;
+}
+
+FusedState FusedOptimizer::fused_state() {
+  const internal::TorchStream stream;
+  body_->bind(*this, {});
+  body_->release();
+  return body_->state();
+}
+
+void FusedOptimizer::load_fused_state(const FusedState& state) {
+  const internal::TorchStream stream;
+  body_->bind(*this, {});
+  body_->release();
+  body_->load_state(state);
 }
 
 int64_t FusedOptimizer::steps(size_t index) const { return body_->core().steps(index); }

@@ -17,9 +17,13 @@ class FusedBody : public Binding {
 
   virtual headroom::FusedOptimizer& core() = 0;
 
+  /// The core's state as torch tensors, and back. After bind() and release().
+  FusedState state();
+  void load_state(const FusedState& state);
+
   /// Writes and reads torch's own format, and beside it what torch does not keep: masters.
   virtual void save(const torch::optim::Optimizer& optimizer,
-                    torch::serialize::OutputArchive& archive) const = 0;
+                    torch::serialize::OutputArchive& archive) = 0;
   virtual void load(torch::optim::Optimizer& optimizer,
                     torch::serialize::InputArchive& archive) = 0;
 

@@ -103,7 +103,7 @@ class FusedOf : public FusedBody {
   headroom::FusedOptimizer& core() override { return core_; }
 
   void save(const torch::optim::Optimizer& optimizer,
-            torch::serialize::OutputArchive& archive) const override;
+            torch::serialize::OutputArchive& archive) override;
   void load(torch::optim::Optimizer& optimizer, torch::serialize::InputArchive& archive) override;
 
  protected:
@@ -127,28 +127,22 @@ class FusedOf : public FusedBody {
   size_t groups_ = 0;
 };
 
-bool is_master(const NamedTensor& tensor) {
-  return tensor.name.substr(tensor.name.rfind('/') + 1) == "master";
-}
+constexpr const char* kMaster = "master";
 
 std::string master_key(size_t parameter) { return "master/" + std::to_string(parameter); }
 
 template <typename Rule>
 void FusedOf<Rule>::save(const torch::optim::Optimizer& optimizer,
-                         torch::serialize::OutputArchive& archive) const {
-  const OptimizerState state = core_.state();
+                         torch::serialize::OutputArchive& archive) {
+  const FusedState state = this->state();
   torch::serialize::OutputArchive beside(archive.compilation_unit());
   beside.write("steps", torch::tensor(state.steps));
   std::vector<std::vector<Tensor>> buffers(tensors_.size());
-  for (const NamedTensor& named : state.tensors) {
-    const Tensor& like = tensors_[named.parameter];
-    const Tensor copy = torch::from_blob(named.tensor.data, like.sizes(), like.strides(),
-                                         like.options().dtype(torch::kFloat).requires_grad(false))
-                            .clone();
-    if (is_master(named)) {
-      beside.write(master_key(named.parameter), copy);
+  for (const StateTensor& item : state.tensors) {
+    if (item.name == kMaster) {
+      beside.write(master_key(item.parameter), item.tensor.clone());
     } else {
-      buffers[named.parameter].push_back(copy);
+      buffers[item.parameter].push_back(item.tensor.clone());
     }
   }
   Snapshot snapshot(optimizer.param_groups(), optimizer.defaults().clone());
@@ -172,7 +166,7 @@ void FusedOf<Rule>::load(torch::optim::Optimizer& optimizer,
   torch::serialize::InputArchive beside;
   const bool ours = archive.try_read(kBeside, beside);  // else torch's optimizer wrote it
 
-  OptimizerState state = core_.state();
+  FusedState state = this->state();
   Tensor steps;
   if (ours) beside.read("steps", steps);
   const bool counted = steps.defined() && steps.numel() == static_cast<int64_t>(tensors_.size());
@@ -184,24 +178,16 @@ void FusedOf<Rule>::load(torch::optim::Optimizer& optimizer,
     if (counted) state.steps[i] = steps[static_cast<int64_t>(i)].template item<int64_t>();
   }
   std::vector<size_t> taken(tensors_.size(), 0);
-  std::vector<Tensor> held;
-  for (NamedTensor& named : state.tensors) {
-    const Tensor& parameter = tensors_[named.parameter];
+  for (StateTensor& item : state.tensors) {
+    const Tensor& parameter = tensors_[item.parameter];
     Tensor value;
-    if (is_master(named)) {
-      if (ours) beside.try_read(master_key(named.parameter), value);
+    if (item.name == kMaster) {
+      if (ours) beside.try_read(master_key(item.parameter), value);
       if (!value.defined()) value = parameter.detach();
-    } else if (!buffers[named.parameter].empty()) {
-      value = buffers[named.parameter].at(taken[named.parameter]++);
+    } else if (!buffers[item.parameter].empty()) {
+      value = buffers[item.parameter].at(taken[item.parameter]++);
     }
-    if (value.defined() && value.sizes() != parameter.sizes()) {
-      throw Error(ErrorCode::kBadState, "The saved state of " + names_[named.parameter] +
-                                            " has another size; it belongs to another model.");
-    }
-    const auto plain = parameter.options().dtype(torch::kFloat).requires_grad(false);
-    held.push_back(torch::zeros_like(parameter, plain));
-    if (value.defined()) held.back().copy_(value);
-    named.tensor.data = held.back().data_ptr();
+    item.tensor = value.defined() ? value : torch::zeros_like(item.tensor);
   }
   // LibTorch before 2.0 reads the options of groups and drops them.
   torch::serialize::InputArchive groups;
@@ -213,9 +199,7 @@ void FusedOf<Rule>::load(torch::optim::Optimizer& optimizer,
   for (size_t g = 0; g < options.size(); ++g) {  // throws if momentum comes or goes
     core_.set_options(Rule::core_options(static_cast<const Options&>(*options[g].second)), g + 1);
   }
-  core_.load_state(state);
-  for (const Tensor& parameter : tensors_) parameter.unsafeGetTensorImpl()->bump_version();
-  masters_are_right();
+  load_state(state);
   for (size_t g = 0; g < optimizer.param_groups().size(); ++g) {
     optimizer.param_groups()[g].set_options(std::move(options[g].second));
   }

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <headroom/error.h>
+#include <headroom/inject.h>
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -78,6 +79,18 @@ float static_scale(const std::string& spec) {
   return scale;
 }
 
+// Only a wider range helps where no scale does.
+void check_escape(const TrainConfig& config) {
+  if (config.escape.empty()) return;
+  one_of("--escape", config.escape, {"bf16", "fp32"});
+  if (config.precision == "fp32" && config.escape != "fp32") {
+    refuse("--escape bf16 leads nowhere from fp32, which has the same range.");
+  }
+  if (config.out.empty() || config.checkpoint_every == 0) {
+    refuse("--escape goes back to a checkpoint; give --out, and no --checkpoint-every 0.");
+  }
+}
+
 }  // namespace
 
 torch::ScalarType TrainConfig::dtype() const {
@@ -148,6 +161,8 @@ void resolve(TrainConfig* config) {
   in_range("--steps", config->steps, 1, int64_t{1} << 40);
   // Ten steps apart, a look costs far less than one step in a hundred; 200 looks fill a screen.
   use_default(&config->layers, kDefaultCount, std::max<int64_t>(10, config->steps / 200));
+  use_default(&config->checkpoint_every, kDefaultCount, std::max<int64_t>(1, config->steps / 10));
+  in_range("--checkpoint-every", config->checkpoint_every, 0, int64_t{1} << 40);
   in_range("--layers", config->layers, 0, int64_t{1} << 40);
   in_range("--batch", config->batch, 1, int64_t{1} << 24);
   if (config->batch % config->part.ranks != 0) {
@@ -163,6 +178,8 @@ void resolve(TrainConfig* config) {
   in_range("--depth", config->depth, 1, 256);
   in_range("--context", config->context, config->model == "gpt" ? 1 : 0, 1 << 14);
   in_range("--threads", config->threads, 0, 1024);
+  if (!config->inject.empty()) parse_faults(config->inject);
+  check_escape(*config);
   if (config->model == "gpt" && config->width % 4 != 0) {
     refuse(fmt::format("--width is {}; gpt has four heads, so it has to be a multiple of 4.",
                        config->width));
@@ -178,6 +195,50 @@ void resolve(TrainConfig* config) {
   if (config->device == "cuda" && !torch::cuda::is_available()) {
     refuse("--device cuda: this LibTorch has no CUDA, or there is no CUDA device here; use cpu.");
   }
+}
+
+TrainConfig in_precision(TrainConfig config, const std::string& precision) {
+  config.precision = precision;
+  config.loss_scale = "none";
+  if (precision == "fp32") config.opt_level.clear();
+  resolve(&config);
+  return config;
+}
+
+bool may_change(const std::string& option) {
+  for (const char* name : {"--steps", "--escape", "--layers", "--checkpoint-every", "--threads"}) {
+    if (option == name) return true;
+  }
+  return false;
+}
+
+std::vector<std::pair<std::string, std::string>> settings_of(const TrainConfig& config) {
+  const auto text = [](const auto& value) { return fmt::format("{}", value); };
+  return {{"--model", config.model},
+          {"--data", config.data},
+          {"--precision", config.precision},
+          {"--opt-level", fmt::format("O{}", static_cast<int>(config.level()))},
+          {"--loss-scale", config.loss_scale},
+          {"--optimizer", config.optimizer},
+          {"--lr", text(config.lr)},
+          {"--schedule", config.schedule},
+          {"--clip", config.clip > 0.0 ? text(config.clip) : ""},
+          {"--steps", text(config.steps)},
+          {"--batch", text(config.batch)},
+          {"--accumulate", text(config.accumulate)},
+          {"--width", text(config.width)},
+          {"--depth", text(config.depth)},
+          {"--context", text(config.context)},
+          {"--fake-quant", config.fake_quant},
+          {"--device", config.device},
+          {"--ranks", text(config.part.ranks)},  // no option: mpirun or torchrun has it
+          {"--seed", text(config.seed)},
+          {"--inject", config.inject},
+          {"--inject-seed", config.inject.empty() ? "" : text(config.inject_seed)},
+          {"--escape", config.escape},
+          {"--layers", text(config.layers)},
+          {"--checkpoint-every", text(config.checkpoint_every)},
+          {"--threads", config.threads > 0 ? text(config.threads) : ""}};
 }
 
 }  // namespace headroom::cli

@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace headroom::cli {
 
@@ -60,6 +62,11 @@ struct TrainConfig {
   bool tensorboard = false;
   bool watch = false;
   int port = 0;
+  bool resume = false;
+  int64_t checkpoint_every = kDefaultCount;  // steps; 0: never
+  std::string inject;                        // faults, see headroom/inject.h
+  uint64_t inject_seed = 0;
+  std::string escape;      // the precision to go on in when scaling cannot help; empty: stop
   double timeout = 300.0;  // seconds to wait for other ranks
   Part part;
 
@@ -72,6 +79,16 @@ struct TrainConfig {
 /// Throws Error(kInvalidArgument) with a sentence if a setting cannot be used or settings
 /// contradict each other; fills in the model's defaults.
 void resolve(TrainConfig* config);
+
+/// The same run in another precision, with nothing left that could collapse: no loss scale.
+TrainConfig in_precision(TrainConfig config, const std::string& precision);
+
+/// The settings of a run, each as its option and what one would write after it; of a config that
+/// is resolved.
+std::vector<std::pair<std::string, std::string>> settings_of(const TrainConfig& config);
+
+/// Whether a run that goes on may have another value for this option.
+bool may_change(const std::string& option);
 
 }  // namespace headroom::cli
 

@@ -7,6 +7,7 @@
 
 #include "cli/train/image.h"
 #include "cli/train/layers.h"
+#include "cli/train/random_state.h"
 #include "cli/train/task.h"
 
 namespace headroom::cli {
@@ -106,6 +107,9 @@ class Field : public Task {
   torch::Tensor loss(int64_t) override {
     return torch::mse_loss(network_->forward(batch_x_), batch_y_);
   }
+
+  std::string data_position() const override { return random_state(generator_); }
+  void set_data_position(const std::string& text) override { set_random_state(generator_, text); }
 
   Score score() override {
     const torch::Tensor error = (fitted() - truth_).square().mean().to(torch::kDouble);

@@ -9,6 +9,7 @@
 
 #include "cli/train/data.h"
 #include "cli/train/layers.h"
+#include "cli/train/random_state.h"
 #include "cli/train/task.h"
 
 namespace headroom::cli {
@@ -112,6 +113,9 @@ class Gpt : public Task {
   torch::nn::Module& model() override { return *model_; }
   void next_batch() override { now_ = part_.of(draw(0, train_, random_)); }
   torch::Tensor loss(int64_t) override { return mean(now_); }
+
+  std::string data_position() const override { return random_state(random_); }
+  void set_data_position(const std::string& text) override { set_random_state(random_, text); }
 
   Score score() override {
     const torch::NoGradGuard no_grad;

@@ -3,6 +3,7 @@
 
 #include "cli/train/data.h"
 #include "cli/train/layers.h"
+#include "cli/train/random_state.h"
 #include "cli/train/task.h"
 
 namespace headroom::cli {
@@ -98,6 +99,9 @@ class Images : public Task {
   }
 
   torch::Tensor loss(int64_t) override { return cross_entropy(images_, labels_); }
+
+  std::string data_position() const override { return random_state(generator_); }
+  void set_data_position(const std::string& text) override { set_random_state(generator_, text); }
 
   Score score() override {
     const torch::NoGradGuard no_grad;

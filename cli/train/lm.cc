@@ -14,6 +14,7 @@
 
 #include "cli/train/data.h"
 #include "cli/train/layers.h"
+#include "cli/train/random_state.h"
 #include "cli/train/task.h"
 
 namespace headroom::cli {
@@ -142,6 +143,9 @@ class LanguageModel : public Task {
     const int64_t end = std::min(begin + kSlice, batch_);
     return sum(before_.slice(0, begin, end), after_.slice(0, begin, end)) / batch_;
   }
+
+  std::string data_position() const override { return random_state(random_); }
+  void set_data_position(const std::string& text) override { set_random_state(random_, text); }
 
   Score score() override {
     const torch::NoGradGuard no_grad;

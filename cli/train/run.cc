@@ -1,6 +1,7 @@
 #include "cli/train/run.h"
 
 #include <dlfcn.h>
+#include <fmt/format.h>
 #include <headroom/headroom.h>
 
 #include <chrono>
@@ -10,15 +11,17 @@
 #include <thread>
 
 #include "adapters/libtorch/tensors.h"
+#include "cli/train/checkpoint.h"
 #include "cli/train/layers.h"
 
 namespace headroom::cli {
 namespace {
 
-constexpr int64_t kLooks = 8;  // steps of a run in which lost gradients are counted
+constexpr int64_t kLooks = 8;       // steps of a run in which lost gradients are counted
+constexpr int64_t kBadLosses = 10;  // in a row, with good gradients: no scale can help
 
-std::unique_ptr<torch::optim::Optimizer> make_optimizer(const TrainConfig& config,
-                                                        const torch::nn::Module& model) {
+std::unique_ptr<libtorch::FusedOptimizer> make_optimizer(const TrainConfig& config,
+                                                         const torch::nn::Module& model) {
   Precision precision;
   precision.master_weights = config.level() != OptLevel::kO3;
   const std::vector<torch::Tensor> params = model.parameters();
@@ -82,22 +85,39 @@ double accumulate_gradients(const TrainConfig& config, Task& task, libtorch::Gra
   return total.item<double>();
 }
 
+// The gradients as they are now, valid as long as `gradients` is.
+std::vector<Parameter> gradients_of(const torch::nn::Module& model,
+                                    libtorch::internal::Gradients* gradients) {
+  std::vector<Parameter> parameters;
+  for (const auto& item : model.named_parameters()) {
+    const TensorView grad =
+        gradients->add(item.value(), libtorch::internal::Gradients::Order::kAny, item.key());
+    parameters.push_back({item.key(), {}, grad});
+  }
+  return parameters;
+}
+
+// Returns how many elements were hit.
+int64_t inject(const Injector& injector, int64_t step, const torch::nn::Module& model) {
+  const libtorch::internal::TorchStream stream;
+  libtorch::internal::Gradients gradients;
+  const auto done = injector.inject(step, gradients_of(model, &gradients));
+  if (!done.empty()) gradients.write_back();
+  return static_cast<int64_t>(done.size());
+}
+
 }  // namespace
 
 std::vector<LayerStats> look_at_layers(const torch::nn::Module& model) {
   const libtorch::internal::TorchStream stream;
   libtorch::internal::Gradients gradients;
-  std::vector<Parameter> parameters;
-  for (const auto& item : model.named_parameters()) {
-    const TensorView grad =
-        gradients.add(item.value(), libtorch::internal::Gradients::Order::kAny, item.key());
-    parameters.push_back({item.key(), {}, grad});
-  }
-  return measure_layers(parameters);
+  return measure_layers(gradients_of(model, &gradients));
 }
 
-RunResult run(const TrainConfig& config, Task& task, Team* team, Recorder* recorder,
-              const std::function<bool(const StepRecord&, const RunResult&)>& on_step) {
+RunResult run(const TrainConfig& config, Task& task, const Aids& aids,
+              const std::function<bool(const StepRecord&, const RunResult&)>& on_step,
+              const std::string& note) {
+  const auto [team, recorder, checkpoints] = aids;
   use_threads(config.threads);
   RunResult result;
   set_parameter_types(task.model(), config.level(), config.dtype());
@@ -109,13 +129,27 @@ RunResult run(const TrainConfig& config, Task& task, Team* team, Recorder* recor
           .ranks(team != nullptr ? team->ranks() : nullptr)
           .on_alarm([&](const AlarmReport& report) { result.alarm = report.sentence; }));
   scaler.name_parameters(task.model());
-  if (team != nullptr) team->check_same(task.model().parameters());
   bool stop_here = false;
   const StepOptions options{static_cast<float>(config.clip), ClearGrads::kNever};
   const int64_t look_every = std::max<int64_t>(1, config.steps / kLooks);
 
+  const Training training{task, *optimizer, scaler};
+  int64_t done = 0;
+  const bool resumed = checkpoints != nullptr && checkpoints->restore(training, &result, &done);
+  if (team != nullptr) team->check_same(task.model().parameters());
+  if (resumed && recorder != nullptr) {
+    recorder->rewind(done);
+    if (!note.empty()) recorder->note(done, note);
+  }
+  const Injector injector(
+      config.inject.empty() ? std::vector<Fault>() : parse_faults(config.inject),
+      config.inject_seed, static_cast<int>(config.part.rank));
+  int64_t bad_losses = 0;
+
+  const double before = result.seconds;
   const auto start = std::chrono::steady_clock::now();
-  for (int64_t step = 1; step <= config.steps && result.alarm.empty(); ++step) {
+  while (done < config.steps && result.alarm.empty()) {
+    const int64_t step = done + 1;
     StepRecord record;
     record.step = step;
     record.lr = lr_at(config, step);
@@ -130,6 +164,12 @@ RunResult run(const TrainConfig& config, Task& task, Team* team, Recorder* recor
         result.lost.values += meter->loss().values;
         result.lost.zeroed += meter->loss().zeroed;
       }
+    }
+    Scalars more = {{"lr", record.lr}};
+    if (!config.inject.empty()) {
+      const int64_t hits = inject(injector, step, task.model());
+      result.injected += hits;
+      more.emplace_back("injected", static_cast<double>(hits));
     }
     bool stop = stop_here;
     if (team != nullptr) stop = team->average(task.model().parameters(), &record.loss, stop_here);
@@ -147,16 +187,28 @@ RunResult run(const TrainConfig& config, Task& task, Team* team, Recorder* recor
     StepReport report = scaler.step(*optimizer, options);
     if (report.pending) report = scaler.report();
     scaler.update();
-    if (recorder != nullptr) recorder->step(step, record.loss, report, {{"lr", record.lr}});
+    if (recorder != nullptr) recorder->step(step, record.loss, report, more);
     record.applied = report.applied;
     record.grad_norm = report.grad_norm;
     record.culprit = report.culprit;
     record.seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+        before + std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     result.skipped += !report.applied;
     result.final_scale = scaler.get_scale();
     result.seconds = record.seconds;
     result.steps.push_back(record);
+    done = step;
+    bad_losses = report.applied && !std::isfinite(record.loss) ? bad_losses + 1 : 0;
+    if (bad_losses == kBadLosses) {
+      result.alarm = fmt::format(
+          "The loss was {} in {} steps in a row while all gradients were finite, which no scale "
+          "changes; look for a division by 0 or a logarithm in the loss, or train in another "
+          "precision.",
+          record.loss, kBadLosses);
+    }
+    if (checkpoints != nullptr && result.alarm.empty() && bad_losses == 0) {
+      checkpoints->after_step(done, training, result);
+    }
     stop_here = !on_step(record, result);
     if (team == nullptr ? stop_here : stop) {  // a team stops in the same step
       result.interrupted = true;
@@ -164,6 +216,10 @@ RunResult run(const TrainConfig& config, Task& task, Team* team, Recorder* recor
     }
   }
   if (team != nullptr) team->check_same(task.model().parameters());
+  if (checkpoints != nullptr && result.alarm.empty()) {
+    result.not_saved = bad_losses == 0 ? checkpoints->finish(done, training, result)
+                                       : "The loss of the last step is not finite.";
+  }
   if (config.part.rank > 0) return result;
   const Forward forward(config);
   result.score = task.score();

@@ -41,16 +41,30 @@ struct RunResult {
   std::string no_layers;  // why the layers could not be looked at
   Picture target, picture;
   bool interrupted = false;
-  std::string alarm;  // why the scaler gave up; empty if it did not
+  int64_t injected = 0;   // faults, by --inject
+  std::string escaped;    // how it went over to another precision; empty if it did not
+  std::string alarm;      // why the scaler gave up; empty if it did not
+  std::string not_saved;  // why the last checkpoint could not be written; empty if it could
 };
+
+class Checkpoints;
 
 /// The gradients of every parameter as backward left them, still scaled.
 std::vector<LayerStats> look_at_layers(const torch::nn::Module& model);
 
-/// Trains, and writes down every step if there is a recorder. `on_step` is called after every step,
-/// and ends the run by returning false: of a team, all runs after the next step.
-RunResult run(const TrainConfig& config, Task& task, Team* team, Recorder* recorder,
-              const std::function<bool(const StepRecord&, const RunResult&)>& on_step);
+/// What a run may have beside it; null: not.
+struct Aids {
+  Team* team = nullptr;                // the other ranks
+  Recorder* recorder = nullptr;        // every step is written down
+  Checkpoints* checkpoints = nullptr;  // it goes on from one of them, and saves more
+};
+
+/// Trains. `on_step` is called after every step, and ends the run by returning false: of a team,
+/// all runs after the next step. `note` says why it goes on from a checkpoint, if that has a
+/// reason; the history has it.
+RunResult run(const TrainConfig& config, Task& task, const Aids& aids,
+              const std::function<bool(const StepRecord&, const RunResult&)>& on_step,
+              const std::string& note = "");
 
 }  // namespace headroom::cli
 

@@ -42,6 +42,10 @@ class Task {
   /// The FP32 loss of a slice of the present batch.
   virtual torch::Tensor loss(int64_t slice) = 0;
 
+  /// Where the data's random generator stands. Throws Error(kBadState) for a text that is none.
+  virtual std::string data_position() const = 0;
+  virtual void set_data_position(const std::string& text) = 0;
+
   virtual Score score() = 0;
   virtual std::string metric_name() const = 0;  // "R2", "PSNR", "accuracy", ...
 

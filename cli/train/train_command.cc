@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
+#include <optional>
 #include <thread>
 
 #include "cli/commands.h"
+#include "cli/train/checkpoint.h"
 #include "cli/train/image.h"
 #include "cli/train/options.h"
 #include "cli/train/watch.h"
@@ -15,8 +18,10 @@ namespace headroom::cli {
 namespace {
 
 constexpr int kInterrupted = 130;
-constexpr int kGaveUp = 1;
+constexpr int kNotSaved = 1;
+constexpr int kRankLost = 1;
 constexpr int kBadInput = 2;
+constexpr int kGaveUp = 3;
 
 std::string percent(const libtorch::CastLoss& lost) {
   if (lost.values == 0) return "not measured";
@@ -59,23 +64,38 @@ void print_bounds(const RunResult& result) {
   }
 }
 
+// The settings of a run that goes on come from its checkpoint, where the command line has none.
+void open_to_resume(CLI::App& command, const TrainConfig& config,
+                    std::optional<Checkpoints>* checkpoints) {
+  if (config.out.empty() || !std::filesystem::is_directory(config.out)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("--resume needs the folder of a run, and --out is '{}'.", config.out));
+  }
+  checkpoints->emplace(config.out, config.part.rank == 0);
+  (*checkpoints)->take_settings(command);
+}
+
 // Trains alone, or as one of a team.
-int train(const TrainConfig& config, Team* team) {
+int train(const TrainConfig& config, Checkpoints* checkpoints, Team* team) {
   const auto task = make_task(config);
   const Interrupt interrupt;
   RunInfo info;
   info.name = fmt::format("{} {} {}", config.model, config.precision, config.loss_scale);
-  const RunResult result = watched_run(config, *task, info, config.out, team);
+  const RunResult result =
+      watched_run(config, *task, info, config.out, {team, nullptr, checkpoints});
   if (config.part.rank > 0) {
     return !result.alarm.empty() ? kGaveUp : result.interrupted ? kInterrupted : 0;
   }
 
-  fmt::print("{} in {}, loss scale {}: {} of {} steps{}{}\n", config.model, config.precision,
-             config.loss_scale, result.steps.size(), config.steps,
+  const TrainConfig last = result.escaped.empty() ? config : in_precision(config, config.escape);
+  fmt::print("{} in {}, loss scale {}: {} of {} steps{}{}\n", config.model, last.precision,
+             last.loss_scale, result.steps.size(), config.steps,
              team != nullptr ? fmt::format(" on {} ranks", config.part.ranks) : "",
              result.interrupted ? ", then stopped by hand" : "");
   print_fact("loss", "{:.6g}", result.score.loss);
   print_fact(result.metric_name, "{:.4f}", result.score.metric);
+  if (!result.escaped.empty()) print_fact("escaped", "{}", result.escaped);
+  if (!config.inject.empty()) print_fact("faults injected", "{}", result.injected);
   print_fact("skipped steps", "{}", result.skipped);
   print_fact("final scale", "{}", result.final_scale);
   print_fact("gradients lost", "{}", percent(result.lost));
@@ -88,39 +108,49 @@ int train(const TrainConfig& config, Team* team) {
     print_fact("report", "{}/report.html", config.out);
   }
   if (!result.alarm.empty()) {
-    fmt::print(stderr, "headroom: stopped at step {}. {}\n", result.steps.size(), result.alarm);
+    fmt::print(stderr, "headroom: stopped at step {}. {}\n", result.steps.back().step,
+               result.alarm);
     return kGaveUp;
+  }
+  if (!result.not_saved.empty()) {
+    fmt::print(stderr, "headroom: the end of the run is not saved. {}\n", result.not_saved);
+    return kNotSaved;
   }
   return result.interrupted ? kInterrupted : 0;
 }
 
-int train(TrainConfig config) {
+int train(CLI::App& command, TrainConfig& config) {
   const Launch launch = launched();
   config.part = {launch.rank, launch.size};
+  if (config.watch && config.out.empty()) config.out = "headroom-train";
+  std::optional<Checkpoints> checkpoints;
   try {
+    if (config.resume) open_to_resume(command, config, &checkpoints);
     resolve(&config);
+    if (launch.several() && config.threads == 0) {
+      const auto cores = static_cast<int>(std::thread::hardware_concurrency());
+      config.threads = std::max(1, cores / launch.local_size);
+    }
+    if (config.resume) checkpoints->resume(&config);
   } catch (const Error&) {
     if (launch.first()) throw;
     return kBadInput;  // the first rank tells
   }
-  if (config.watch && config.out.empty()) config.out = "headroom-train";
-  if (!launch.several()) return train(config, nullptr);
-  if (config.threads == 0) {
-    const auto cores = static_cast<int>(std::thread::hardware_concurrency());
-    config.threads = std::max(1, cores / launch.local_size);
-  }
+  if (!config.resume && !config.out.empty()) checkpoints.emplace(config.out, launch.first());
+  Checkpoints* const saved = checkpoints.has_value() ? &*checkpoints : nullptr;
+  if (!launch.several()) return train(config, saved, nullptr);
   std::unique_ptr<Team> team;
   try {
     team =
         make_team(launch, std::chrono::milliseconds(static_cast<int64_t>(config.timeout * 1000.0)));
-    return train(config, team.get());
+    return train(config, saved, team.get());
   } catch (const std::exception& error) {
     const auto* const known = dynamic_cast<const Error*>(&error);
     const bool ranks = known != nullptr && (known->code() == ErrorCode::kRankLost ||
                                             known->code() == ErrorCode::kRanksDiffer);
     fmt::print(stderr, "headroom: rank {}: {}\n", launch.rank, error.what());
     std::fflush(nullptr);
-    const int code = ranks ? kGaveUp : kBadInput;
+    const int code = ranks ? kRankLost : kBadInput;
     if (team != nullptr) team->abort(code);
     return code;
   }
@@ -167,6 +197,18 @@ void add_train(CLI::App& app, Action* action) {
   command->add_option("--loss-scale", config->loss_scale,
                       "none, static:S, dynamic or a preset (default: dynamic for fp16, else none)");
   command->add_option("--out", config->out, "Folder for history, report and pictures");
+  command->add_flag("--resume", config->resume,
+                    "Go on with the run in --out, from its newest good checkpoint; settings that "
+                    "are left out are that run's");
+  command->add_option("--checkpoint-every", config->checkpoint_every,
+                      "Steps between checkpoints in --out; 0: none (default: a tenth of the run)");
+  command->add_option("--inject", config->inject,
+                      "Faults in the gradients, on purpose: overflow:p=0.01,nan:step=5,tensor=NAME "
+                      "(docs/reliability.md)");
+  command->add_option("--inject-seed", config->inject_seed, "Which steps and elements they hit");
+  command->add_option("--escape", config->escape,
+                      "When no loss scale helps: go back to a checkpoint and on in bf16 or fp32 "
+                      "(default: stop)");
   CLI::Option* const watch = command->add_flag(
       "--watch", config->watch, "Serve the report live on 127.0.0.1 (--out: headroom-train)");
   command->add_option("--port", config->port, "For --watch (default: a free one)")
@@ -177,7 +219,7 @@ void add_train(CLI::App& app, Action* action) {
                    "Seconds to wait for other ranks, under mpirun or torchrun")
       ->capture_default_str();
   add_training_options(*command, config.get());
-  command->callback([=] { *action = [=] { return train(*config); }; });
+  command->callback([=] { *action = [=] { return train(*command, *config); }; });
 }
 
 }  // namespace headroom::cli

@@ -11,6 +11,7 @@
 
 #include "cli/output.h"
 #include "cli/serve.h"
+#include "cli/train/checkpoint.h"
 
 namespace headroom::cli {
 namespace {
@@ -22,26 +23,15 @@ void request_stop(int signal) {
   std::signal(signal, SIG_DFL);
 }
 
-std::vector<std::pair<std::string, std::string>> settings_of(const TrainConfig& config) {
-  return {{"model", config.model},
-          {"data", config.data.empty() ? "built in" : config.data},
-          {"precision", config.precision},
-          {"opt_level", fmt::format("O{}", static_cast<int>(config.level()))},
-          {"loss_scale", config.loss_scale},
-          {"optimizer", config.optimizer},
-          {"lr", fmt::format("{}", config.lr)},
-          {"schedule", config.schedule},
-          {"clip", config.clip > 0.0 ? fmt::format("{}", config.clip) : "no"},
-          {"steps", fmt::format("{}", config.steps)},
-          {"batch", fmt::format("{}", config.batch)},
-          {"accumulate", fmt::format("{}", config.accumulate)},
-          {"width", fmt::format("{}", config.width)},
-          {"depth", fmt::format("{}", config.depth)},
-          {"context", fmt::format("{}", config.context)},
-          {"fake_quant", config.fake_quant.empty() ? "no" : config.fake_quant},
-          {"device", config.device},
-          {"ranks", fmt::format("{}", config.part.ranks)},
-          {"seed", fmt::format("{}", config.seed)}};
+// What the history says of the settings: {"opt_level", "O1"}.
+std::vector<std::pair<std::string, std::string>> named_settings(const TrainConfig& config) {
+  auto settings = settings_of(config);
+  for (auto& [name, value] : settings) {
+    if (value.empty()) value = name == "--data" ? "built in" : "no";
+    name = name.substr(2);
+    std::replace(name.begin(), name.end(), '-', '_');
+  }
+  return settings;
 }
 
 Scalars results_of(const RunResult& result) {
@@ -109,32 +99,49 @@ void Progress::finish() {
 }
 
 RunResult watched_run(const TrainConfig& config, Task& task, const RunInfo& info,
-                      const std::string& folder, Team* team) {
-  if (config.part.rank > 0) {
-    return run(config, task, team, nullptr,
-               [](const StepRecord&, const RunResult&) { return !Interrupt::requested(); });
-  }
+                      const std::string& folder, Aids aids) {
+  const bool first = config.part.rank == 0;
+  Checkpoints* const checkpoints = aids.checkpoints;
   std::optional<LiveReport> live;
-  if (config.watch) live.emplace(config.port);
+  if (config.watch && first) live.emplace(config.port);
+  if (checkpoints != nullptr && !config.resume) checkpoints->begin(config);
   std::optional<Recorder> recorder;
-  if (!folder.empty()) {
+  if (!folder.empty() && first) {
     RunInfo run_info = info;
     run_info.policy = config.policy();
-    run_info.settings = settings_of(config);
+    run_info.settings = named_settings(config);
     run_info.tensorboard = config.tensorboard;
+    run_info.resume = config.resume;
     recorder.emplace(folder, run_info);
+    aids.recorder = &*recorder;
   }
   if (live.has_value()) {
     live->start(folder);
     fmt::print(stderr, "Watch at {}\n", live->url());
   }
-  Progress progress(info.group.empty() ? info.name : info.group + ": " + info.name, config.steps);
-  const RunResult result = run(config, task, team, recorder.has_value() ? &*recorder : nullptr,
-                               [&](const StepRecord& record, const RunResult& so_far) {
-                                 progress.show(record, so_far);
-                                 return !Interrupt::requested();
-                               });
-  progress.finish();
+  std::optional<Progress> progress;
+  if (first) {
+    progress.emplace(info.group.empty() ? info.name : info.group + ": " + info.name, config.steps);
+  }
+  const auto on_step = [&](const StepRecord& record, const RunResult& so_far) {
+    if (progress.has_value()) progress->show(record, so_far);
+    return !Interrupt::requested();
+  };
+  RunResult result = run(config, task, aids, on_step);
+  const bool escapes = !result.alarm.empty() && checkpoints != nullptr && !config.escape.empty() &&
+                       config.escape != config.precision;
+  if (escapes) {
+    const std::string why =
+        fmt::format("{} is left for {} because of step {}. {}", config.precision, config.escape,
+                    result.steps.back().step, result.alarm);
+    if (first) fmt::print(stderr, "headroom: {}\n", why);
+    checkpoints->escape(config.escape);
+    const TrainConfig other = in_precision(config, config.escape);
+    const auto fresh = make_task(other);
+    result = run(other, *fresh, aids, on_step, why);
+    result.escaped = why;
+  }
+  if (progress.has_value()) progress->finish();
   if (recorder.has_value()) recorder->finish(results_of(result), end_of(result));
   return result;
 }

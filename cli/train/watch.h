@@ -38,7 +38,7 @@ class Progress {
 /// run() with a bar; with its history in `folder` (none if empty), under the given name. All of
 /// that on the first rank only.
 RunResult watched_run(const TrainConfig& config, Task& task, const RunInfo& info,
-                      const std::string& folder, Team* team = nullptr);
+                      const std::string& folder, Aids aids = {});
 
 }  // namespace headroom::cli
 

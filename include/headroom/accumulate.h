@@ -28,7 +28,7 @@ namespace headroom {
 ///     sums.step(optimizer, {.max_norm = 1.0f});
 ///
 /// One bad gradient since the last step() and that step is skipped; only the scaler whose loss
-/// overflowed shrinks. Costs 4 bytes a parameter.
+/// overflowed shrinks. Costs 4 bytes a parameter. One thread at a time may use it.
 class HEADROOM_API GradAccumulator : public FusedOptimizer {
  public:
   explicit GradAccumulator(std::vector<Parameter> parameters);

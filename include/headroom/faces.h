@@ -14,6 +14,8 @@ namespace headroom {
 ///     LossScaleOptimizer optimizer(adamw);         // Keras 3's defaults
 ///     backward(optimizer.scale_loss(loss));
 ///     optimizer.apply();                           // unscale, check, step or skip, adapt
+///
+/// One thread at a time may use it and the optimizer inside.
 class HEADROOM_API LossScaleOptimizer {
  public:
   /// Holds a reference to `inner`, which must outlive it.

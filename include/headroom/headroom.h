@@ -5,9 +5,11 @@
 
 #include <headroom/accumulate.h>
 #include <headroom/agree.h>
+#include <headroom/checkpoint.h>
 #include <headroom/error.h>
 #include <headroom/faces.h>
 #include <headroom/float16.h>
+#include <headroom/inject.h>
 #include <headroom/inspect.h>
 #include <headroom/measure.h>
 #include <headroom/optimizer.h>

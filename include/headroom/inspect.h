@@ -38,7 +38,8 @@ struct Outcome {
 };
 
 /// How many gradients there are of each magnitude: just as finely as it takes to say exactly what
-/// any format does with them at any power of two. One read of the gradients makes it.
+/// any format does with them at any power of two. One read of the gradients makes it. Any number of
+/// threads may ask while none adds.
 class HEADROOM_API Magnitudes {
  public:
   /// Reads the tensor once, on several threads if it is large. Host memory only.

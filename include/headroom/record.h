@@ -72,11 +72,15 @@ struct RunInfo {
   ScalePolicy policy;  // written down
   std::vector<std::pair<std::string, std::string>> settings;  // written down, in this order
   bool tensorboard = false;  // also write an event file for TensorBoard
+  /// Go on with the history that is there, if one is; see rewind(). From a line that is damaged on
+  /// it is forgotten, and a note says so.
+  bool resume = false;
 };
 
 /// Writes `history.jsonl`, and an event file if asked to, in a folder of the run's own. Every line
 /// is handed to the system as soon as it is complete, so that a run that is killed leaves all it
-/// did. One Recorder at a time may write to a folder; a run that was there before is replaced.
+/// did. One Recorder at a time may write to a folder, and one thread at a time may use it; a run
+/// that was there before is replaced, unless RunInfo::resume says otherwise.
 ///
 ///     Recorder recorder("runs/a");
 ///     if (step % 50 == 1) recorder.layers(step, scaler.get_scale(), measure_layers(parameters));
@@ -103,6 +107,12 @@ class HEADROOM_API Recorder {
   /// A look at the layers, before or after the step() of the same number. `scale` is the one that
   /// the gradients have.
   void layers(int64_t step, double scale, const std::vector<LayerStats>& layers);
+
+  /// Something beside the steps, for the reader of the report: "went on in bf16, because ...".
+  void note(int64_t step, const std::string& text);
+
+  /// Forgets all that came after `step`, because the run goes on from a checkpoint of that step.
+  void rewind(int64_t step);
 
   /// The last line: how the run ended ("finished", "stopped by hand", ...) and what came out.
   void finish(const Scalars& results = {}, const std::string& how = "finished");

@@ -112,7 +112,8 @@ struct ScalerOptions {
 ///     report = scaler.step(optimizer);        // once for each optimizer
 ///     scaler.update();                        // once, after all of them
 ///
-/// One thread at a time may use a GradScaler and the optimizers it has stepped.
+/// One thread at a time may use a GradScaler and the optimizers it has stepped. Of one on the CPU,
+/// any number of threads may ask (get_scale(), state(), policy(), save()) while none changes it.
 ///
 /// With ScalerOptions::device on a CUDA device the same calls never wait:
 ///

@@ -13,7 +13,7 @@ namespace headroom::files {
 namespace {
 
 [[noreturn]] void cannot_read(const std::string& path, const std::string& why) {
-  throw Error(ErrorCode::kInvalidArgument, "'" + path + "' cannot be read: " + why + ".");
+  throw Error(ErrorCode::kFile, "'" + path + "' cannot be read: " + why + ".");
 }
 
 }  // namespace

@@ -16,9 +16,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr uint64_t kLongestHeader = 100'000'000;
-constexpr size_t kLongestName = 65535;  // as in zip archives
-
 struct Entry {
   std::string name;
   std::string dtype;
@@ -33,6 +30,7 @@ struct Entry {
 class HeaderReader : public nlohmann::json_sax<Json> {
  public:
   std::vector<Entry> entries;
+  std::map<std::string, std::string> metadata;
   std::string wrong;  // what stopped it
 
   bool start_object(size_t) override {
@@ -60,7 +58,10 @@ class HeaderReader : public nlohmann::json_sax<Json> {
       entries.push_back({key, {}, {}, {}});
       return move(Place::kTopValue);
     }
-    if (place_ == Place::kMetadataKeys) return move(Place::kMetadataValue);
+    if (place_ == Place::kMetadataKeys) {
+      metadata_key_ = std::move(key);
+      return move(Place::kMetadataValue);
+    }
     Entry& entry = entries.back();
     if (key == "dtype" && entry.dtype.empty()) return move(Place::kDtype);
     if (key == "shape" && !entry.has_shape) return move(Place::kShape);
@@ -97,7 +98,10 @@ class HeaderReader : public nlohmann::json_sax<Json> {
     return misplaced("a number");
   }
   bool string(string_t& value) override {
-    if (place_ == Place::kMetadataValue) return move(Place::kMetadataKeys);
+    if (place_ == Place::kMetadataValue) {
+      metadata[std::move(metadata_key_)] = std::move(value);
+      return move(Place::kMetadataKeys);
+    }
     if (place_ != Place::kDtype) return misplaced("a text");
     if (value.empty()) return wrong_in_tensor("an empty dtype");
     entries.back().dtype = value;
@@ -150,6 +154,7 @@ class HeaderReader : public nlohmann::json_sax<Json> {
   }
 
   Place place_ = Place::kStart;
+  std::string metadata_key_;
   std::unordered_set<std::string> names_;
 };
 
@@ -195,14 +200,14 @@ void check_size(const File& file, const Entry& entry) {
   }
 }
 
-std::vector<Entry> read_header(const File& file, uint64_t length) {
+HeaderReader read_header(const File& file, uint64_t length) {
   const std::string text = file.read_text(sizeof(length), length);
   HeaderReader reader;
   const bool done = Json::sax_parse(text, &reader);
   if (!done || !reader.wrong.empty()) {
     file.refuse("is no usable safetensors file: its header " + reader.wrong + ".");
   }
-  return std::move(reader.entries);
+  return reader;
 }
 
 }  // namespace
@@ -220,7 +225,8 @@ Contents read_safetensors(const File& file, const OpenOptions& options) {
     file.refuse("claims a header of " + std::to_string(length) + " bytes; safetensors allows " +
                 std::to_string(kLongestHeader) + ".");
   }
-  std::vector<Entry> entries = read_header(file, length);
+  HeaderReader header = read_header(file, length);
+  std::vector<Entry>& entries = header.entries;
   for (const Entry& entry : entries) check_size(file, entry);
 
   std::stable_sort(entries.begin(), entries.end(),
@@ -228,6 +234,7 @@ Contents read_safetensors(const File& file, const OpenOptions& options) {
   const uint64_t data = sizeof(length) + length;
   uint64_t covered = 0;
   Contents contents;
+  contents.metadata = std::move(header.metadata);
   for (Entry& entry : entries) {
     if (entry.offsets[0] != covered) {
       file.refuse("has " + std::string(entry.offsets[0] < covered ? "an overlap" : "a gap") +

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -40,7 +41,12 @@ struct LeftOut {
 struct Contents {
   std::vector<Tensor> tensors;
   std::vector<LeftOut> left_out;
+  std::map<std::string, std::string> metadata = {};  // of safetensors
 };
+
+// What safetensors allows.
+constexpr uint64_t kLongestHeader = 100'000'000;
+constexpr size_t kLongestName = 65535;  // as in zip archives
 
 struct OpenOptions {
   /// Take elements of 16 bits that are no floats to be bf16: NumPy has no bf16, so they are dumped

@@ -1,8 +1,12 @@
 #include "record/events.h"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <chrono>
+#include <cstring>
+#include <fstream>
+#include <iterator>
 
 #include "record/text.h"
 
@@ -67,6 +71,32 @@ constexpr uint32_t kMin = 1, kMax = 2, kCount = 3, kSum = 4, kSquares = 5, kLimi
 }  // namespace histogram
 constexpr uint32_t kSummaryValue = 1;
 
+constexpr size_t kCrcBytes = 4;
+constexpr size_t kRecordStart = sizeof(uint64_t) + kCrcBytes;
+
+// The record at `from`; false if there is none that is whole.
+bool read_record(std::string_view bytes, size_t from, std::string_view* event) {
+  const std::string_view rest = bytes.substr(from);
+  if (rest.size() < kRecordStart + kCrcBytes) return false;
+  uint64_t length = 0;
+  std::memcpy(&length, rest.data(), sizeof(length));
+  if (length > rest.size() - kRecordStart - kCrcBytes) return false;
+  *event = rest.substr(kRecordStart, length);
+  return rest.substr(kRecordStart + length, kCrcBytes) == masked_crc(*event);
+}
+
+// Of an event that record() wrote: the time, then the step, except in the first one.
+int64_t step_of(std::string_view event) {
+  event.remove_prefix(std::min(event.size(), 1 + sizeof(double)));
+  if (event.empty() || event[0] != key(event::kStep, kVarint)[0]) return 0;
+  uint64_t step = 0;
+  for (size_t i = 1; i < std::min<size_t>(event.size(), 10); ++i) {
+    step |= static_cast<uint64_t>(event[i] & 0x7F) << (7 * (i - 1));
+    if ((event[i] & 0x80) == 0) break;
+  }
+  return static_cast<int64_t>(step);
+}
+
 double now() {
   const auto since = std::chrono::system_clock::now().time_since_epoch();
   return std::chrono::duration<double>(since).count();
@@ -122,7 +152,18 @@ void Summary::log2_histogram(std::string_view tag, const GradDetail& detail) {
                                            bytes_field(value::kHistogram, message));
 }
 
-EventFile::EventFile(const std::string& path) : file_(path) {
+EventFile::EventFile(const std::string& path) : file_(path) {}
+
+void EventFile::rewind(int64_t step) {
+  std::ifstream file(file_.path(), std::ios::binary);
+  const std::string bytes(std::istreambuf_iterator<char>(file), {});
+  size_t kept = 0;
+  for (std::string_view event; read_record(bytes, kept, &event);) {
+    if (step_of(event) > step) break;
+    kept += kRecordStart + event.size() + kCrcBytes;
+  }
+  file_.cut(static_cast<int64_t>(kept));
+  if (kept > 0) return;
   record(double_field(event::kWallTime, now()) + bytes_field(event::kFileVersion, "brain.Event:2"));
 }
 

@@ -33,8 +33,12 @@ class Summary {
 /// An event file: TFRecords of Event messages.
 class EventFile {
  public:
-  explicit EventFile(const std::string& path);
+  explicit EventFile(const std::string& path);  // what is there already stays
   void add(int64_t step, const Summary& summary);
+
+  /// Drops all events after `step`, and all after the first one that is damaged; starts the file if
+  /// nothing is left.
+  void rewind(int64_t step);
 
  private:
   void record(std::string_view event);

@@ -5,6 +5,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -33,6 +34,16 @@ std::string reason(int error) {
                          : std::string("could not be written: ") + std::strerror(error);
 }
 
+// So that the new name is on the disk too. A file system that cannot do that needs it not.
+void sync_folder_of(const std::string& path) {
+  const std::string parent = std::filesystem::path(path).parent_path().string();
+  const int folder =
+      ::open(parent.empty() ? "." : parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (folder < 0) return;
+  ::fsync(folder);
+  ::close(folder);
+}
+
 }  // namespace
 
 GrowingFile::GrowingFile(const std::string& path) : path_(path) {
@@ -44,12 +55,7 @@ GrowingFile::GrowingFile(const std::string& path) : path_(path) {
     fail(path, error == EWOULDBLOCK ? "is being written by another run; choose another folder"
                                     : reason(error));
   }
-  // Devices such as /dev/null cannot be emptied, and need not be.
-  if (::ftruncate(file_, 0) != 0 && errno != EINVAL) {
-    const int error = errno;
-    ::close(file_);
-    fail(path, reason(error));
-  }
+  size_ = std::max<int64_t>(0, ::lseek(file_, 0, SEEK_END));
 }
 
 GrowingFile::~GrowingFile() { ::close(file_); }
@@ -63,6 +69,12 @@ void GrowingFile::add(std::string_view bytes) {
   size_ += static_cast<int64_t>(bytes.size());
 }
 
+void GrowingFile::cut(int64_t size) {
+  // Devices such as /dev/null cannot be cut, and need not be.
+  if (::ftruncate(file_, size) != 0 && errno != EINVAL) fail(path_, reason(errno));
+  size_ = size;
+}
+
 void make_folders(const std::string& path) {
   std::error_code error;
   std::filesystem::create_directories(path, error);
@@ -72,7 +84,7 @@ void make_folders(const std::string& path) {
   }
 }
 
-void replace_file(const std::string& path, std::string_view bytes) {
+void replace_file(const std::string& path, const std::vector<std::string_view>& pieces, Sync sync) {
   // A device or pipe, such as /dev/stdout, is written to and not replaced.
   std::error_code ignored;
   const auto status = std::filesystem::status(path, ignored);
@@ -81,19 +93,24 @@ void replace_file(const std::string& path, std::string_view bytes) {
   const std::string target = in_place ? path : path + "." + std::to_string(::getpid()) + ".tmp";
   const int file = ::open(target.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (file < 0) fail(path, reason(errno));
-  bool done = write_all(file, bytes);
-  int error = errno;
-  if (::close(file) != 0 && done) {
+  bool done = true;
+  int error = 0;
+  const auto attempt = [&](bool ok) {
+    if (ok || !done) return;
     done = false;
     error = errno;
+  };
+  for (const std::string_view piece : pieces) {
+    if (done) attempt(write_all(file, piece));
   }
-  if (done && !in_place && std::rename(target.c_str(), path.c_str()) != 0) {
-    done = false;
-    error = errno;
+  if (done && sync == Sync::kYes) attempt(::fsync(file) == 0);
+  attempt(::close(file) == 0);
+  if (done && !in_place) attempt(std::rename(target.c_str(), path.c_str()) == 0);
+  if (!done) {
+    if (!in_place) ::unlink(target.c_str());
+    fail(path, reason(error));
   }
-  if (done) return;
-  if (!in_place) ::unlink(target.c_str());
-  fail(path, reason(error));
+  if (sync == Sync::kYes) sync_folder_of(path);
 }
 
 }  // namespace headroom::internal

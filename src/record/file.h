@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace headroom::internal {
 
@@ -11,12 +12,17 @@ namespace headroom::internal {
 /// writers, in this process and others, as long as it lives. Errors are Error(kFile).
 class GrowingFile {
  public:
-  explicit GrowingFile(const std::string& path);  // empties the file
+  explicit GrowingFile(const std::string& path);  // what is there already stays
   ~GrowingFile();
   GrowingFile(const GrowingFile&) = delete;
   GrowingFile& operator=(const GrowingFile&) = delete;
 
   void add(std::string_view bytes);
+
+  /// Drops all that comes after the first `size` bytes.
+  void cut(int64_t size);
+
+  const std::string& path() const { return path_; }
 
  private:
   std::string path_;
@@ -27,8 +33,13 @@ class GrowingFile {
 /// Makes the folder and its parents.
 void make_folders(const std::string& path);
 
-/// Puts a whole file in the place of an old one in one go: a reader sees the one or the other.
-void replace_file(const std::string& path, std::string_view bytes);
+enum class Sync : bool { kNo, kYes };
+
+/// Puts a whole file, given in pieces, in the place of an old one in one go: a reader sees the one
+/// or the other. With Sync::kYes so does one who looks after the power was lost, and the file is on
+/// the disk when this returns. If it throws, the old file is as it was.
+void replace_file(const std::string& path, const std::vector<std::string_view>& pieces,
+                  Sync sync = Sync::kNo);
 
 }  // namespace headroom::internal
 

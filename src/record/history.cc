@@ -3,6 +3,7 @@
 #include <headroom/error.h>
 #include <headroom/record.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <cstring>
@@ -110,24 +111,31 @@ ordered_json number_json(double value) {
   return value;
 }
 
-HistoryReader::HistoryReader(std::string path) : path_(std::move(path)) {}
+HistoryReader::HistoryReader(std::string path, int64_t until)
+    : path_(std::move(path)), until_(until) {}
 
 bool HistoryReader::read_more() {
+  const int64_t before = lines_;
   std::ifstream file(path_, std::ios::binary);
   if (!file) {
     throw Error(ErrorCode::kFile, "'" + path_ + "' cannot be read: " + std::strerror(errno) + ".");
   }
-  const int64_t before = lines_;
+  const bool rewound = !continues(file);
+  if (rewound) *this = HistoryReader(path_, until_);
+  file.clear();
   file.seekg(offset_);
   std::vector<char> buffer(1 << 20);
-  while (file) {
+  while (file && !stopped_) {
     file.read(buffer.data(), static_cast<std::streamsize>(buffer.size()));
     std::string_view bytes(buffer.data(), static_cast<size_t>(file.gcount()));
     offset_ += file.gcount();
-    for (size_t end; (end = bytes.find('\n')) != std::string_view::npos;) {
+    tail_ =
+        (tail_ + std::string(bytes)).substr(std::max(kTail, tail_.size() + bytes.size()) - kTail);
+    for (size_t end; !stopped_ && (end = bytes.find('\n')) != std::string_view::npos;) {
       rest_ += bytes.substr(0, end);
       bytes.remove_prefix(end + 1);
       take(rest_);
+      if (!stopped_) bytes_ += static_cast<int64_t>(rest_.size()) + 1;
       rest_.clear();
     }
     rest_ += bytes;
@@ -135,7 +143,20 @@ bool HistoryReader::read_more() {
   if (file.bad()) {
     throw Error(ErrorCode::kFile, "'" + path_ + "' could not be read to its end.");
   }
-  return lines_ > before;
+  return rewound || lines_ > before;
+}
+
+// A run that was rewound has something else where the reading ended: no two lines have the same
+// time.
+bool HistoryReader::continues(std::ifstream& file) const {
+  std::string now(tail_.size(), '\0');
+  file.seekg(offset_ - static_cast<int64_t>(tail_.size()));
+  file.read(now.data(), static_cast<std::streamsize>(now.size()));
+  return now == tail_;
+}
+
+bool HistoryReader::is_later(const ordered_json& line) const {
+  return until_ != kAll && (line.contains("end") || integer(member(line, "step"), "step") > until_);
 }
 
 void HistoryReader::take(std::string_view content) {
@@ -145,12 +166,16 @@ void HistoryReader::take(std::string_view content) {
     if (!line.is_object()) throw BadLine{"it is no JSON object"};
     if (lines_ == 1) {
       take_header(line);
+    } else if (is_later(line)) {
+      stopped_ = true;
     } else if (!history_.end.empty()) {
       throw BadLine{"it comes after the end of the run"};
     } else if (line.contains("end")) {
       take_end(line);
     } else if (line.contains("layers")) {
       take_look(line);
+    } else if (line.contains("note")) {
+      take_note(line);
     } else {
       take_step(line);
     }
@@ -233,6 +258,10 @@ void HistoryReader::take_look(const ordered_json& line) {
   }
   history_.looks = std::move(kept);
   keep_every_ *= 2;
+}
+
+void HistoryReader::take_note(const ordered_json& line) {
+  history_.notes.push_back({integer(member(line, "step"), "step"), text(line, "note")});
 }
 
 void HistoryReader::take_end(const ordered_json& line) {

@@ -3,6 +3,8 @@
 #define HEADROOM_SRC_RECORD_HISTORY_H_
 
 #include <cstdint>
+#include <iosfwd>
+#include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -59,6 +61,12 @@ struct LayerExtremes {
   double zeros = 0.0;      // largest share of all elements
 };
 
+/// Something that happened beside the steps.
+struct HistoryNote {
+  int64_t step = 0;
+  std::string text;
+};
+
 struct History {
   std::string name, group, started;
   std::vector<std::pair<std::string, std::string>> settings;
@@ -66,6 +74,7 @@ struct History {
   int64_t skipped = 0;
   std::vector<HistoryLook> looks;  // evenly thinned out if they are many; the last is always here
   std::map<std::string, LayerExtremes> extremes;
+  std::vector<HistoryNote> notes;
   std::string end;  // how the run ended; empty if it goes on or was killed
   std::vector<std::pair<std::string, double>> results;
 };
@@ -74,10 +83,16 @@ struct History {
 /// cannot be read, Error(kBadState) with file and line if it is damaged.
 class HistoryReader {
  public:
-  explicit HistoryReader(std::string path);
+  /// Stops before the first line of a later step than `until`, and before the run's end if that is
+  /// given.
+  explicit HistoryReader(std::string path, int64_t until = kAll);
 
-  /// Reads all complete lines that are new; true if there were any.
+  /// Reads all complete lines that are new; true if there were any. A file that was rewound since
+  /// is read anew.
   bool read_more();
+
+  /// Bytes of the lines that were read.
+  int64_t bytes() const { return bytes_; }
 
   const History& history() const { return history_; }
   int64_t lines() const { return lines_; }
@@ -86,14 +101,25 @@ class HistoryReader {
   bool cut() const { return !rest_.empty(); }
 
  private:
+  static constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
+
+  static constexpr size_t kTail = 256;
+
+  bool continues(std::ifstream& file) const;
+  bool is_later(const nlohmann::ordered_json& line) const;
   void take(std::string_view line);
   void take_header(const nlohmann::ordered_json& line);
   void take_step(const nlohmann::ordered_json& line);
   void take_look(const nlohmann::ordered_json& line);
+  void take_note(const nlohmann::ordered_json& line);
   void take_end(const nlohmann::ordered_json& line);
 
   std::string path_;
+  int64_t until_ = kAll;
+  bool stopped_ = false;
+  int64_t bytes_ = 0;
   int64_t offset_ = 0;  // of the next byte to read
+  std::string tail_;    // the bytes before it
   std::string rest_;    // of a line whose end has not been read
   int64_t lines_ = 0;
   int64_t looks_seen_ = 0;

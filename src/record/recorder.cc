@@ -1,6 +1,7 @@
 #include <headroom/record.h>
 #include <headroom/version.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -108,6 +109,28 @@ struct Recorder::Files {
   double seconds = 0.0;  // at the last step
   bool finished = false;
 
+  // Keeps what was written up to `until`, or up to a damaged line. False if nothing is left.
+  bool keep(int64_t until, std::string* wrong) {
+    internal::HistoryReader reader(history.path(), until);
+    try {
+      reader.read_more();
+    } catch (const Error& error) {
+      *wrong = error.what();
+    }
+    history.cut(reader.bytes());
+    const internal::History& kept = reader.history();
+    constexpr int64_t kNone = std::numeric_limits<int64_t>::min();
+    last_step = kept.steps.empty() ? kNone : kept.steps.back().step;
+    last_look = kept.looks.empty() ? kNone : kept.looks.back().step;
+    steps = static_cast<int64_t>(kept.steps.size());
+    skipped = kept.skipped;
+    seconds = kept.steps.empty() ? 0.0 : kept.steps.back().seconds;
+    start = std::chrono::steady_clock::now() -
+            std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+                std::chrono::duration<double>(std::clamp(seconds, 0.0, 1e9)));
+    return reader.bytes() > 0;
+  }
+
   void check_open(const char* call) const {
     internal::require(!finished, ErrorCode::kWrongOrder, [&] {
       return std::string(call) + " was called after finish(); make a new Recorder for a new run.";
@@ -126,24 +149,35 @@ Recorder::Recorder(const std::string& folder, const RunInfo& info) {
   internal::make_folders(folder);
   const std::filesystem::path place(folder);
   files_ = std::make_unique<Files>((place / internal::kHistoryFile).string());
-  std::string name = info.name;
-  if (name.empty()) name = std::filesystem::absolute(place / "x").parent_path().filename().string();
-  ordered_json header = {{"format", internal::kHistoryFormat},
-                         {"version", internal::kHistoryVersion},
-                         {"headroom", HEADROOM_VERSION},
-                         {"name", name},
-                         {"group", info.group},
-                         {"started", utc_time()},
-                         {"policy", policy_json(info.policy)},
-                         {"settings", ordered_json::object()}};
-  for (const auto& [key, value] : info.settings) header["settings"][key] = value;
-  files_->history.add(line_of(header));
+  constexpr int64_t kBeginning = std::numeric_limits<int64_t>::min();
+  constexpr int64_t kEnd = std::numeric_limits<int64_t>::max() - 1;
+  std::string wrong;
+  if (info.resume && files_->keep(kEnd, &wrong)) {
+    if (!wrong.empty()) note(files_->last_step, "What came after this step is forgotten: " + wrong);
+  } else {
+    files_->history.cut(0);
+    std::string name = info.name;
+    if (name.empty()) {
+      name = std::filesystem::absolute(place / "x").parent_path().filename().string();
+    }
+    ordered_json header = {{"format", internal::kHistoryFormat},
+                           {"version", internal::kHistoryVersion},
+                           {"headroom", HEADROOM_VERSION},
+                           {"name", name},
+                           {"group", info.group},
+                           {"started", utc_time()},
+                           {"policy", policy_json(info.policy)},
+                           {"settings", ordered_json::object()}};
+    for (const auto& [key, value] : info.settings) header["settings"][key] = value;
+    files_->history.add(line_of(header));
+  }
   // Events of the run that was here before would be shown as part of this one.
   const std::filesystem::path events = place / internal::kEventFile;
-  if (info.tensorboard) {
+  std::error_code ignored;
+  if (info.tensorboard || (info.resume && std::filesystem::exists(events, ignored))) {
     files_->events.emplace(events.string());
+    files_->events->rewind(info.resume ? kEnd : kBeginning);
   } else {
-    std::error_code ignored;
     std::filesystem::remove(events, ignored);
   }
 }
@@ -215,6 +249,18 @@ void Recorder::layers(int64_t step, double scale, const std::vector<LayerStats>&
     summary.log2_histogram("grad_log2/" + layer.name, layer.stats.detail);
   }
   files_->events->add(step, summary);
+}
+
+void Recorder::note(int64_t step, const std::string& text) {
+  files_->check_open("Recorder::note()");
+  files_->history.add(line_of({{"step", step}, {"note", text}}));
+}
+
+void Recorder::rewind(int64_t step) {
+  files_->check_open("Recorder::rewind()");
+  std::string ignored;  // what was damaged is not there any more
+  files_->keep(step, &ignored);
+  if (files_->events.has_value()) files_->events->rewind(step);
 }
 
 void Recorder::finish(const Scalars& results, const std::string& how) {

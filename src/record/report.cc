@@ -103,8 +103,9 @@ void write_report(const std::string& folder, const std::string& path) {
                                                    .parent_path()
                                                    .filename()
                                                    .string();
+  const std::string page = internal::report_page(title, internal::report_data(title, runs), false);
   internal::replace_file(path.empty() ? (fs::path(folder) / internal::kReportFile).string() : path,
-                         internal::report_page(title, internal::report_data(title, runs), false));
+                         {page});
 }
 
 }  // namespace headroom

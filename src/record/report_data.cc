@@ -191,10 +191,12 @@ ordered_json run_json(const ReportRun& source, size_t points, size_t columns) {
                       {"cut", source.cut},
                       {"settings", ordered_json::array()},
                       {"results", ordered_json::array()},
+                      {"notes", ordered_json::array()},
                       {"count", history.steps.size()},
                       {"skipped", history.skipped}};
   for (const auto& [key, value] : history.settings) run["settings"].push_back({key, value});
   for (const auto& [key, value] : history.results) run["results"].push_back({key, brief(value)});
+  for (const HistoryNote& note : history.notes) run["notes"].push_back({note.step, note.text});
   run["seconds"] = history.steps.empty() ? 0.0 : history.steps.back().seconds;
   run["loss"] = thinned(history.steps, points, [](const HistoryStep& step) { return step.loss; });
   run["norm"] =

@@ -124,9 +124,9 @@ TEST(Safetensors, NamesInErrorsAreHarmless) {
 }
 
 TEST(TensorFile, WhatIsNoFileIsRefused) {
-  expect_error(ErrorCode::kInvalidArgument, "No such file", [] { TensorFile("/no/such/file"); });
-  expect_error(ErrorCode::kInvalidArgument, "it is a folder", [] { TensorFile("/tmp"); });
-  expect_error(ErrorCode::kInvalidArgument, "not a regular file", [] { TensorFile("/dev/null"); });
+  expect_error(ErrorCode::kFile, "No such file", [] { TensorFile("/no/such/file"); });
+  expect_error(ErrorCode::kFile, "it is a folder", [] { TensorFile("/tmp"); });
+  expect_error(ErrorCode::kFile, "not a regular file", [] { TensorFile("/dev/null"); });
 }
 
 TEST(TensorFile, AFileThatIsCutShortWhileItIsReadIsAnError) {

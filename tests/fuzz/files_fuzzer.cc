@@ -1,33 +1,16 @@
 // Any bytes as a file: it is read or refused with an Error, and nothing else happens. Built three
-// times, each for one format (see CMakeLists.txt), so that each fuzzer stays with its own.
+// times, each for one format (see scripts/fuzz), so that each fuzzer stays with its own.
 #include <headroom/error.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include <cstdint>
 #include <cstdlib>
-#include <string>
 
 #include "files/tensor_file.h"
+#include "tests/fuzz/memory_file.h"
 
 namespace {
 
 namespace hf = headroom::files;
-
-/// A file in memory, with a path.
-class MemoryFile {
- public:
-  MemoryFile(const uint8_t* data, size_t size) : descriptor_(memfd_create("fuzz", 0)) {
-    if (descriptor_ < 0 || write(descriptor_, data, size) != static_cast<ssize_t>(size)) abort();
-  }
-  ~MemoryFile() { close(descriptor_); }
-  MemoryFile(const MemoryFile&) = delete;
-  MemoryFile& operator=(const MemoryFile&) = delete;
-  std::string path() const { return "/proc/self/fd/" + std::to_string(descriptor_); }
-
- private:
-  int descriptor_;
-};
 
 // A few kilobytes may unpack to a lot; beyond this there is nothing new to find.
 constexpr int64_t kEnough = int64_t{1} << 18;
@@ -52,7 +35,7 @@ void read_all(const hf::File& file, const hf::Contents& contents) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  const MemoryFile memory(data, size);
+  const headroom::MemoryFile memory(data, size);
   try {
     const hf::File file(memory.path());
     read_all(file, hf::HEADROOM_FUZZ_READER(file, {size % 2 == 1}));

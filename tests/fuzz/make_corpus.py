@@ -1,4 +1,5 @@
-"""Writes the corpus: small files as NumPy and the safetensors format make them. Needs NumPy."""
+"""Writes the corpus of files: small ones as NumPy and the safetensors format make them. Needs NumPy. The texts in
+scaler/, history/, trace/ and arguments/ were taken from small runs."""
 import io
 import json
 import os
@@ -56,6 +57,13 @@ write("safetensors", "bits", safetensors({"w": ("U16", bits)}))
 write("safetensors", "overlap", struct.pack("<Q", 128) + json.dumps(
     {"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]},
      "b": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode().ljust(128) + bytes(4))
+
+# The fuzzer puts the checksums right.
+CHECKPOINT = {"checksum": "0" * 32, "format": "headroom-checkpoint", "version": "1", "step": "1", "state": "{}"}
+write("checkpoint", "one", safetensors({"w": ("F32", F32), "w/half": ("F16", F32.astype("<f2"))}, CHECKPOINT))
+write("checkpoint", "none", safetensors({}, CHECKPOINT))
+write("checkpoint", "unread", safetensors({"w": ("I64", F32.astype("<i8"))}, CHECKPOINT))
+write("checkpoint", "no_step", safetensors({"w": ("F32", F32)}, {**CHECKPOINT, "step": "x"}))
 
 for name, save in (("stored", np.savez), ("deflated", np.savez_compressed)):
     file = io.BytesIO()

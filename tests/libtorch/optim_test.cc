@@ -375,5 +375,47 @@ TEST(FusedFiles, OfAnotherModelAreRefused) {
   expect_error(ErrorCode::kBadState, "another model", [&] { torch::load(wrong, state); });
 }
 
+TEST(FusedState, GoesOverToAnotherOptimizerBitForBit) {
+  auto a = small_model(), b = small_model();
+  a->to(torch::kHalf);
+  b->to(torch::kHalf);
+  FusedAdamW one(a->parameters(), AdamWOptions(0.01));
+  FusedAdamW two(b->parameters(), AdamWOptions(0.01));
+  set_random_grads(a, 0);
+  one.step();
+  two.load_fused_state(one.fused_state());
+  for (const auto& model : {a, b}) set_random_grads(model, 1);
+  one.step();
+  two.step();
+  for (size_t i = 0; i < a->parameters().size(); ++i) {
+    EXPECT_TRUE(same_bits(a->parameters()[i], b->parameters()[i]));
+    EXPECT_TRUE(same_bits(one.master_params()[i], two.master_params()[i]));
+  }
+  EXPECT_EQ(two.fused_state().steps, one.fused_state().steps);
+  EXPECT_EQ(one.fused_state().tensors[0].name, "master");
+}
+
+TEST(FusedState, OneThatDoesNotFitIsRefusedAndChangesNothing) {
+  const auto model = small_model();
+  FusedAdamW optimizer(model->parameters());
+  set_random_grads(model, 0);
+  optimizer.step();
+  const torch::Tensor before = optimizer.fused_state().tensors[0].tensor.clone();
+  const auto refused = [&](const char* part, const std::function<void(FusedState&)>& change) {
+    FusedState state = optimizer.fused_state();
+    for (StateTensor& item : state.tensors) item.tensor = item.tensor.clone().fill_(0.5);
+    change(state);
+    expect_error(ErrorCode::kBadState, part, [&] { optimizer.load_fused_state(state); });
+    EXPECT_TRUE(same_bits(optimizer.fused_state().tensors[0].tensor, before));
+  };
+  refused("other tensors", [](FusedState& state) { state.tensors.pop_back(); });
+  refused("other tensors", [](FusedState& state) { state.tensors[1].name = "master"; });
+  refused("another size", [](FusedState& state) { state.tensors[1].tensor = torch::ones({1}); });
+  refused("another size", [](FusedState& state) { state.tensors[1].tensor = torch::Tensor(); });
+  refused("parameters", [](FusedState& state) { state.steps.clear(); });
+  refused("step count", [](FusedState& state) { state.steps[0] = -1; });
+  refused("inf or nan", [](FusedState& state) { state.tensors.back().tensor.fill_(NAN); });
+}
+
 }  // namespace
 }  // namespace headroom::libtorch

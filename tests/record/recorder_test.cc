@@ -146,6 +146,88 @@ TEST(Recorder, TwoCannotWriteToOneFolder) {
   EXPECT_TRUE(fresh.history().steps.empty());
 }
 
+TEST(Recorder, GoesOnAfterAResumeWithoutDuplicateSteps) {
+  const Folder folder;
+  RunInfo info;
+  info.tensorboard = true;
+  {
+    Recorder recorder(folder.path("whole"), info);
+    Recorder killed(folder.path("run"), info);
+    for (int64_t step = 1; step <= 5; ++step) {
+      for (Recorder* one : {&recorder, &killed}) {
+        one->layers(step, 1.0, some_layers());
+        one->step(step, 0.5 * static_cast<double>(step), step == 2 ? skipped("w") : applied());
+      }
+    }
+    killed.finish();
+  }
+  const std::string cut = folder.read("run/history.jsonl") + "{\"step\":6,\"lo";
+  folder.write("run/history.jsonl", cut);
+  info.resume = true;
+  {
+    Recorder recorder(folder.path("run"), info);
+    recorder.rewind(3);
+    recorder.note(3, "resumed");
+    for (int64_t step = 4; step <= 5; ++step) {
+      recorder.layers(step, 1.0, some_layers());
+      recorder.step(step, 0.5 * static_cast<double>(step), applied());
+    }
+    recorder.finish();
+  }
+  HistoryReader reader(folder.path("run/history.jsonl"));
+  reader.read_more();
+  const internal::History& history = reader.history();
+  ASSERT_EQ(history.steps.size(), 5u);
+  EXPECT_EQ(history.steps[4].loss, 2.5);
+  EXPECT_EQ(history.skipped, 1);
+  ASSERT_EQ(history.notes.size(), 1u);
+  EXPECT_EQ(history.notes[0].text, "resumed");
+  EXPECT_EQ(history.end, "finished");
+  EXPECT_GE(history.steps[3].seconds, history.steps[2].seconds) << "time goes on";
+  write_report(folder.path("run"));
+  EXPECT_NE(folder.read("run/report.html").find("[3,\"resumed\"]"), std::string::npos);
+  const auto size = [&](const char* run) {
+    return folder.read(std::string(run) + "/events.out.tfevents.headroom").size();
+  };
+  EXPECT_EQ(size("run"), size("whole"));
+}
+
+TEST(Recorder, ForgetsADamagedHistoryFromTheDamageOnAndSaysSo) {
+  const Folder folder;
+  { Recorder(folder.path("run")).step(1, 1.0, applied()); }
+  folder.write("run/history.jsonl", folder.read("run/history.jsonl") + "garbage\n{\"step\":3}\n");
+  RunInfo info;
+  info.resume = true;
+  { Recorder(folder.path("run"), info).step(2, 1.0, applied()); }
+  HistoryReader reader(folder.path("run/history.jsonl"));
+  reader.read_more();
+  EXPECT_EQ(reader.history().steps.size(), 2u);
+  ASSERT_EQ(reader.history().notes.size(), 1u);
+  EXPECT_NE(reader.history().notes[0].text.find("history.jsonl:3:"), std::string::npos);
+  folder.write("run/history.jsonl", "nothing of this is a history\n");
+  { Recorder(folder.path("run"), info).step(1, 1.0, applied()); }
+  HistoryReader fresh(folder.path("run/history.jsonl"));
+  fresh.read_more();
+  EXPECT_EQ(fresh.history().steps.size(), 1u);
+}
+
+TEST(Reader, FollowsARunThatIsRewoundWhileItIsRead) {
+  const Folder folder;
+  Recorder recorder(folder.path("run"));
+  for (int64_t step = 1; step <= 9; ++step) recorder.step(step, 1.0, applied());
+  HistoryReader reader(folder.path("run/history.jsonl"));
+  reader.read_more();
+  recorder.rewind(4);
+  recorder.step(5, 2.0, applied());
+  EXPECT_TRUE(reader.read_more());
+  EXPECT_EQ(reader.history().steps.size(), 5u);
+  recorder.rewind(1);
+  for (int64_t step = 2; step <= 30; ++step) recorder.step(step, 3.0, applied());
+  EXPECT_TRUE(reader.read_more());
+  ASSERT_EQ(reader.history().steps.size(), 30u);
+  EXPECT_EQ(reader.history().steps[1].loss, 3.0);
+}
+
 TEST(Recorder, AFullDiskIsNamedAndCutsNoLine) {
   const Folder folder;
   Recorder recorder(folder.path("run"));

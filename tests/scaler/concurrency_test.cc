@@ -1,6 +1,10 @@
 // Threads that each have their own scaler and optimizer do not disturb one another.
+#include <atomic>
+#include <functional>
+#include <optional>
 #include <thread>
 
+#include "tests/record/folder.h"
 #include "tests/support.h"
 
 namespace headroom {
@@ -43,6 +47,74 @@ TEST(Concurrency, ManyThreadsMayMeasureTheSameGradients) {
   }
   for (std::thread& thread : threads) thread.join();
   for (const std::string& result : found) EXPECT_EQ(result, expected);
+}
+
+// Runs `work` in four threads at once, with the number of each.
+void in_threads(const std::function<void(int)>& work) {
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) threads.emplace_back([&work, i] { work(i); });
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST(Concurrency, ManyThreadsMayAskWhatNoneChanges) {
+  const Folder folder;
+  const GradScaler scaler(DynamicScale{});
+  const std::string saved = scaler.save();
+  std::vector<float> grad = random_values<float>(10000, 5);
+  Magnitudes magnitudes;
+  magnitudes.add(view(grad));
+  const double advised = advise(magnitudes).scale;
+  const Injector injector(parse_faults("nan:count=2"), 3);
+  CheckpointFolder checkpoints(folder.path("run"));
+  checkpoints.save(1, {{"w", view(grad)}}, saved);
+  const Checkpoint checkpoint = checkpoints.load();
+  const Checkpoint shared = checkpoint;
+  in_threads([&](int i) {
+    EXPECT_EQ(scaler.save(), saved);
+    EXPECT_EQ(scaler.get_scale(), scaler.state().scale);
+    EXPECT_EQ(advise(magnitudes).scale, advised);
+    const Checkpoint mine = i % 2 == 0 ? checkpoint : shared;
+    EXPECT_EQ(mine.state(), saved);
+    EXPECT_EQ(measure({mine.find("w")->tensor}).count, 10000);
+    std::vector<f16> own(100);
+    EXPECT_EQ(injector.inject(7, {{"own", {}, view(own)}}).size(), 2u);
+    EXPECT_EQ(presets().size(), presets().size());
+  });
+}
+
+TEST(Concurrency, FoldersOfTheirOwnDoNotDisturbOneAnother) {
+  const Folder folder;
+  in_threads([&](int i) {
+    const std::string path = folder.path("run" + std::to_string(i));
+    Recorder recorder(path);
+    CheckpointFolder checkpoints(path);
+    std::vector<float> w(100, static_cast<float>(i));
+    for (int64_t step = 1; step <= 5; ++step) {
+      StepReport report;
+      report.applied = true;
+      recorder.step(step, 1.0, report);
+      checkpoints.save(step, {{"w", view(w)}}, "");
+    }
+    recorder.finish();
+    write_report(path);
+    const Checkpoint loaded = checkpoints.load();
+    EXPECT_EQ(static_cast<const float*>(loaded.find("w")->tensor.data)[99], static_cast<float>(i));
+  });
+}
+
+// Of all that want one folder at once, one gets it.
+TEST(Concurrency, OneOfManyGetsAFolder) {
+  const Folder folder;
+  std::atomic<int> refused = 0;
+  std::vector<std::optional<CheckpointFolder>> taken(4);
+  in_threads([&](int i) {
+    try {
+      taken[static_cast<size_t>(i)].emplace(folder.path("run"));
+    } catch (const Error&) {
+      ++refused;
+    }
+  });
+  EXPECT_EQ(refused, 3);
 }
 
 }  // namespace

@@ -19,7 +19,7 @@ namespace hr = headroom;
 
 namespace {
 
-constexpr double kInfRate = 0.01, kNanRate = 0.001;
+constexpr const char* kFaults = "overflow:p=0.01,nan:p=0.001";
 
 struct Failure {
   std::string what;
@@ -104,7 +104,7 @@ struct Rule {
 // A model under an optimizer and a scaler, checked step by step.
 class World {
  public:
-  explicit World(uint64_t seed) : random_(seed) {
+  explicit World(uint64_t seed) : random_(seed), injector_(hr::parse_faults(kFaults), seed) {
     const auto tensors = 1 + random_.upto(5);
     std::vector<hr::Parameter> parameters;
     for (int64_t i = 0; i < tensors; ++i) {
@@ -138,8 +138,7 @@ class World {
         grad->set(k, random_.normal() * size * static_cast<double>(scaled_loss));
       }
     }
-    if (random_.chance(kInfRate)) spoil(random_.chance(0.5) ? HUGE_VAL : -HUGE_VAL);
-    if (random_.chance(kNanRate)) spoil(std::nan(""));
+    injector_.inject(++steps_, optimizer_->parameters());
     const float max_norm = random_.chance(0.3) ? 0.01f : 0.0f;
     const std::vector<std::vector<unsigned char>> before = everything();
     const std::vector<std::vector<Element>> elements = all_elements();
@@ -184,12 +183,6 @@ class World {
         optimizer_ = std::make_unique<hr::AdamW>(
             parameters, hr::AdamWOptions{.lr = rule_.lr, .weight_decay = rule_.decay});
     }
-  }
-
-  void spoil(double value) {
-    Array& grad =
-        *grads_[static_cast<size_t>(random_.upto(static_cast<int64_t>(grads_.size()) - 1))];
-    if (grad.view().count > 0) grad.set(random_.upto(grad.view().count - 1), value);
   }
 
   // Whether the step has to be applied: all gradients are finite as they are in memory.
@@ -277,6 +270,8 @@ class World {
   }
 
   Random random_;
+  hr::Injector injector_;
+  int64_t steps_ = 0;
   Rule rule_;
   std::vector<std::unique_ptr<Array>> weights_, grads_;
   std::unique_ptr<hr::FusedOptimizer> optimizer_;

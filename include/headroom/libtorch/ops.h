@@ -42,7 +42,8 @@ struct CastLoss {
 };
 
 /// Counts, as long as it lives, what cast() and the products above lose of gradients. One may live
-/// at a time; it makes backward slower. Sees nothing where LibTorch's own ops are used.
+/// at a time, in whichever thread: it sees those of all. It makes backward slower, and sees nothing
+/// where LibTorch's own ops are used.
 class HEADROOM_API CastMeter {
  public:
   CastMeter();

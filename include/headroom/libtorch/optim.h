@@ -9,10 +9,24 @@
 #include <torch/types.h>
 
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
 namespace headroom::libtorch {
+
+/// A tensor that a fused optimizer remembers of a parameter.
+struct StateTensor {
+  size_t parameter = 0;  // counted over all groups
+  std::string name;      // "master", "exp_avg", "exp_avg_sq", "momentum_buffer"
+  torch::Tensor tensor;  // FP32, of the parameter's size
+};
+
+/// All that a fused optimizer remembers, for checkpoints of one's own.
+struct FusedState {
+  std::vector<int64_t> steps;  // applied steps of each parameter
+  std::vector<StateTensor> tensors;
+};
 
 namespace internal {
 class Bridges;
@@ -28,7 +42,8 @@ class FusedBody;
 /// follows. Weights have to be dense in memory; gradients may have any strides, or be sparse.
 ///
 /// Under GradScaler::step the step is skipped if a gradient is not finite, and unscaling and
-/// clipping cost nothing. step() alone is torch's: no scale, no check.
+/// clipping cost nothing. step() alone is torch's: no scale, no check. One thread at a time may use
+/// an optimizer.
 class HEADROOM_API FusedOptimizer : public torch::optim::Optimizer {
  public:
   ~FusedOptimizer() override;
@@ -45,6 +60,15 @@ class HEADROOM_API FusedOptimizer : public torch::optim::Optimizer {
   /// How often parameter `index`, counted over all groups, was updated. A skipped step does not
   /// count.
   int64_t steps(size_t index) const;
+
+  /// Masters, moments and step counts. Tensors over the optimizer's own memory, as in
+  /// master_params().
+  FusedState fused_state();
+
+  /// Takes over a state that came from fused_state() of an optimizer with the same parameters;
+  /// masters are written to the 16-bit weights as well. Throws Error(kBadState), changing nothing,
+  /// unless tensors and sizes are the same, counts are not negative and every value is finite.
+  void load_fused_state(const FusedState& state);
 
  protected:
   FusedOptimizer(std::vector<torch::optim::OptimizerParamGroup> groups,

@@ -193,6 +193,11 @@ function choose(index) {
   render();
 }
 
+const notes = run => run.notes.length === 0 ?
+    null :
+    h('ul', {class: 'notes'},
+      run.notes.map(([step, text]) => h('li', {}, `Step ${step}: ${text}`)));
+
 function render() {
   // What the reader has opened and scrolled to stays so.
   const scroll = scrollY,
@@ -216,7 +221,8 @@ function render() {
                     ''));
   const groups = [...new Set(data.runs.map(one => one.group))];
   document.getElementById('main').replaceChildren(
-      ...[many ? groups.map(compareTable) : [], facts(run), charts(run), layerSection(run)]
+      ...[many ? groups.map(compareTable) : [], facts(run), notes(run), charts(run),
+          layerSection(run)]
           .flat()
           .filter(Boolean),
       h('footer', {},

@@ -1,0 +1,288 @@
+#include "cli/train/checkpoint.h"
+
+#include <fmt/format.h>
+#include <headroom/error.h>
+#include <headroom/measure.h>
+
+#include <nlohmann/json.hpp>
+
+#include "adapters/libtorch/tensors.h"
+#include "cli/train/random_state.h"
+#include "record/history.h"
+
+namespace headroom::cli {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kProgram = "headroom train";
+constexpr int kVersion = 1;
+
+[[noreturn]] void bad(const Checkpoint& checkpoint, const std::string& why) {
+  throw Error(ErrorCode::kBadState, fmt::format("'{}' {}.", checkpoint.path(), why));
+}
+
+// Calls use(state) with the checkpoint's JSON. Whatever is not as it should be there makes it bad.
+template <typename Use>
+auto with_state(const Checkpoint& checkpoint, const Use& use) {
+  try {
+    const json state = json::parse(checkpoint.state());
+    if (state.at("program") != kProgram || state.at("version") != kVersion) {
+      bad(checkpoint, "is no checkpoint of this version of headroom train");
+    }
+    return use(state);
+  } catch (const json::exception& error) {
+    bad(checkpoint, fmt::format("has a state that cannot be read: {}", error.what()));
+  }
+}
+
+torch::Generator torch_generator(const std::string& device) {
+  return at::globalContext().defaultGenerator(device == "cpu" ? torch::Device(torch::kCPU)
+                                                              : torch::Device(torch::kCUDA, 0));
+}
+
+// Parameters and buffers by their names.
+std::vector<std::pair<std::string, torch::Tensor>> tensors_of(const torch::nn::Module& model) {
+  std::vector<std::pair<std::string, torch::Tensor>> tensors;
+  for (const auto& item : model.named_parameters()) tensors.emplace_back(item.key(), item.value());
+  for (const auto& item : model.named_buffers()) tensors.emplace_back(item.key(), item.value());
+  return tensors;
+}
+
+std::string state_name(const std::string& parameter, const libtorch::StateTensor& item) {
+  return parameter + "/" + item.name;
+}
+
+torch::Tensor tensor_of(const Checkpoint& checkpoint, const std::string& name,
+                        torch::IntArrayRef sizes) {
+  const CheckpointTensor* const found = checkpoint.find(name);
+  if (found == nullptr) bad(checkpoint, fmt::format("has no tensor '{}'", name));
+  if (torch::IntArrayRef(found->shape) != sizes) {
+    bad(checkpoint, fmt::format("has a tensor '{}' of another size than the model's", name));
+  }
+  constexpr torch::ScalarType kTypes[] = {torch::kHalf, torch::kBFloat16, torch::kFloat,
+                                          torch::kDouble};
+  return torch::from_blob(found->tensor.data, sizes,
+                          kTypes[static_cast<size_t>(found->tensor.dtype)]);
+}
+
+// The tensor that is not finite, if there is one: training from there leads nowhere.
+std::string not_finite(const std::vector<CheckpointTensor>& tensors) {
+  for (const CheckpointTensor& item : tensors) {
+    const GradStats stats = measure({item.tensor});
+    if (stats.inf_count + stats.nan_count > 0) return item.name;
+  }
+  return "";
+}
+
+// What the history knows of the steps before.
+void read_steps(const std::string& folder, int64_t until, RunResult* result) {
+  try {
+    internal::HistoryReader reader(folder + "/" + internal::kHistoryFile, until);
+    reader.read_more();
+    for (const internal::HistoryStep& step : reader.history().steps) {
+      result->steps.push_back({step.step, step.loss, step.scale, step.grad_norm, 0.0, step.seconds,
+                               step.applied, step.culprit});
+    }
+    result->skipped = reader.history().skipped;
+    if (!result->steps.empty()) result->seconds = result->steps.back().seconds;
+  } catch (const Error&) {
+    // Without a history the run goes on all the same; its own will begin here.
+  }
+}
+
+}  // namespace
+
+void Checkpoints::take_over(const TrainConfig& config) {
+  settings_ = settings_of(config);
+  device_ = config.device;
+  every_ = config.checkpoint_every;
+  from_the_start_ = !config.escape.empty();
+}
+
+void Checkpoints::begin(const TrainConfig& config) {
+  if (writes_) {
+    folder_.emplace(path_);
+    folder_->clear();
+  }
+  take_over(config);
+}
+
+void Checkpoints::take_settings(CLI::App& command) {
+  folder_.emplace(path_, writes_ ? FolderUse::kOwn : FolderUse::kRead);
+  const Checkpoint newest = folder_->load([&](const Checkpoint& checkpoint) {
+    with_state(checkpoint, [&](const json& state) {
+      settings_ = state.at("settings").get<std::vector<std::pair<std::string, std::string>>>();
+      escaped_ = state.at("escaped").get<std::string>();
+    });
+  });
+  last_ = newest.step();
+  for (const auto& [name, value] : settings_) {
+    CLI::Option* const option = command.get_option_no_throw(name);
+    if (option == nullptr || option->count() > 0 || value.empty()) continue;
+    option->add_result(value);
+    option->run_callback();
+  }
+}
+
+void Checkpoints::resume(TrainConfig* config) {
+  const auto now = settings_of(*config);
+  for (size_t i = 0; i < now.size(); ++i) {
+    const auto& [name, value] = now[i];
+    const bool same = i < settings_.size() && settings_[i] == now[i];
+    if (same || may_change(name)) continue;
+    if (name == "--ranks") {
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("The run in '{}' had {} ranks, and these are {}; go on with as many.",
+                              path_, i < settings_.size() ? settings_[i].second : "1", value));
+    }
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("{} is {}, but the run in '{}' has {}; leave {} out to go on with that run, or "
+                    "choose another --out.",
+                    name, value.empty() ? "not given" : value, path_,
+                    i < settings_.size()
+                        ? (settings_[i].second.empty() ? "none" : settings_[i].second)
+                        : "no such setting",
+                    name));
+  }
+  if (config->steps < last_) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("--steps is {}, but the run in '{}' has done {}; it can only go on.",
+                            config->steps, path_, last_));
+  }
+  take_over(*config);
+  resumed_ = true;
+  if (!escaped_.empty()) *config = in_precision(*config, escaped_);
+}
+
+void Checkpoints::escape(const std::string& precision) {
+  escaped_ = precision;
+  resumed_ = true;
+}
+
+bool Checkpoints::restore(const Training& training, RunResult* result, int64_t* step) {
+  if (!resumed_) {
+    if (from_the_start_) try_save(0, training, *result);
+    return false;
+  }
+  if (!folder_.has_value()) folder_.emplace(path_, FolderUse::kRead);
+  std::vector<std::string> skipped;
+  const Checkpoint used = folder_->load(
+      [&](const Checkpoint& checkpoint) { put_back(checkpoint, training, result); }, &skipped);
+  for (const std::string& sentence : skipped) {
+    if (writes_) fmt::print(stderr, "headroom: {} It is left out.\n", sentence);
+  }
+  if (writes_) {
+    fmt::print(stderr, "headroom: going on after step {}, from '{}'\n", used.step(), used.path());
+  }
+  read_steps(path_, used.step(), result);
+  result->final_scale = training.scaler.get_scale();
+  last_ = *step = used.step();
+  return true;
+}
+
+void Checkpoints::put_back(const Checkpoint& checkpoint, const Training& training,
+                           RunResult* result) const {
+  const torch::NoGradGuard no_grad;
+  const torch::nn::Module& model = training.task.model();
+  const std::string wrong = not_finite(checkpoint.tensors());
+  if (!wrong.empty()) bad(checkpoint, fmt::format("has inf or nan in '{}'", wrong));
+  const auto tensors = tensors_of(model);
+  with_state(checkpoint, [&](const json& state) {
+    // Between precisions weights come from the masters, and masters, where there are none, from
+    // the weights.
+    const bool same = state.at("escaped").get<std::string>() == escaped_;
+    const auto or_else = [&](const std::string& name, const std::string& other) {
+      return same || checkpoint.find(name) != nullptr ? name : other;
+    };
+    std::vector<torch::Tensor> values;
+    for (const auto& [name, tensor] : tensors) {
+      const std::string from = same ? name : or_else(name + "/master", name);
+      values.push_back(tensor_of(checkpoint, from, tensor.sizes()));
+    }
+    libtorch::FusedState optimizer = training.optimizer.fused_state();
+    for (libtorch::StateTensor& item : optimizer.tensors) {
+      const std::string& name = tensors[item.parameter].first;
+      const std::string from = state_name(name, item);
+      item.tensor = tensor_of(checkpoint, item.name == "master" ? or_else(from, name) : from,
+                              item.tensor.sizes());
+    }
+    optimizer.steps = state.at("optimizer_steps").get<std::vector<int64_t>>();
+    const json& random = state.at("random");
+    const json& lost = state.at("lost");
+    // All that can be wrong is known by here, but for what these three look at themselves.
+    if (same) training.scaler.load(state.at("scaler").get<std::string>());
+    training.task.set_data_position(random.at("data").get<std::string>());
+    training.optimizer.load_fused_state(optimizer);
+    torch::Generator generator = torch_generator("cpu");
+    set_random_state(generator, random.at("torch").get<std::string>());
+    if (device_ != "cpu") {
+      generator = torch_generator(device_);
+      set_random_state(generator, random.at("device").get<std::string>());
+    }
+    result->injected = state.at("injected").get<int64_t>();
+    result->lost = {lost.at("values").get<int64_t>(), lost.at("zeroed").get<int64_t>()};
+    for (size_t i = 0; i < tensors.size(); ++i) tensors[i].second.data().copy_(values[i]);
+  });
+}
+
+void Checkpoints::save(int64_t step, const Training& training, const RunResult& result) {
+  const torch::NoGradGuard no_grad;
+  auto named = tensors_of(training.task.model());
+  const libtorch::FusedState optimizer = training.optimizer.fused_state();
+  for (const libtorch::StateTensor& item : optimizer.tensors) {
+    named.emplace_back(state_name(named[item.parameter].first, item), item.tensor);
+  }
+  std::vector<CheckpointTensor> tensors;
+  for (auto& [name, tensor] : named) {
+    tensor = tensor.detach().cpu().contiguous();
+    tensors.push_back({name, libtorch::internal::view_of(tensor, name), tensor.sizes().vec()});
+  }
+  const std::string wrong = not_finite(tensors);
+  if (!wrong.empty()) {
+    throw Error(
+        ErrorCode::kBadState,
+        fmt::format("Step {} has inf or nan in '{}' and is no state to go on from.", step, wrong));
+  }
+  json random = {{"torch", random_state(torch_generator("cpu"))},
+                 {"data", training.task.data_position()}};
+  if (device_ != "cpu") random["device"] = random_state(torch_generator(device_));
+  const json state = {{"program", kProgram},
+                      {"version", kVersion},
+                      {"settings", settings_},
+                      {"escaped", escaped_},
+                      {"scaler", training.scaler.save()},
+                      {"optimizer_steps", optimizer.steps},
+                      {"random", random},
+                      {"injected", result.injected},
+                      {"lost", {{"values", result.lost.values}, {"zeroed", result.lost.zeroed}}}};
+  folder_->save(step, tensors, state.dump());
+  last_ = step;
+}
+
+void Checkpoints::after_step(int64_t step, const Training& training, const RunResult& result) {
+  if (every_ > 0 && step % every_ == 0) try_save(step, training, result);
+}
+
+void Checkpoints::try_save(int64_t step, const Training& training, const RunResult& result) {
+  if (!writes_) return;
+  try {
+    save(step, training, result);
+  } catch (const Error& error) {
+    fmt::print(stderr, "headroom: {} Training goes on without this checkpoint{}.\n", error.what(),
+               last_ < 0 ? "" : fmt::format("; the one of step {} stays", last_));
+  }
+}
+
+std::string Checkpoints::finish(int64_t step, const Training& training, const RunResult& result) {
+  if (every_ == 0 || step == last_ || !writes_) return "";
+  try {
+    save(step, training, result);
+    return "";
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+}  // namespace headroom::cli

@@ -1,0 +1,21 @@
+// Where random generators stand, as text for checkpoints.
+#ifndef HEADROOM_CLI_TRAIN_RANDOM_STATE_H_
+#define HEADROOM_CLI_TRAIN_RANDOM_STATE_H_
+
+#include <torch/torch.h>
+
+#include <random>
+#include <string>
+
+namespace headroom::cli {
+
+std::string random_state(const torch::Generator& generator);
+std::string random_state(const std::mt19937_64& generator);
+
+/// Throw Error(kBadState), changing nothing, if the text is no state of such a generator.
+void set_random_state(torch::Generator& generator, const std::string& text);
+void set_random_state(std::mt19937_64& generator, const std::string& text);
+
+}  // namespace headroom::cli
+
+#endif  // HEADROOM_CLI_TRAIN_RANDOM_STATE_H_

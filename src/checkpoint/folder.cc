@@ -1,0 +1,142 @@
+#include <headroom/checkpoint.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <optional>
+#include <set>
+
+#include "checkpoint/format.h"
+#include "core/check.h"
+#include "record/file.h"
+
+namespace headroom {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kPrefix = "checkpoint-";
+constexpr const char* kSuffix = ".safetensors";
+constexpr const char* kUnfinished = ".tmp";
+
+std::string file_name(int64_t step) {
+  char digits[32];
+  std::snprintf(digits, sizeof digits, "%06lld", static_cast<long long>(step));
+  return std::string(kPrefix) + digits + kSuffix;
+}
+
+// The step in the name of a checkpoint; -1 if it is no such name.
+int64_t step_in(const std::string& name) {
+  const size_t digits = std::string(kPrefix).size();
+  const size_t end = name.find_first_not_of("0123456789", digits);
+  const bool fits =
+      name.starts_with(kPrefix) && end > digits && end < digits + 19 && name.substr(end) == kSuffix;
+  return fits ? std::stoll(name.substr(digits, end - digits)) : -1;
+}
+
+}  // namespace
+
+struct CheckpointFolder::Place {
+  Place(const std::string& path, FolderUse use) : folder(path) {
+    if (use == FolderUse::kOwn) lock.emplace((fs::path(path) / "checkpoint.lock").string());
+  }
+  void check_owned() const {
+    internal::require(lock.has_value(), ErrorCode::kWrongOrder, [&] {
+      return "The folder '" + folder + "' was opened to be read; save where it is owned.";
+    });
+  }
+
+  std::string path_of(int64_t step) const { return (fs::path(folder) / file_name(step)).string(); }
+
+  // Names of files that begin as checkpoints do.
+  std::vector<std::string> names() const {
+    std::vector<std::string> found;
+    std::error_code error;
+    for (fs::directory_iterator entry(folder, error), end; !error && entry != end;
+         entry.increment(error)) {
+      std::string name = entry->path().filename().string();
+      if (name.starts_with(kPrefix)) found.push_back(std::move(name));
+    }
+    internal::require(!error, ErrorCode::kFile, [&] {
+      return "The folder '" + folder + "' cannot be read: " + error.message() + ".";
+    });
+    return found;
+  }
+  // Newest first.
+  std::vector<int64_t> steps() const {
+    std::set<int64_t, std::greater<>> found;
+    for (const std::string& name : names()) {
+      if (name == file_name(step_in(name))) found.insert(step_in(name));
+    }
+    return {found.begin(), found.end()};
+  }
+  void remove_all_but(const std::set<int64_t>& kept) const {
+    for (const int64_t step : steps()) {
+      std::error_code ignored;  // one too many does no harm
+      if (!kept.contains(step)) fs::remove(path_of(step), ignored);
+    }
+  }
+
+  std::string folder;
+  std::optional<internal::GrowingFile> lock;  // nothing is ever written to it
+  int64_t last = -1;                          // step that was last saved or loaded
+};
+
+CheckpointFolder::CheckpointFolder(const std::string& folder, FolderUse use) {
+  if (use == FolderUse::kOwn) internal::make_folders(folder);
+  place_ = std::make_unique<Place>(folder, use);
+  if (use == FolderUse::kRead) return;
+  for (const std::string& name : place_->names()) {
+    std::error_code ignored;
+    if (name.ends_with(kUnfinished)) fs::remove(fs::path(folder) / name, ignored);
+  }
+}
+
+CheckpointFolder::~CheckpointFolder() = default;
+CheckpointFolder::CheckpointFolder(CheckpointFolder&&) noexcept = default;
+CheckpointFolder& CheckpointFolder::operator=(CheckpointFolder&&) noexcept = default;
+
+const std::string& CheckpointFolder::folder() const { return place_->folder; }
+
+void CheckpointFolder::save(int64_t step, const std::vector<CheckpointTensor>& tensors,
+                            const std::string& state) {
+  place_->check_owned();
+  const std::string header = internal::checkpoint_header(step, tensors, state);
+  std::vector<std::string_view> pieces = {header};
+  for (const CheckpointTensor& item : tensors) pieces.push_back(internal::bytes_of(item.tensor));
+  internal::replace_file(place_->path_of(step), pieces, internal::Sync::kYes);
+  place_->remove_all_but({step, place_->last});
+  place_->last = step;
+}
+
+Checkpoint CheckpointFolder::load(const std::function<void(const Checkpoint&)>& take,
+                                  std::vector<std::string>* skipped) {
+  std::string reasons;
+  for (const int64_t step : place_->steps()) {
+    try {
+      Checkpoint checkpoint = Checkpoint::read(place_->path_of(step));
+      internal::require(checkpoint.step() == step, ErrorCode::kBadState, [&] {
+        return "'" + checkpoint.path() + "' is of step " + std::to_string(checkpoint.step()) +
+               ", not of the one in its name.";
+      });
+      if (take != nullptr) take(checkpoint);
+      place_->last = step;
+      return checkpoint;
+    } catch (const Error& error) {
+      const bool damaged = error.code() == ErrorCode::kBadState || error.code() == ErrorCode::kFile;
+      if (!damaged) throw;
+      reasons += std::string(" ") + error.what();
+      if (skipped != nullptr) skipped->push_back(error.what());
+    }
+  }
+  throw Error(ErrorCode::kBadState, "There is no good checkpoint in '" + place_->folder + "'" +
+                                        (reasons.empty() ? "." : ":" + reasons));
+}
+
+void CheckpointFolder::clear() {
+  place_->check_owned();
+  place_->remove_all_but({});
+  place_->last = -1;
+}
+
+}  // namespace headroom

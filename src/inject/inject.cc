@@ -1,0 +1,129 @@
+// inject/ is beside the path: it makes gradients bad on purpose.
+#include <headroom/inject.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "core/check.h"
+#include "core/cuda.h"
+
+namespace headroom {
+namespace {
+
+// SplitMix64: a number for every seed and counter, without a state that steps would have to share.
+class Chance {
+ public:
+  explicit Chance(std::initializer_list<uint64_t> seeds) {
+    for (const uint64_t seed : seeds) state_ = mix(state_ ^ mix(seed + kStep));
+  }
+  uint64_t next() { return mix(state_ += kStep); }
+  double unit() { return static_cast<double>(next() >> 11) * 0x1p-53; }
+  size_t below(size_t count) { return static_cast<size_t>(next() % count); }
+
+ private:
+  static constexpr uint64_t kStep = 0x9E3779B97F4A7C15u;
+  static uint64_t mix(uint64_t z) {
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return z ^ (z >> 31);
+  }
+  uint64_t state_ = 0;
+};
+
+uint64_t infinity_bits(DType dtype) {
+  constexpr uint64_t kBits[] = {0x7C00, 0x7F80, 0x7F800000, 0x7FF0000000000000};
+  return kBits[static_cast<size_t>(dtype)];
+}
+
+uint64_t nan_bits(DType dtype) {  // a quiet one
+  constexpr uint64_t kBits[] = {0x7E00, 0x7FC0, 0x7FC00000, 0x7FF8000000000000};
+  return kBits[static_cast<size_t>(dtype)];
+}
+
+void strike(FaultKind kind, const TensorView& grad, int64_t index, Chance* chance) {
+  const size_t size = size_of(grad.dtype);
+  char* const at = static_cast<char*>(grad.data) + static_cast<size_t>(index) * size;
+  const bool on_host = grad.device.type == DeviceType::kCPU;
+  const auto copy = [&](void* to, const void* from) {
+    on_host ? static_cast<void>(std::memcpy(to, from, size)) : internal::cuda_copy(to, from, size);
+  };
+  const uint64_t number = chance->next();
+  uint64_t bits = 0;  // little-endian: the low bytes are the element's
+  switch (kind) {
+    case FaultKind::kOverflow:
+      bits = infinity_bits(grad.dtype) | (number & 1) << (8 * size - 1);
+      break;
+    case FaultKind::kNan:
+      bits = nan_bits(grad.dtype);
+      break;
+    case FaultKind::kFlip:
+      copy(&bits, at);
+      bits ^= uint64_t{1} << number % (8 * size);
+      break;
+  }
+  copy(at, &bits);
+}
+
+}  // namespace
+
+Injector::Injector(std::vector<Fault> faults, uint64_t seed, int rank)
+    : faults_(std::move(faults)), seed_(seed), rank_(rank) {
+  using internal::require;
+  for (const Fault& fault : faults_) {
+    require(fault.kind <= FaultKind::kFlip, ErrorCode::kInvalidArgument,
+            [] { return "A fault is of no kind that there is."; });
+    require(fault.probability >= 0.0 && fault.probability <= 1.0, ErrorCode::kInvalidArgument, [&] {
+      return "The probability of a fault is " + internal::number(fault.probability) +
+             "; it has to be from 0 to 1.";
+    });
+    require(fault.count >= 1, ErrorCode::kInvalidArgument, [&] {
+      return "A fault hits " + std::to_string(fault.count) + " elements; it has to be 1 or more.";
+    });
+    require(fault.first_step >= 0 && fault.last_step >= fault.first_step,
+            ErrorCode::kInvalidArgument, [&] {
+              return "A fault is for steps " + std::to_string(fault.first_step) + " to " +
+                     std::to_string(fault.last_step) +
+                     "; the first has to be 0 or more and not "
+                     "after the last.";
+            });
+  }
+}
+
+std::vector<Injected> Injector::inject(int64_t step,
+                                       const std::vector<Parameter>& parameters) const {
+  for (const Fault& fault : faults_) {
+    const auto named = [&](const Parameter& parameter) { return parameter.name == fault.tensor; };
+    const bool there =
+        fault.tensor.empty() || std::any_of(parameters.begin(), parameters.end(), named);
+    internal::require(there, ErrorCode::kInvalidArgument, [&] {
+      return "A fault is for '" + fault.tensor + "', and there is no parameter of that name.";
+    });
+  }
+  std::vector<Injected> done;
+  for (size_t i = 0; i < faults_.size(); ++i) {
+    const Fault& fault = faults_[i];
+    if (!fault.applies(rank_, step)) continue;
+    Chance chance({seed_, static_cast<uint64_t>(rank_), static_cast<uint64_t>(step), i});
+    if (chance.unit() >= fault.probability) continue;
+    std::vector<size_t> targets;
+    for (size_t k = 0; k < parameters.size(); ++k) {
+      const Parameter& parameter = parameters[k];
+      if (!fault.tensor.empty() && parameter.name != fault.tensor) continue;
+      if (parameter.grad.count > 0) targets.push_back(k);
+    }
+    if (targets.empty()) continue;
+    const size_t target = targets[chance.below(targets.size())];
+    const TensorView& grad = parameters[target].grad;
+    internal::check_view(grad, internal::Access::kWrite,
+                         [&] { return "The gradient of " + parameters[target].name + " "; });
+    for (int64_t n = 0; n < std::min(fault.count, grad.count); ++n) {
+      const auto index = static_cast<int64_t>(chance.below(static_cast<size_t>(grad.count)));
+      strike(fault.kind, grad, index, &chance);
+      done.push_back({fault.kind, target, index});
+    }
+  }
+  return done;
+}
+
+}  // namespace headroom

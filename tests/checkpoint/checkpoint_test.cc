@@ -1,0 +1,220 @@
+#include <gtest/gtest.h>
+#include <headroom/headroom.h>
+#include <sys/resource.h>
+
+#include <csignal>
+#include <cstring>
+#include <filesystem>
+
+#include "files/tensor_file.h"
+#include "tests/record/folder.h"
+#include "tests/support.h"
+
+namespace headroom {
+namespace {
+
+namespace fs = std::filesystem;
+
+const std::string kState = R"({"scaler": "anything", "text": "\u00e9 \" \\"})";
+
+struct Model {
+  std::vector<float> weight = {1.0f, -2.0f, 0x1p-149f, 4.0f, 5.0f, 6.0f};
+  std::vector<f16> half = {f16(0.5f), f16(65504.0f), f16(-0.0f)};
+  std::vector<bf16> brain = {bf16(3.0f)};
+  std::vector<double> wide = {1e300};
+  std::vector<float> none;
+
+  std::vector<CheckpointTensor> tensors() {
+    return {{"a.weight", view(weight), {2, 3}},
+            {"a.weight/half", view(half)},
+            {"b", view(brain), {1, 1, 1}},
+            {"wide", view(wide)},
+            {"none", view(none), {0, 7}}};
+  }
+};
+
+std::vector<std::string> checkpoints_in(const std::string& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    if (name != "checkpoint.lock") names.push_back(name);
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+TEST(CheckpointFolder, GivesBackWhatWasSavedBitForBit) {
+  const Folder folder;
+  Model model;
+  CheckpointFolder checkpoints(folder.path("run"));
+  checkpoints.save(7, model.tensors(), kState);
+  const Checkpoint loaded = checkpoints.load();
+  EXPECT_EQ(loaded.step(), 7);
+  EXPECT_EQ(loaded.state(), kState);
+  const std::vector<CheckpointTensor> saved = model.tensors();
+  ASSERT_EQ(loaded.tensors().size(), saved.size());
+  for (const CheckpointTensor& tensor : saved) {
+    const CheckpointTensor* const found = loaded.find(tensor.name);
+    ASSERT_NE(found, nullptr);
+    EXPECT_EQ(found->tensor.dtype, tensor.tensor.dtype);
+    ASSERT_EQ(found->tensor.count, tensor.tensor.count);
+    if (tensor.tensor.count == 0) continue;
+    EXPECT_EQ(std::memcmp(found->tensor.data, tensor.tensor.data, tensor.tensor.bytes()), 0);
+  }
+  EXPECT_EQ(loaded.find("a.weight")->shape, (std::vector<int64_t>{2, 3}));
+  EXPECT_EQ(loaded.find("nothing"), nullptr);
+}
+
+TEST(CheckpointFolder, IsReadByAnyReaderOfSafetensors) {
+  const Folder folder;
+  Model model;
+  CheckpointFolder(folder.path("run")).save(12, model.tensors(), kState);
+  const files::TensorFile file(folder.path("run") + "/checkpoint-000012.safetensors");
+  EXPECT_EQ(file.tensors().size(), 5u);
+  EXPECT_EQ(file.tensors()[0].name, "a.weight");
+  EXPECT_EQ(file.tensors()[0].offset % 64, 0u);
+}
+
+TEST(CheckpointFolder, KeepsTheLastTwo) {
+  const Folder folder;
+  Model model;
+  {
+    CheckpointFolder checkpoints(folder.path("run"));
+    for (const int64_t step : {1, 5, 2000000}) checkpoints.save(step, model.tensors(), "");
+    EXPECT_EQ(checkpoints_in(folder.path("run")),
+              (std::vector<std::string>{"checkpoint-000005.safetensors",
+                                        "checkpoint-2000000.safetensors"}));
+  }
+  folder.write("run/checkpoint-000001.safetensors.99.tmp", "half of it");
+  CheckpointFolder again(folder.path("run"));
+  EXPECT_EQ(checkpoints_in(folder.path("run")).size(), 2u);
+  EXPECT_EQ(again.load().step(), 2000000);
+  // Going back: what comes after the one that is loaded belongs to a course that is given up.
+  folder.write("run/checkpoint-2000000.safetensors", "damaged");
+  EXPECT_EQ(again.load().step(), 5);
+  again.save(6, model.tensors(), "");
+  EXPECT_EQ(
+      checkpoints_in(folder.path("run")),
+      (std::vector<std::string>{"checkpoint-000005.safetensors", "checkpoint-000006.safetensors"}));
+  again.clear();
+  EXPECT_TRUE(checkpoints_in(folder.path("run")).empty());
+  expect_error(ErrorCode::kBadState, "There is no good checkpoint in", [&] { again.load(); });
+}
+
+TEST(CheckpointFolder, FindsEveryCutAndEveryFlippedBit) {
+  const Folder folder;
+  Model model;
+  CheckpointFolder checkpoints(folder.path("run"));
+  checkpoints.save(1, model.tensors(), "old");
+  checkpoints.save(2, model.tensors(), kState);
+  const std::string path = "run/checkpoint-000002.safetensors";
+  const std::string whole = folder.read(path);
+  int64_t found = 0, tried = 0;
+  const auto expect_older = [&](const std::string& damaged) {
+    folder.write(path, damaged);
+    std::vector<std::string> skipped;
+    const Checkpoint loaded = checkpoints.load(nullptr, &skipped);
+    ++tried;
+    found += loaded.step() == 1 && skipped.size() == 1 &&
+             skipped[0].find("checkpoint-000002") != std::string::npos;
+  };
+  for (size_t length = 0; length < whole.size(); ++length) expect_older(whole.substr(0, length));
+  for (size_t bit = 0; bit < 8 * whole.size(); ++bit) {
+    std::string flipped = whole;
+    flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ (1 << bit % 8));
+    expect_older(flipped);
+  }
+  expect_older(whole + std::string(1, '\0'));
+  EXPECT_EQ(found, tried);
+  EXPECT_GT(tried, 9 * 512);
+  folder.write(path, whole);
+  EXPECT_EQ(checkpoints.load().step(), 2);
+}
+
+TEST(CheckpointFolder, GoesOnToAnOlderOneIfTheReaderFindsLies) {
+  const Folder folder;
+  Model model;
+  CheckpointFolder checkpoints(folder.path("run"));
+  checkpoints.save(1, model.tensors(), "good");
+  checkpoints.save(2, model.tensors(), "bad");
+  const auto take = [](const Checkpoint& checkpoint) {
+    if (checkpoint.state() == "bad") throw Error(ErrorCode::kBadState, "It lies.");
+  };
+  std::vector<std::string> skipped;
+  EXPECT_EQ(checkpoints.load(take, &skipped).step(), 1);
+  EXPECT_EQ(skipped, std::vector<std::string>{"It lies."});
+  // Errors of other kinds are no verdict on the checkpoint.
+  expect_error(ErrorCode::kInvalidArgument, "Another model", [&] {
+    checkpoints.load(
+        [](const Checkpoint&) { throw Error(ErrorCode::kInvalidArgument, "Another model."); });
+  });
+  fs::rename(folder.path("run") + "/checkpoint-000002.safetensors",
+             folder.path("run") + "/checkpoint-000009.safetensors");
+  EXPECT_EQ(checkpoints.load(nullptr, &skipped).step(), 1);
+  EXPECT_NE(skipped.back().find("is of step 2, not of the one in its name"), std::string::npos);
+  fs::remove(folder.path("run") + "/checkpoint-000009.safetensors");
+  fs::create_directory(folder.path("run") + "/checkpoint-000009.safetensors");
+  EXPECT_EQ(checkpoints.load(nullptr, &skipped).step(), 1);
+  EXPECT_NE(skipped.back().find("it is a folder"), std::string::npos);
+}
+
+TEST(CheckpointFolder, AFullDiskLeavesThePreviousOne) {
+  const Folder folder;
+  std::vector<float> large(1 << 16, 1.0f);
+  CheckpointFolder checkpoints(folder.path("run"));
+  checkpoints.save(1, {{"w", view(large)}}, "first");
+  const auto old = std::signal(SIGXFSZ, SIG_IGN);
+  rlimit before{};
+  getrlimit(RLIMIT_FSIZE, &before);
+  const rlimit small = {1 << 17, before.rlim_max};
+  setrlimit(RLIMIT_FSIZE, &small);
+  expect_error(ErrorCode::kFile, "checkpoint-000002.safetensors' could not be written", [&] {
+    checkpoints.save(2, {{"w", view(large)}}, "second");
+  });
+  setrlimit(RLIMIT_FSIZE, &before);
+  std::signal(SIGXFSZ, old);
+  EXPECT_EQ(checkpoints_in(folder.path("run")).size(), 1u) << "nothing half-written stays";
+  EXPECT_EQ(checkpoints.load().state(), "first");
+  fs::create_symlink("/dev/full", folder.path("run") + "/checkpoint-000003.safetensors");
+  expect_error(ErrorCode::kFile, "the disk is full", [&] {
+    checkpoints.save(3, {{"w", view(large)}}, "third");
+  });
+}
+
+TEST(CheckpointFolder, ASecondOneInTheSameFolderIsRefused) {
+  const Folder folder;
+  const CheckpointFolder first(folder.path("run"));
+  expect_error(ErrorCode::kFile, "being written by another run",
+               [&] { CheckpointFolder second(folder.path("run")); });
+  expect_error(ErrorCode::kFile, "cannot be made",
+               [] { CheckpointFolder nowhere("/proc/no/such/folder"); });
+}
+
+TEST(CheckpointFolder, RefusesWhatItCannotWriteAndChangesNothing) {
+  const Folder folder;
+  Model model;
+  CheckpointFolder checkpoints(folder.path("run"));
+  checkpoints.save(1, model.tensors(), "first");
+  const auto refuse = [&](ErrorCode code, const char* part, int64_t step,
+                          const std::vector<CheckpointTensor>& tensors, const std::string& state) {
+    expect_error(code, part, [&] { checkpoints.save(step, tensors, state); });
+  };
+  const TensorView w = view(model.weight);
+  refuse(ErrorCode::kInvalidArgument, "0 or more", -1, {}, "");
+  refuse(ErrorCode::kInvalidArgument, "there twice", 2, {{"w", w}, {"w", w}}, "");
+  refuse(ErrorCode::kInvalidArgument, "taken by the format", 2, {{"__metadata__", w}}, "");
+  refuse(ErrorCode::kInvalidArgument, "empty", 2, {{"", w}}, "");
+  refuse(ErrorCode::kInvalidArgument, "not UTF-8", 2, {{"w\xff", w}}, "");
+  refuse(ErrorCode::kInvalidArgument, "not UTF-8", 2, {}, "\xff");
+  refuse(ErrorCode::kInvalidArgument, "100 MB", 2, {}, std::string(100'000'001, ' '));
+  refuse(ErrorCode::kMismatch, "another number of elements", 2, {{"w", w, {2, 2}}}, "");
+  refuse(ErrorCode::kInvalidArgument, "null", 2, {{"w", view(static_cast<float*>(nullptr), 3)}},
+         "");
+  refuse(ErrorCode::kUnsupported, "not on the CPU", 2,
+         {{"w", view(w.data, DType::kF32, 6, {DeviceType::kCUDA, 0})}}, "");
+  EXPECT_EQ(checkpoints.load().state(), "first");
+  checkpoints.save(0, {}, "");  // nothing at all is a checkpoint too
+}
+
+}  // namespace
+}  // namespace headroom

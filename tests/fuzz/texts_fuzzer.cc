@@ -1,0 +1,102 @@
+// Any bytes where the library or the program expects a saved scaler, a checkpoint, a trace, a
+// history or arguments: they are read or refused with an Error, and what was read makes sense.
+// Built once for each (see scripts/fuzz), which names the function as HEADROOM_FUZZ_TARGET.
+#include <headroom/headroom.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "checkpoint/format.h"
+#include "cli/trace.h"
+#include "record/history.h"
+#include "tests/fuzz/memory_file.h"
+
+namespace headroom {
+
+void require(bool ok) {
+  if (!ok) std::abort();
+}
+
+// A state that is taken keeps its promises for the steps to come.
+[[maybe_unused]] void scaler(const std::string& text) {
+  GradScaler scaler;
+  scaler.load(text);
+  const std::string saved = scaler.save();
+  scaler.load(saved);
+  require(scaler.save() == saved);
+  ScaleState state = scaler.state();
+  for (int step = 0; step < 20; ++step) {
+    const bool overflow = (text.size() >> step % 8 & 1) != 0;
+    state = next_state(scaler.policy(), state, StepSeen{overflow, 1e-3 * step}).state;
+    require(std::isfinite(state.scale) && std::isnormal(inverse(state.scale)));
+  }
+}
+
+struct Scratch {
+  std::string path = "/tmp/headroom-fuzz-XXXXXX";
+  Scratch() { require(mkdtemp(path.data()) != nullptr); }
+  ~Scratch() { std::filesystem::remove_all(path); }
+};
+
+// With the checksum put right, or none would come further than that.
+[[maybe_unused]] void checkpoint(std::string text) {
+  static const Scratch scratch;
+  using internal::kChecksumAt;
+  using internal::kChecksumDigits;
+  if (text.size() >= kChecksumAt + kChecksumDigits) {
+    text.replace(kChecksumAt, kChecksumDigits, kChecksumDigits, '0');
+    text.replace(kChecksumAt, kChecksumDigits, internal::checksum_of({text}));
+  }
+  std::ofstream(scratch.path + "/checkpoint-000001.safetensors", std::ios::binary) << text;
+  CheckpointFolder checkpoints(scratch.path);
+  const Checkpoint loaded = checkpoints.load();
+  require(loaded.step() == 1);
+  for (const CheckpointTensor& item : loaded.tensors()) {
+    if (item.tensor.count > 0) measure({item.tensor}, {.detail = true});
+  }
+}
+
+[[maybe_unused]] void trace(const std::string& text) {
+  std::istringstream stream(text);
+  for (const cli::TraceStep& step : cli::read_trace(stream, "trace")) {
+    step.at(1024.0f);
+    require(step.lost_at(1024.0f) <= step.values());
+  }
+}
+
+[[maybe_unused]] void history(const std::string& text) {
+  const MemoryFile file(reinterpret_cast<const uint8_t*>(text.data()), text.size());
+  internal::HistoryReader part(file.path(), 2);
+  internal::HistoryReader whole(file.path());
+  try {
+    part.read_more();
+  } catch (const Error&) {
+  }
+  require(part.bytes() <= static_cast<int64_t>(text.size()));
+  whole.read_more();
+  require(part.history().steps.size() <= whole.history().steps.size());
+}
+
+[[maybe_unused]] void arguments(const std::string& text) {
+  try {
+    validate(preset(text));
+  } catch (const Error&) {
+  }
+  for (const Fault& fault : parse_faults(text)) {
+    require(fault.probability >= 0.0 && fault.probability <= 1.0 && fault.count >= 1);
+    require(fault.applies(fault.rank < 0 ? 0 : fault.rank, fault.first_step));
+  }
+}
+
+}  // namespace headroom
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  try {
+    headroom::HEADROOM_FUZZ_TARGET(std::string(reinterpret_cast<const char*>(data), size));
+  } catch (const headroom::Error&) {
+  }
+  return 0;
+}

@@ -1,0 +1,133 @@
+#include <gtest/gtest.h>
+#include <headroom/headroom.h>
+
+#include <bit>
+#include <cmath>
+
+#include "tests/support.h"
+
+namespace headroom {
+namespace {
+
+struct Model {
+  std::vector<float> a = std::vector<float>(100, 1.0f);
+  std::vector<f16> b = std::vector<f16>(50, f16(1.0f));
+  std::vector<bf16> c = std::vector<bf16>(50, bf16(1.0f));
+  std::vector<double> d = std::vector<double>(10, 1.0);
+  std::vector<Parameter> parameters = {{"a", {}, view(a)},
+                                       {"b", {}, view(b)},
+                                       {"c", {}, view(c)},
+                                       {"d", {}, view(d)},
+                                       {"none", {}, {}}};
+};
+
+GradStats stats_of(const std::vector<Parameter>& parameters) {
+  std::vector<TensorView> grads;
+  for (const Parameter& parameter : parameters) grads.push_back(parameter.grad);
+  return measure(grads);
+}
+
+TEST(Inject, PutsWhatIsAskedForWhereItIsAskedFor) {
+  for (const char* tensor : {"a", "b", "c", "d"}) {
+    Model model;
+    const std::string where = std::string("tensor=") + tensor;
+    const auto done = Injector(parse_faults("nan:" + where)).inject(1, model.parameters);
+    ASSERT_EQ(done.size(), 1u);
+    EXPECT_EQ(model.parameters[done[0].parameter].name, tensor);
+    EXPECT_EQ(stats_of(model.parameters).nan_count, 1) << tensor;
+    EXPECT_EQ(stats_of(model.parameters).inf_count, 0) << tensor;
+    Injector(parse_faults("overflow:" + where + ",count=3"), 4).inject(1, model.parameters);
+    EXPECT_GE(stats_of(model.parameters).inf_count, 1) << tensor;
+  }
+  Model model;
+  const auto done = Injector(parse_faults("flip:tensor=a")).inject(1, model.parameters);
+  const auto bits = std::bit_cast<uint32_t>(model.a[static_cast<size_t>(done[0].index)]);
+  EXPECT_EQ(std::popcount(bits ^ std::bit_cast<uint32_t>(1.0f)), 1);
+}
+
+TEST(Inject, StrikesAsOftenAsItsProbabilitySays) {
+  Model model;
+  const Injector injector(parse_faults("overflow:p=0.01,nan:p=0.2"), 7);
+  int64_t inf = 0, nan = 0;
+  std::vector<int64_t> hits(model.parameters.size(), 0);
+  for (int64_t step = 0; step < 20000; ++step) {
+    for (const Injected& item : injector.inject(step, model.parameters)) {
+      (item.kind == FaultKind::kNan ? nan : inf) += 1;
+      hits[item.parameter] += 1;
+    }
+  }
+  EXPECT_NEAR(static_cast<double>(inf), 200.0, 60.0);
+  EXPECT_NEAR(static_cast<double>(nan), 4000.0, 250.0);
+  for (size_t i = 0; i < 4; ++i) EXPECT_GT(hits[i], 800) << "every tensor is hit as often";
+  EXPECT_EQ(hits[4], 0);
+}
+
+TEST(Inject, TheSameSeedAndStepIsTheSameFaultWhateverCameBefore) {
+  const auto faults = parse_faults("flip:p=0.5,count=2");
+  Model one, two, other;
+  const Injector a(faults, 3), b(faults, 3), c(faults, 4);
+  bool differs = false;
+  for (int64_t step = 0; step < 50; ++step) a.inject(step, one.parameters);
+  for (int64_t step = 49; step >= 0; --step) b.inject(step, two.parameters);
+  for (int64_t step = 0; step < 50; ++step) c.inject(step, other.parameters);
+  for (size_t i = 0; i < one.a.size(); ++i) {
+    EXPECT_EQ(std::bit_cast<uint32_t>(one.a[i]), std::bit_cast<uint32_t>(two.a[i]));
+    differs |= std::bit_cast<uint32_t>(one.a[i]) != std::bit_cast<uint32_t>(other.a[i]);
+  }
+  EXPECT_TRUE(differs);
+}
+
+TEST(Inject, KeepsToItsStepsAndItsRank) {
+  Model model;
+  const auto faults = parse_faults("nan:step=5,rank=1");
+  EXPECT_TRUE(Injector(faults, 0, 0).inject(5, model.parameters).empty());
+  EXPECT_TRUE(Injector(faults, 0, 1).inject(4, model.parameters).empty());
+  EXPECT_EQ(Injector(faults, 0, 1).inject(5, model.parameters).size(), 1u);
+  EXPECT_TRUE(faults[0].applies(1, 5));
+  EXPECT_FALSE(faults[0].applies(0, 5));
+  const Fault range = parse_faults("flip:step=10-20")[0];
+  EXPECT_TRUE(range.applies(7, 10) && range.applies(7, 20));
+  EXPECT_FALSE(range.applies(7, 9) || range.applies(7, 21));
+}
+
+TEST(Inject, AnEntryWithoutAKindBelongsToTheOneBefore) {
+  const auto faults = parse_faults("overflow:p=0.01,nan:p=0.001,tensor=a=b:c,rank=1,step=5,flip");
+  ASSERT_EQ(faults.size(), 3u);
+  EXPECT_EQ(faults[0].probability, 0.01);
+  EXPECT_EQ(faults[1].kind, FaultKind::kNan);
+  EXPECT_EQ(faults[1].tensor, "a=b:c");
+  EXPECT_EQ(faults[1].rank, 1);
+  EXPECT_EQ(faults[1].first_step, 5);
+  EXPECT_EQ(faults[2].kind, FaultKind::kFlip);
+  EXPECT_EQ(faults[2].probability, 1.0);
+}
+
+TEST(Inject, RefusesWhatCannotBeInASentence) {
+  const auto refused = [](const std::string& text, const char* part) {
+    expect_error(ErrorCode::kInvalidArgument, part, [&] { parse_faults(text); });
+  };
+  refused("", "There is no fault ''");
+  refused("infinity:p=1", "There is no fault 'infinity'");
+  refused("p=0.5", "begin with a kind");
+  refused("nan:p=x", "needs a probability");
+  refused("nan:p=2", "from 0 to 1");
+  refused("nan:p=nan", "from 0 to 1");
+  refused("nan:p=", "needs a probability");
+  refused("nan:step=", "needs a step");
+  refused("nan:step=5-", "needs a step");
+  refused("nan:step=9-5", "not after the last");
+  refused("nan:step=-5", "needs a step");
+  refused("nan:rank=-1", "from 0 on");
+  refused("nan:count=0", "1 or more");
+  refused("nan:tensor=", "name of a parameter");
+  refused("nan:often=1", "has no 'often'");
+  refused("nan:p=0.5,", "There is no fault ''");
+  refused(std::string(1000, 'x') + ":p=1", "xxx...'");
+  Model model;
+  expect_error(ErrorCode::kInvalidArgument, "no parameter of that name",
+               [&] { Injector(parse_faults("nan:tensor=z")).inject(1, model.parameters); });
+  EXPECT_EQ(stats_of(model.parameters).nan_count, 0);
+}
+
+}  // namespace
+}  // namespace headroom

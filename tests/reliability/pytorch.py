@@ -1,0 +1,464 @@
+#!/usr/bin/env python3
+"""What PyTorch does with each fault of the table in docs/reliability.md. Run by hand where PyTorch is installed:
+    python tests/reliability/pytorch.py > tests/reliability/pytorch.json
+A fault's outcome is one of
+    fine       weights and state are as they should be, and there is nothing to tell
+    told       refused or skipped, and the caller can know
+    silent     weights are right, but the run is stuck or a loss of precision goes on, and nobody is told
+    corrupted  weights, the state or a checkpoint are wrong or lost"""
+import json
+import os
+import resource
+import sys
+import tempfile
+import threading
+import warnings
+
+import torch
+
+INF, NAN = float("inf"), float("nan")
+FAULTS = {}
+
+
+def fault(function):
+    FAULTS[function.__name__.replace("_", "-")] = function
+    return function
+
+
+def setup(optimizer=torch.optim.SGD, dtype=torch.float32, **options):
+    w = torch.ones(4, dtype=dtype, requires_grad=True)
+    options = {"lr": 0.1, **options}
+    return w, optimizer([w], **options), torch.amp.GradScaler("cpu")
+
+
+def step(w, optimizer, scaler, grad):
+    """A step whose scaled gradient is `grad` x scale, or `grad` itself if that is not finite."""
+    optimizer.zero_grad()
+    loss = scaler.scale((w * torch.full_like(w, grad)).sum())
+    loss.backward()
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def refused(call, otherwise):
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001
+        sentence = str(error).splitlines()[0].split(". ")[0]
+        return "told", f"{type(error).__name__}: {sentence}"
+    return otherwise
+
+
+@fault
+def overflows_in_a_row():
+    w, optimizer, scaler = setup()
+    for _ in range(145):
+        step(w, optimizer, scaler, INF)
+    step(w, optimizer, scaler, 1.0)
+    if not torch.isfinite(w).all():
+        return "corrupted", f"the scale is {scaler.get_scale():.3g}, its reciprocal inf; weights become {w[0].item()}"
+    return "fine", ""
+
+
+@fault
+def first_momentum_step_overflows():
+    for _ in range(50):  # what is in memory is a matter of chance
+        w, optimizer, scaler = setup(momentum=0.9, fused=True)
+        memory = [torch.full((4,), 7.0) for _ in range(100)]  # as other work leaves it
+        del memory
+        step(w, optimizer, scaler, INF)
+        step(w, optimizer, scaler, 1.0)
+        if not torch.allclose(w, torch.full((4,), 0.9)):
+            return "corrupted", "the momentum begins as whatever was in memory; weights are wrong after the next clean step"
+    return "fine", "skipped"
+
+
+@fault
+def nan_after_unscale():
+    w, optimizer, scaler = setup()
+    scaler.scale(w.sum()).backward()
+    scaler.unscale_(optimizer)
+    w.grad[0] = NAN
+    scaler.step(optimizer)
+    return ("corrupted", "not checked again: weights become nan") if w.isnan().any() else ("fine", "")
+
+
+@fault
+def scale_of_zero():
+    w = torch.ones(4, requires_grad=True)
+    optimizer = torch.optim.SGD([w], lr=0.1)
+
+    def use():
+        scaler = torch.amp.GradScaler("cpu", init_scale=0.0)
+        step(w, optimizer, scaler, 1.0)
+    return refused(use, None) or ("corrupted", f"accepted; weights become {w[0].item()}")
+
+
+@fault
+def scale_of_nan_loaded():
+    w, optimizer, scaler = setup()
+    state = scaler.state_dict()
+    state["scale"] = NAN
+
+    def use():
+        scaler.load_state_dict(state)
+        step(w, optimizer, scaler, 1.0)
+    outcome = refused(use, None)
+    return outcome or ("silent", f"accepted; the scale is {scaler.get_scale()} and stays so: every step is skipped")
+
+
+@fault
+def scale_of_zero_loaded():
+    w, optimizer, scaler = setup()
+    state = scaler.state_dict()
+    state["scale"] = 0.0
+
+    def use():
+        scaler.load_state_dict(state)
+        step(w, optimizer, scaler, 1.0)
+    outcome = refused(use, None)
+    return outcome or ("corrupted", f"accepted; weights become {w[0].item()}")
+
+
+@fault
+def scale_of_nan_by_hand():
+    w, optimizer, scaler = setup()
+    step(w, optimizer, scaler, 1.0)
+    outcome = refused(lambda: scaler.update(NAN), None)
+    step(w, optimizer, scaler, 1.0)
+    return outcome or ("silent", f"accepted; the scale is {scaler.get_scale()} and every step is skipped")
+
+
+@fault
+def parameter_in_two_optimizers():
+    w, first, scaler = setup()
+    second = torch.optim.SGD([w], lr=0.1)
+
+    def use():
+        scaler.scale(w.sum()).backward()
+        scaler.step(first)
+        scaler.step(second)
+        scaler.update()
+    right = 0.8
+    outcome = refused(use, None)
+    return outcome or ("corrupted", f"unscaled twice: the second step is lost, weights are {w[0].item():.6f} and not {right}")
+
+
+@fault
+def unscaling_overflows():
+    w = torch.ones(4, requires_grad=True)
+    optimizer = torch.optim.SGD([w], lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**-20)
+    scaler.scale(w.sum()).backward()
+    w.grad.fill_(1e36)
+    scaler.step(optimizer)
+    return ("corrupted", f"finite before, inf after: weights become {w[0].item()}") if not w.isfinite().all() else ("fine", "")
+
+
+@fault
+def fp16_loss_times_scale():
+    w, optimizer, scaler = setup()
+    loss = (w * 4.0).to(torch.float16)  # not reduced yet, as in `loss_fn(reduction="none")`
+    scaled = scaler.scale(loss)
+    if torch.isfinite(scaled).all():
+        return "fine", ""
+    scaled.sum().backward()
+    scaler.step(optimizer)
+    if bool((w == 1).all()) and scaler._found_inf_per_device(optimizer)[torch.device("cpu")].item():
+        return "told", "formed in FP16, inf: skipped"
+    return "silent", "the scaled loss is formed in FP16 and is inf, whatever comes of it"
+
+
+@fault
+def norm_overflows_finite_gradients():
+    w, optimizer, scaler = setup()
+    scaler.scale(w.sum()).backward()
+    scaler.unscale_(optimizer)
+    w.grad.fill_(1e30)
+    torch.nn.utils.clip_grad_norm_([w], 1.0)
+    scaler.step(optimizer)
+    if (w == 1).all():
+        return "silent", "the norm is inf, so clipping makes all gradients 0: nothing is learned, and nothing said"
+    return "fine", ""
+
+
+@fault
+def state_with_a_missing_key():
+    _, _, scaler = setup()
+    before = scaler.state_dict()
+    state = dict(before, scale=8.0)
+    del state["_growth_tracker"]
+    outcome = refused(lambda: scaler.load_state_dict(state), ("corrupted", "accepted"))
+    if scaler.get_scale() != before["scale"]:
+        return "corrupted", f"KeyError, after the scale was taken over: it is {scaler.get_scale()} now"
+    return outcome
+
+
+@fault
+def growth_interval_negative():
+    w = torch.ones(4, requires_grad=True)
+    optimizer = torch.optim.SGD([w], lr=0.1)
+
+    def use():
+        scaler = torch.amp.GradScaler("cpu", growth_interval=-1)
+        for _ in range(10):
+            step(w, optimizer, scaler, 1.0)
+    return refused(use, ("silent", "accepted; the scale never grows"))
+
+
+@fault
+def growth_interval_made_shorter():
+    w, optimizer, scaler = setup()
+    for _ in range(10):
+        step(w, optimizer, scaler, 1.0)
+    scaler.set_growth_interval(5)
+    for _ in range(20):
+        step(w, optimizer, scaler, 1.0)
+    return ("fine", "") if scaler.get_scale() > 65536 else ("silent", "the scale never grows again")
+
+
+@fault
+def backoff_factor_negative():
+    w = torch.ones(4, requires_grad=True)
+    optimizer = torch.optim.SGD([w], lr=0.1)
+    holder = []
+
+    def use():
+        holder.append(torch.amp.GradScaler("cpu", backoff_factor=-1.0))
+        step(w, optimizer, holder[0], INF)
+    return refused(use, None) or ("corrupted", f"accepted; the scale becomes {holder[0].get_scale()}")
+
+
+@fault
+def unscale_twice():
+    w, optimizer, scaler = setup()
+    scaler.scale(w.sum()).backward()
+    scaler.unscale_(optimizer)
+    return refused(lambda: scaler.unscale_(optimizer), ("corrupted", "divided twice"))
+
+
+@fault
+def step_twice():
+    w, optimizer, scaler = setup()
+    scaler.scale(w.sum()).backward()
+    scaler.step(optimizer)
+    return refused(lambda: scaler.step(optimizer), ("corrupted", "updated twice"))
+
+
+@fault
+def update_without_step():
+    w, optimizer, scaler = setup()
+    scaler.scale(w.sum()).backward()
+    return refused(scaler.update, ("silent", "counted as a clean step"))
+
+
+@fault
+def step_without_gradients():
+    w, optimizer, scaler = setup()
+    scaler.scale(w.sum())
+    return refused(lambda: scaler.step(optimizer), ("silent", "nothing happens"))
+
+
+@fault
+def accumulation_over_a_scale_change():
+    w, optimizer, scaler = setup()
+    other = torch.ones(1, requires_grad=True)
+    second = torch.optim.SGD([other], lr=0.1)
+    scaler.scale(w.sum() + other.sum()).backward()
+    for one in (optimizer, second):
+        scaler.step(one)
+        one.zero_grad()
+    scaler.update()
+    scaler.scale(w.sum()).backward()  # the first micro-batch of w; the other optimizer goes on
+    scaler.scale((other * INF).sum()).backward()
+    scaler.step(second)
+    scaler.update()
+    scaler.scale(w.sum()).backward()  # the second micro-batch, with half the scale
+    scaler.step(optimizer)
+    scaler.update()
+    right = 1 - 0.1 - 0.1 * 2
+    if abs(w[0].item() - right) < 1e-6:
+        return "fine", ""
+    return "corrupted", f"two scales in one sum: weights are {w[0].item():.4g} and not {right:.4g}"
+
+
+@fault
+def saved_between_step_and_update():
+    w, optimizer, scaler = setup()
+    optimizer.zero_grad()
+    scaler.scale((w * INF).sum()).backward()
+    scaler.step(optimizer)
+    state = []
+    outcome = refused(lambda: state.append(scaler.state_dict()), None)
+    return outcome or ("corrupted", f"saved with scale {state[0]['scale']:.0f}: the overflow is forgotten")
+
+
+@fault
+def nan_in_bf16_gradients():
+    w, optimizer, scaler = setup(dtype=torch.bfloat16)
+    outcome = refused(lambda: step(w, optimizer, scaler, NAN), None)
+    return outcome or (("told", "skipped; a smaller scale tells") if (w == 1).all() else ("corrupted", "weights become nan"))
+
+
+@fault
+def minus_inf_only():
+    w, optimizer, scaler = setup()
+    step(w, optimizer, scaler, -INF)
+    return ("told", "skipped; a smaller scale tells") if (w == 1).all() else ("corrupted", "weights become inf")
+
+
+@fault
+def fp16_gradients():
+    w, optimizer, scaler = setup(dtype=torch.float16)
+    return refused(lambda: step(w, optimizer, scaler, 1.0), ("fine", ""))
+
+
+@fault
+def growth_to_inf():
+    w, optimizer, _ = setup(lr=0.0)
+    scaler = torch.amp.GradScaler("cpu", growth_interval=1)
+    for _ in range(300):
+        step(w, optimizer, scaler, 1e-37)
+    scale = scaler.get_scale()
+    inverse = 1.0 / torch.tensor(scale)
+    if scale < INF and inverse.item() >= 2.0**-126:
+        return "fine", f"stops at {scale:.3g}"
+    return "silent", f"grows to {scale:.3g}, whose reciprocal is subnormal: gradients lose digits"
+
+
+@fault
+def every_step_overflows():
+    w, optimizer, scaler = setup()
+    for _ in range(200):
+        step(w, optimizer, scaler, INF)
+    return "silent", f"200 steps skipped, the scale is {scaler.get_scale():.3g}; no word of it"
+
+
+@fault
+def loss_is_nan():
+    w, optimizer, scaler = setup()
+    step(w, optimizer, scaler, NAN)
+    return ("told", "skipped; a smaller scale tells") if (w == 1).all() else ("corrupted", "weights become nan")
+
+
+@fault
+def disabled_scaler_meets_inf():
+    w = torch.ones(4, requires_grad=True)
+    optimizer = torch.optim.SGD([w], lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    step(w, optimizer, scaler, INF)
+    return ("corrupted", f"applied: weights become {w[0].item()}") if not w.isfinite().all() else ("fine", "")
+
+
+@fault
+def gradient_of_another_size():
+    w, optimizer, scaler = setup()
+
+    def use():
+        scaler.scale(w.sum()).backward()
+        w.grad = torch.ones(5)
+        scaler.step(optimizer)
+    return refused(use, ("corrupted", "accepted"))
+
+
+@fault
+def same_parameter_listed_twice():
+    w = torch.ones(4, requires_grad=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        outcome = refused(lambda: torch.optim.SGD([w, w], lr=0.1), None)
+    if outcome:
+        return outcome
+    optimizer = torch.optim.SGD([w, w], lr=0.1)
+    step(w, optimizer, torch.amp.GradScaler("cpu"), 1.0)
+    return "corrupted", f"a warning ({len(caught)}), then weights are {w[0].item():.6f} and not 0.9"
+
+
+@fault
+def threads_with_scalers_of_their_own():
+    results = []
+
+    def work():
+        w, optimizer, scaler = setup()
+        for _ in range(50):
+            step(w, optimizer, scaler, 0.01)
+        results.append(round(w[0].item(), 4))
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return ("fine", "") if len(set(results)) == 1 else ("corrupted", str(results))
+
+
+def saved(folder):
+    path = os.path.join(folder, "checkpoint.pt")
+    torch.save({"w": torch.arange(1000.0)}, path)
+    return path
+
+
+@fault
+def checkpoint_cut_short():
+    with tempfile.TemporaryDirectory() as folder:
+        path = saved(folder)
+        os.truncate(path, os.path.getsize(path) // 2)
+        return refused(lambda: torch.load(path), ("corrupted", "loaded"))
+
+
+@fault
+def checkpoint_with_a_flipped_bit():
+    with tempfile.TemporaryDirectory() as folder:
+        path = saved(folder)
+        with open(path, "rb") as file:
+            data = bytearray(file.read())
+        at = data.find(torch.arange(1000.0).numpy().tobytes()[2000:2008])
+        data[at] ^= 1 << 6
+        with open(path, "wb") as file:
+            file.write(data)
+        loaded = []
+        outcome = refused(lambda: loaded.append(torch.load(path)["w"]), None)
+        return outcome or ("corrupted", "loaded with the wrong weight" if not loaded[0].equal(torch.arange(1000.0))
+                           else "not noticed")
+
+
+@fault
+def disk_full_while_saving():
+    with tempfile.TemporaryDirectory() as folder:
+        path = saved(folder)
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
+        outcome = refused(lambda: saved(folder), ("silent", "no error"))
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        intact = refused(lambda: torch.load(path), ("fine", ""))
+        if intact[0] == "fine":
+            return outcome
+        return "corrupted", f"{outcome[1].split(':')[0]}, and the checkpoint that was there before is gone"
+
+
+@fault
+def killed_while_saving():
+    with tempfile.TemporaryDirectory() as folder:
+        path = saved(folder)
+        child = os.fork()
+        if child == 0:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
+            import signal
+            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # ends the process inside a write
+            saved(folder)
+            os._exit(0)
+        os.waitpid(child, 0)
+        outcome = refused(lambda: torch.load(path), ("fine", ""))
+        return outcome if outcome[0] == "fine" else ("corrupted", "the checkpoint that was there before is gone")
+
+
+if __name__ == "__main__":
+    os.environ["TORCH_SHOW_CPP_STACKTRACES"] = "0"
+    table = {"version": torch.__version__.split("+")[0], "faults": {}}
+    for name, function in FAULTS.items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            outcome, what = function()
+        table["faults"][name] = {"outcome": outcome, "what": what}
+        print(name, outcome, what, file=sys.stderr)
+    json.dump(table, sys.stdout, indent=1)
+    print()

@@ -1,0 +1,512 @@
+// Tries every fault of the table in docs/reliability.md on Headroom and prints what came of it, a
+// JSON object a line; 1 if weights, state or checkpoints came to harm, or nobody was told.
+//     headroom_reliability
+// scripts/reliability-table makes the table of it. A new row is a function and a line in kFaults.
+#include <headroom/headroom.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+namespace hr = headroom;
+
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+struct Harm {  // the promise is broken
+  std::string what;
+};
+
+struct Outcome {
+  const char* word;  // fine or told
+  std::string what;
+};
+
+void expect(bool ok, const std::string& what) {
+  if (!ok) throw Harm{what};
+}
+
+/// A model of one weight tensor that was 1, under SGD with a rate of 0.1.
+struct Model {
+  std::vector<float> w = std::vector<float>(4, 1.0f), g = std::vector<float>(4, 0.0f);
+  hr::SGD optimizer;
+  hr::GradScaler scaler;
+  std::string alarm;
+
+  explicit Model(const hr::ScalePolicy& policy = hr::preset("torch"), double momentum = 0.0)
+      : optimizer({{"w", hr::view(w), hr::view(g)}}, {.lr = 0.1, .momentum = momentum}),
+        scaler(policy, {.on_alarm = [this](const hr::AlarmReport& r) { alarm = r.sentence; }}) {}
+
+  void backward(float grad) { g.assign(4, scaler.scale(1.0f) * grad); }
+  hr::StepReport step(float grad) {
+    backward(grad);
+    const hr::StepReport report = scaler.step(optimizer);
+    scaler.update();
+    return report;
+  }
+  void expect_weight(double right) const {
+    for (const float x : w) {
+      expect(std::fabs(x - right) < 1e-6,
+             "a weight is " + std::to_string(x) + " and not " + std::to_string(right));
+    }
+  }
+};
+
+// The sentence of the error that `call` has to throw.
+Outcome refused(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const hr::Error& error) {
+    return {"told", error.what()};
+  }
+  throw Harm{"accepted"};
+}
+
+Outcome skipped(const hr::StepReport& report) {
+  expect(!report.applied && !report.culprit.empty(), "applied");
+  return {"told", report.to_string()};
+}
+
+Outcome overflows_in_a_row() {
+  Model model;
+  for (int i = 0; i < 145; ++i) model.step(kInf);
+  expect(!model.alarm.empty(), "nobody was told");
+  model.step(1.0f);
+  model.expect_weight(0.9);
+  return {"told", "every step; the scale stays at or above 2^-126 and the clean step is right"};
+}
+
+Outcome first_momentum_step_overflows() {
+  Model model(hr::preset("torch"), 0.9);
+  const Outcome outcome = skipped(model.step(kInf));
+  model.step(1.0f);
+  model.expect_weight(0.9);
+  return outcome;
+}
+
+Outcome nan_after_unscale() {
+  Model model;
+  model.backward(1.0f);
+  model.scaler.unscale_(model.optimizer);
+  model.g[0] = kNan;
+  const Outcome outcome = skipped(model.scaler.step(model.optimizer));
+  model.expect_weight(1.0);
+  return outcome;
+}
+
+Outcome scale_of_zero() {
+  return refused([] { hr::GradScaler scaler(hr::DynamicScale{.init_scale = 0.0f}); });
+}
+
+Outcome scale_loaded(const char* value) {
+  hr::GradScaler scaler;
+  const std::string before = scaler.save();
+  std::string text = before;
+  const size_t at = text.rfind("\"scale\": 65536.0");
+  expect(at != std::string::npos, "the test does not know the format");
+  text.replace(at, 16, std::string("\"scale\": ") + value);
+  const Outcome outcome = refused([&] { scaler.load(text); });
+  expect(scaler.save() == before, "half-changed");
+  return outcome;
+}
+Outcome scale_of_nan_loaded() { return scale_loaded("NaN"); }
+Outcome scale_of_zero_loaded() { return scale_loaded("0.0"); }
+
+Outcome scale_of_nan_by_hand() {
+  hr::GradScaler scaler;
+  return refused([&] { scaler.update(kNan); });
+}
+
+Outcome parameter_in_two_optimizers() {
+  Model model;
+  hr::SGD second({{"w", hr::view(model.w), hr::view(model.g)}}, {.lr = 0.1});
+  model.backward(1.0f);
+  model.scaler.step(model.optimizer);
+  const Outcome outcome = refused([&] { model.scaler.step(second); });
+  model.expect_weight(0.9);
+  return outcome;
+}
+
+Outcome unscaling_overflows() {
+  Model model(hr::StaticScale{0x1p-20f});
+  model.backward(1.0f);
+  model.g.assign(4, 1e36f);
+  const hr::StepReport report = model.scaler.step(model.optimizer);
+  expect(report.skip == hr::Skip::kUnscaleOverflow, "not found");
+  model.expect_weight(1.0);
+  return {"told", report.to_string()};
+}
+
+Outcome fp16_loss_times_scale() {
+  Model model;
+  const float scaled = model.scaler.scale(hr::f16(4.0f));
+  expect(scaled == 4.0f * 65536.0f, "inf");
+  return {"fine", "formed in FP32"};
+}
+
+Outcome norm_overflows_finite_gradients() {
+  Model model(hr::NoScale{});
+  model.g.assign(4, 1e30f);
+  model.scaler.scale(1.0f);
+  const hr::StepReport report = model.scaler.step(model.optimizer, {.max_norm = 1.0f});
+  expect(report.applied && std::fabs(report.grad_norm - 2e30) < 1e24, "the norm is wrong");
+  model.expect_weight(0.95);
+  return {"fine", "the norm is 2e30, and clipping to 1 works"};
+}
+
+Outcome state_with_a_missing_key() {
+  hr::GradScaler scaler;
+  const std::string before = scaler.save();
+  auto state = nlohmann::json::parse(before);
+  state["state"]["scale"] = 8.0;
+  state["state"].erase("growth_tracker");
+  const Outcome outcome = refused([&] { scaler.load(state.dump()); });
+  expect(scaler.save() == before, "half-changed");
+  return outcome;
+}
+
+Outcome growth_interval_negative() {
+  return refused([] { hr::GradScaler scaler(hr::DynamicScale{.growth_interval = -1}); });
+}
+
+Outcome growth_interval_made_shorter() {
+  Model model;
+  for (int i = 0; i < 10; ++i) model.step(0.001f);
+  hr::ScalePolicy policy = model.scaler.policy();
+  policy.growth_interval = 5;
+  model.scaler.set_policy(policy);
+  for (int i = 0; i < 20; ++i) model.step(0.001f);
+  expect(model.scaler.get_scale() > 65536.0f, "it never grows again");
+  return {"fine", "the scale grows after the next clean step"};
+}
+
+Outcome backoff_factor_negative() {
+  return refused([] { hr::GradScaler scaler(hr::DynamicScale{.backoff_factor = -1.0f}); });
+}
+
+Outcome unscale_twice() {
+  Model model;
+  model.backward(1.0f);
+  model.scaler.unscale_(model.optimizer);
+  const Outcome outcome = refused([&] { model.scaler.unscale_(model.optimizer); });
+  model.scaler.step(model.optimizer);
+  model.expect_weight(0.9);
+  return outcome;
+}
+
+Outcome step_twice() {
+  Model model;
+  model.backward(1.0f);
+  model.scaler.step(model.optimizer);
+  const Outcome outcome = refused([&] { model.scaler.step(model.optimizer); });
+  model.expect_weight(0.9);
+  return outcome;
+}
+
+Outcome update_without_step() {
+  Model model;
+  model.backward(1.0f);
+  return refused([&] { model.scaler.update(); });
+}
+
+Outcome step_without_gradients() {
+  std::vector<float> w(4, 1.0f);
+  hr::SGD optimizer({{"w", hr::view(w), {}}}, {.lr = 0.1});
+  hr::GradScaler scaler;
+  scaler.scale(1.0f);
+  return refused([&] { scaler.step(optimizer); });
+}
+
+Outcome accumulation_over_a_scale_change() {
+  Model model;
+  std::vector<float> w2(1, 1.0f), g2(1);
+  hr::SGD second({{"other", hr::view(w2), hr::view(g2)}}, {.lr = 0.1});
+  model.backward(1.0f);
+  g2[0] = model.scaler.get_scale();
+  model.scaler.step(model.optimizer);
+  model.scaler.step(second);
+  model.scaler.update();
+  model.backward(1.0f);  // the first micro-batch of w; the other optimizer goes on
+  g2[0] = kInf;
+  model.scaler.step(second);
+  model.scaler.update();
+  const float now = model.scaler.scale(1.0f);  // the second micro-batch, with half the scale
+  for (float& x : model.g) x += now;
+  model.scaler.step(model.optimizer);
+  model.expect_weight(0.7);
+  return {"fine", "gradients that wait are taken along to the new scale"};
+}
+
+Outcome saved_between_step_and_update() {
+  Model model;
+  model.backward(kInf);
+  model.scaler.step(model.optimizer);
+  return refused([&] { model.scaler.save(); });
+}
+
+template <typename T>
+Outcome bad_gradient_of(float bad) {
+  std::vector<T> w(4, T(1.0f)), g(4, T(1.0f));
+  hr::AdamW optimizer({{"w", hr::view(w), hr::view(g)}});
+  hr::GradScaler scaler;
+  scaler.scale(1.0f);
+  g[2] = T(bad);
+  const Outcome outcome = skipped(scaler.step(optimizer));
+  for (const T x : w) expect(static_cast<float>(x) == 1.0f, "a weight has changed");
+  expect(optimizer.steps(0) == 0, "the step was counted");
+  return outcome;
+}
+Outcome nan_in_bf16_gradients() { return bad_gradient_of<hr::bf16>(kNan); }
+Outcome minus_inf_only() { return bad_gradient_of<hr::f16>(-kInf); }
+
+Outcome fp16_gradients() {
+  std::vector<hr::f16> w(4, hr::f16(1.0f)), g(4);
+  hr::SGD optimizer({{"w", hr::view(w), hr::view(g)}}, {.lr = 1e4});
+  hr::GradScaler scaler;
+  const float scale = scaler.scale(1.0f);
+  g.assign(4, hr::f16(scale * 1e-8f));  // unscaled it is below all that FP16 has
+  scaler.step(optimizer);
+  expect(std::fabs(optimizer.master(0)[0] - (1.0f - 1e-4f)) < 1e-7f, "lost");
+  return {"fine", "read scaled, never written: a gradient of 1e-8 arrives in the FP32 master"};
+}
+
+Outcome growth_to_inf() {
+  hr::ScalePolicy policy = hr::preset("torch");
+  policy.growth_interval = 1;
+  Model model(policy);
+  for (int i = 0; i < 300; ++i) model.step(0.0f);
+  const float scale = model.scaler.get_scale();
+  expect(std::isfinite(scale) && std::isnormal(1.0f / scale), "out of range");
+  return {"fine", "stops at 2^126, whose reciprocal is a normal number"};
+}
+
+Outcome every_step_overflows() {
+  Model model(hr::DynamicScale{});
+  for (int i = 0; i < 200 && model.alarm.empty(); ++i) model.step(kInf);
+  expect(!model.alarm.empty() && model.scaler.get_scale() >= 1.0f, "nobody was told");
+  model.expect_weight(1.0);
+  return {"told", model.alarm.substr(0, model.alarm.find(". "))};
+}
+
+Outcome loss_is_nan() {
+  Model model;
+  const Outcome outcome = skipped(model.step(kNan));
+  model.expect_weight(1.0);
+  return outcome;
+}
+
+Outcome disabled_scaler_meets_inf() {
+  Model model;
+  hr::GradScaler scaler(hr::DynamicScale{}, {.enabled = false});
+  model.g.assign(4, kInf);
+  const Outcome outcome = skipped(scaler.step(model.optimizer));
+  model.expect_weight(1.0);
+  return outcome;
+}
+
+Outcome gradient_of_another_size() {
+  Model model;
+  std::vector<float> other(5);
+  return refused([&] { model.optimizer.set_grad(0, hr::view(other)); });
+}
+
+Outcome same_parameter_listed_twice() {
+  std::vector<float> w(4), g(4);
+  const hr::Parameter p = {"w", hr::view(w), hr::view(g)};
+  return refused([&] { hr::SGD optimizer({p, p}); });
+}
+
+Outcome threads_with_scalers_of_their_own() {
+  std::vector<float> results(4);
+  std::vector<std::thread> threads;
+  for (float& result : results) {
+    threads.emplace_back([&result] {
+      Model model;
+      for (int i = 0; i < 50; ++i) model.step(0.01f);
+      result = model.w[0];
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const float result : results) expect(result == results[0], "results differ");
+  return {"fine", ""};
+}
+
+/// Two checkpoints of 1000 numbers in a folder that goes at the end.
+struct Saved {
+  std::filesystem::path folder;
+  std::vector<float> w = std::vector<float>(1000, 1.0f);
+  std::string newest;
+
+  Saved() {
+    std::string name = (std::filesystem::temp_directory_path() / "headroom-XXXXXX").string();
+    folder = mkdtemp(name.data());
+    hr::CheckpointFolder checkpoints(folder.string());
+    for (const int64_t step : {1, 2}) save(&checkpoints, step);
+    newest = (folder / "checkpoint-000002.safetensors").string();
+  }
+  ~Saved() { std::filesystem::remove_all(folder); }
+
+  void save(hr::CheckpointFolder* checkpoints, int64_t step) {
+    w.assign(w.size(), static_cast<float>(step));
+    checkpoints->save(step, {{"w", hr::view(w)}}, "");
+  }
+  // The step that is loaded, with the right numbers, and why a newer one was not.
+  int64_t load(std::string* why) const {
+    std::vector<std::string> left_out;
+    const hr::Checkpoint loaded = hr::CheckpointFolder(folder.string()).load(nullptr, &left_out);
+    const auto* const data = static_cast<const float*>(loaded.find("w")->tensor.data);
+    expect(data[999] == static_cast<float>(loaded.step()), "wrong numbers");
+    if (!left_out.empty()) *why = left_out[0].substr(left_out[0].find("' ") + 2);
+    return loaded.step();
+  }
+};
+
+void limit_files(rlim_t bytes) {
+  rlimit limit{};
+  getrlimit(RLIMIT_FSIZE, &limit);
+  limit.rlim_cur = bytes;
+  setrlimit(RLIMIT_FSIZE, &limit);
+}
+
+Outcome checkpoint_cut_short() {
+  const Saved saved;
+  std::filesystem::resize_file(saved.newest, 2000);
+  std::string why;
+  expect(saved.load(&why) == 1 && !why.empty(), "not found");
+  return {"told", "the one before is used: the newest " + why};
+}
+
+Outcome checkpoint_with_a_flipped_bit() {
+  const Saved saved;
+  std::fstream file(saved.newest, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(-100, std::ios::end);
+  file.put('\1');
+  file.close();
+  std::string why;
+  expect(saved.load(&why) == 1 && !why.empty(), "not found");
+  return {"told", "the one before is used: the newest " + why};
+}
+
+Outcome disk_full_while_saving() {
+  Saved saved;
+  signal(SIGXFSZ, SIG_IGN);
+  const Outcome outcome = refused([&] {
+    hr::CheckpointFolder checkpoints(saved.folder.string());
+    limit_files(2000);
+    try {
+      saved.save(&checkpoints, 3);
+    } catch (...) {
+      limit_files(RLIM_INFINITY);
+      throw;
+    }
+  });
+  std::string why;
+  expect(saved.load(&why) == 2 && why.empty(), "the one before is gone");
+  return {"told", "could not be written" + outcome.what.substr(outcome.what.rfind(':')) +
+                      " The checkpoints before are whole."};
+}
+
+Outcome killed_while_saving() {
+  Saved saved;
+  const pid_t child = fork();
+  if (child == 0) {
+    signal(SIGXFSZ, SIG_DFL);  // ends the process inside a write
+    const rlimit no_core{};
+    setrlimit(RLIMIT_CORE, &no_core);
+    hr::CheckpointFolder checkpoints(saved.folder.string());
+    limit_files(2000);
+    saved.save(&checkpoints, 3);
+    _exit(0);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  expect(WIFSIGNALED(status), "the test did not kill");
+  std::string why;
+  expect(saved.load(&why) == 2 && why.empty(), "the one before is gone");
+  return {"fine", "the checkpoints before are whole"};
+}
+
+struct Row {
+  const char* id;  // as in pytorch.json
+  const char* fault;
+  Outcome (*run)();
+};
+
+const Row kFaults[] = {
+    {"overflows-in-a-row", "145 overflows in a row, then a clean step", overflows_in_a_row},
+    {"first-momentum-step-overflows", "fused SGD with momentum whose first step overflows",
+     first_momentum_step_overflows},
+    {"nan-after-unscale", "NaN comes in between `unscale_` and `step`", nan_after_unscale},
+    {"scale-of-zero", "a scale of 0 for the constructor", scale_of_zero},
+    {"scale-of-zero-loaded", "a scale of 0 out of a saved state", scale_of_zero_loaded},
+    {"scale-of-nan-loaded", "a scale of NaN out of a saved state", scale_of_nan_loaded},
+    {"scale-of-nan-by-hand", "a scale of NaN set by hand", scale_of_nan_by_hand},
+    {"parameter-in-two-optimizers", "a parameter in two optimizers", parameter_in_two_optimizers},
+    {"unscaling-overflows", "a scale of 2^-20, and unscaling overflows", unscaling_overflows},
+    {"fp16-loss-times-scale", "an FP16 loss that leaves FP16's range when scaled",
+     fp16_loss_times_scale},
+    {"norm-overflows-finite-gradients", "finite gradients of 1e30 whose norm is clipped",
+     norm_overflows_finite_gradients},
+    {"state-with-a-missing-key", "a saved state without its growth count",
+     state_with_a_missing_key},
+    {"saved-between-step-and-update",
+     "a state saved between `step` and `update`, after an overflow", saved_between_step_and_update},
+    {"growth-interval-negative", "a growth interval of -1", growth_interval_negative},
+    {"growth-interval-made-shorter", "a growth interval made shorter than the count so far",
+     growth_interval_made_shorter},
+    {"backoff-factor-negative", "a backoff factor of -1", backoff_factor_negative},
+    {"growth-to-inf", "300 growths in a row", growth_to_inf},
+    {"every-step-overflows", "every step overflows", every_step_overflows},
+    {"unscale-twice", "`unscale_` twice", unscale_twice},
+    {"step-twice", "`step` twice", step_twice},
+    {"update-without-step", "`update` without a step", update_without_step},
+    {"step-without-gradients", "`step` without any gradient", step_without_gradients},
+    {"accumulation-over-a-scale-change", "micro-batches add up over a change of the scale",
+     accumulation_over_a_scale_change},
+    {"nan-in-bf16-gradients", "NaN in a BF16 gradient", nan_in_bf16_gradients},
+    {"minus-inf-only", "-inf and nothing else", minus_inf_only},
+    {"fp16-gradients", "FP16 gradients that underflow when unscaled", fp16_gradients},
+    {"loss-is-nan", "the loss is NaN", loss_is_nan},
+    {"disabled-scaler-meets-inf", "inf under a disabled scaler", disabled_scaler_meets_inf},
+    {"gradient-of-another-size", "a gradient of another size than its weight",
+     gradient_of_another_size},
+    {"same-parameter-listed-twice", "a parameter twice in one optimizer",
+     same_parameter_listed_twice},
+    {"threads-with-scalers-of-their-own", "four threads, each with a scaler of its own",
+     threads_with_scalers_of_their_own},
+    {"checkpoint-cut-short", "a checkpoint that is cut short", checkpoint_cut_short},
+    {"checkpoint-with-a-flipped-bit", "a bit of a checkpoint flips", checkpoint_with_a_flipped_bit},
+    {"disk-full-while-saving", "the disk is full while a checkpoint is saved",
+     disk_full_while_saving},
+    {"killed-while-saving", "the run is killed while a checkpoint is saved", killed_while_saving},
+};
+
+}  // namespace
+
+int main() {
+  bool harm = false;
+  for (const Row& row : kFaults) {
+    Outcome outcome;
+    try {
+      outcome = row.run();
+    } catch (const Harm& broken) {
+      outcome = {"corrupted", broken.what};
+    } catch (const std::exception& error) {
+      outcome = {"corrupted", std::string("an error where none belongs: ") + error.what()};
+    }
+    harm |= outcome.word == std::string("corrupted");
+    const nlohmann::ordered_json line = {
+        {"id", row.id}, {"fault", row.fault}, {"outcome", outcome.word}, {"what", outcome.what}};
+    std::printf("%s\n", line.dump().c_str());
+  }
+  return harm ? 1 : 0;
+}
