@@ -4,7 +4,7 @@ set(HEADROOM_HAS_NCCL OFF)
 if(HEADROOM_NCCL STREQUAL "OFF" OR NOT HEADROOM_HAS_CUDA)
   return()
 endif()
-find_program(_python NAMES python3 python)
+find_program(_python NAMES python3 python NO_CACHE)
 if(_python)
   execute_process(
     COMMAND ${_python} -c "import nvidia.nccl as n; print(list(n.__path__)[0])"

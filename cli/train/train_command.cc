@@ -95,7 +95,10 @@ int train(const TrainConfig& config, Checkpoints* checkpoints, Team* team) {
   print_fact("loss", "{:.6g}", result.score.loss);
   print_fact(result.metric_name, "{:.4f}", result.score.metric);
   if (!result.escaped.empty()) print_fact("escaped", "{}", result.escaped);
-  if (!config.inject.empty()) print_fact("faults injected", "{}", result.injected);
+  if (!config.inject.empty()) {
+    print_fact("faults injected", "{}{}", result.injected,
+               team != nullptr ? " in the first rank" : "");
+  }
   print_fact("skipped steps", "{}", result.skipped);
   print_fact("final scale", "{}", result.final_scale);
   print_fact("gradients lost", "{}", percent(result.lost));
@@ -139,6 +142,7 @@ int train(CLI::App& command, TrainConfig& config) {
   if (!config.resume && !config.out.empty()) checkpoints.emplace(config.out, launch.first());
   Checkpoints* const saved = checkpoints.has_value() ? &*checkpoints : nullptr;
   if (!launch.several()) return train(config, saved, nullptr);
+  if (!launch.first()) config.layers = 0;  // all have the same gradients
   std::unique_ptr<Team> team;
   try {
     team =
