@@ -127,14 +127,14 @@ with tempfile.TemporaryDirectory() as temp:
             for pid in victims:
                 os.kill(pid, sign)
             began = time.time()
-            codes, outputs = wait(processes[:1], 30)
+            codes, outputs = wait(processes[:1], 60)
             took = time.time() - began
             for pid in victims:
                 os.kill(pid, signal.SIGKILL)
             wait(processes[1:])
             check(codes[0] == 1, f"{way} {sign}: {codes} {outputs}")
             check("headroom: rank 0: Another rank did not come" in outputs[0][1], f"{way}: {outputs}")
-            check(took < 15, f"{way} {sign}: {took} s")
+            check(took < 60, f"{way} {sign}: {took} s")
 
         # Asked to stop, all stop after the same step, and the history is whole.
         folder = f"{temp}/{way}.stopped"
