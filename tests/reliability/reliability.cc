@@ -2,38 +2,19 @@
 // JSON object a line; 1 if weights, state or checkpoints came to harm, or nobody was told.
 //     headroom_reliability
 // scripts/reliability-table makes the table of it. A new row is a function and a line in kFaults.
-#include <headroom/headroom.h>
-#include <signal.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <cmath>
 #include <cstdio>
-#include <filesystem>
-#include <fstream>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <thread>
+#include <vector>
 
-namespace hr = headroom;
+#include "tests/reliability/faults.h"
 
 namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-
-struct Harm {  // the promise is broken
-  std::string what;
-};
-
-struct Outcome {
-  const char* word;  // fine or told
-  std::string what;
-};
-
-void expect(bool ok, const std::string& what) {
-  if (!ok) throw Harm{what};
-}
 
 /// A model of one weight tensor that was 1, under SGD with a rate of 0.1.
 struct Model {
@@ -60,16 +41,6 @@ struct Model {
     }
   }
 };
-
-// The sentence of the error that `call` has to throw.
-Outcome refused(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const hr::Error& error) {
-    return {"told", error.what()};
-  }
-  throw Harm{"accepted"};
-}
 
 Outcome skipped(const hr::StepReport& report) {
   expect(!report.applied && !report.culprit.empty(), "applied");
@@ -338,101 +309,6 @@ Outcome threads_with_scalers_of_their_own() {
   for (std::thread& thread : threads) thread.join();
   for (const float result : results) expect(result == results[0], "results differ");
   return {"fine", ""};
-}
-
-/// Two checkpoints of 1000 numbers in a folder that goes at the end.
-struct Saved {
-  std::filesystem::path folder;
-  std::vector<float> w = std::vector<float>(1000, 1.0f);
-  std::string newest;
-
-  Saved() {
-    std::string name = (std::filesystem::temp_directory_path() / "headroom-XXXXXX").string();
-    folder = mkdtemp(name.data());
-    hr::CheckpointFolder checkpoints(folder.string());
-    for (const int64_t step : {1, 2}) save(&checkpoints, step);
-    newest = (folder / "checkpoint-000002.safetensors").string();
-  }
-  ~Saved() { std::filesystem::remove_all(folder); }
-
-  void save(hr::CheckpointFolder* checkpoints, int64_t step) {
-    w.assign(w.size(), static_cast<float>(step));
-    checkpoints->save(step, {{"w", hr::view(w)}}, "");
-  }
-  // The step that is loaded, with the right numbers, and why a newer one was not.
-  int64_t load(std::string* why) const {
-    std::vector<std::string> left_out;
-    const hr::Checkpoint loaded = hr::CheckpointFolder(folder.string()).load(nullptr, &left_out);
-    const auto* const data = static_cast<const float*>(loaded.find("w")->tensor.data);
-    expect(data[999] == static_cast<float>(loaded.step()), "wrong numbers");
-    if (!left_out.empty()) *why = left_out[0].substr(left_out[0].find("' ") + 2);
-    return loaded.step();
-  }
-};
-
-void limit_files(rlim_t bytes) {
-  rlimit limit{};
-  getrlimit(RLIMIT_FSIZE, &limit);
-  limit.rlim_cur = bytes;
-  setrlimit(RLIMIT_FSIZE, &limit);
-}
-
-Outcome checkpoint_cut_short() {
-  const Saved saved;
-  std::filesystem::resize_file(saved.newest, 2000);
-  std::string why;
-  expect(saved.load(&why) == 1 && !why.empty(), "not found");
-  return {"told", "the one before is used: the newest " + why};
-}
-
-Outcome checkpoint_with_a_flipped_bit() {
-  const Saved saved;
-  std::fstream file(saved.newest, std::ios::in | std::ios::out | std::ios::binary);
-  file.seekp(-100, std::ios::end);
-  file.put('\1');
-  file.close();
-  std::string why;
-  expect(saved.load(&why) == 1 && !why.empty(), "not found");
-  return {"told", "the one before is used: the newest " + why};
-}
-
-Outcome disk_full_while_saving() {
-  Saved saved;
-  signal(SIGXFSZ, SIG_IGN);
-  const Outcome outcome = refused([&] {
-    hr::CheckpointFolder checkpoints(saved.folder.string());
-    limit_files(2000);
-    try {
-      saved.save(&checkpoints, 3);
-    } catch (...) {
-      limit_files(RLIM_INFINITY);
-      throw;
-    }
-  });
-  std::string why;
-  expect(saved.load(&why) == 2 && why.empty(), "the one before is gone");
-  return {"told", "could not be written" + outcome.what.substr(outcome.what.rfind(':')) +
-                      " The checkpoints before are whole."};
-}
-
-Outcome killed_while_saving() {
-  Saved saved;
-  const pid_t child = fork();
-  if (child == 0) {
-    signal(SIGXFSZ, SIG_DFL);  // ends the process inside a write
-    const rlimit no_core{};
-    setrlimit(RLIMIT_CORE, &no_core);
-    hr::CheckpointFolder checkpoints(saved.folder.string());
-    limit_files(2000);
-    saved.save(&checkpoints, 3);
-    _exit(0);
-  }
-  int status = 0;
-  waitpid(child, &status, 0);
-  expect(WIFSIGNALED(status), "the test did not kill");
-  std::string why;
-  expect(saved.load(&why) == 2 && why.empty(), "the one before is gone");
-  return {"fine", "the checkpoints before are whole"};
 }
 
 struct Row {
