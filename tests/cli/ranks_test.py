@@ -136,6 +136,30 @@ with tempfile.TemporaryDirectory() as temp:
             check("headroom: rank 0: Another rank did not come" in outputs[0][1], f"{way}: {outputs}")
             check(took < 60, f"{way} {sign}: {took} s")
 
+        # Faults in one rank only, and a run that goes on: all ranks as if it had never ended.
+        whole, parts = f"{temp}/{way}.whole", f"{temp}/{way}.parts"
+        faulty = ["mlp", "--precision", "fp16", "--schedule", "constant", "--inject", "nan:p=0.2,rank=1"]
+        for folder, steps in ((whole, 30), (parts, 15)):
+            codes, outputs = wait(launch(way, 2, *faulty, "--steps", steps, "--out", folder))
+            check(not any(codes), f"{way}: {codes} {outputs}")
+        codes, outputs = wait(launch(way, 3, "mlp", "--out", parts, "--resume", "--steps", 30, "--batch", 12))
+        told = "".join(error for _, error in outputs)
+        check(codes[0] == 2 and told.count("headroom:") == 1, f"{way}: {codes} {outputs}")
+        codes, outputs = wait(launch(way, 2, "mlp", "--out", parts, "--resume", "--steps", 30))
+        check(not any(codes), f"{way}: {codes} {outputs}")
+        check("".join(error for _, error in outputs).count("going on after step 15") == 1, outputs)
+        course = [[(step["loss"], step["scale"], step["overflow"]) for step in history(folder)[1]]
+                  for folder in (whole, parts)]
+        check(course[0] == course[1] and len(course[0]) == 30, f"{way}: {course}")
+        check(0 < sum(step[2] for step in course[0]) < 30, f"{way}: {course}")
+
+        # No scale helps: all go over to the other precision, from the same checkpoint.
+        folder = f"{temp}/{way}.escape"
+        codes, outputs = wait(launch(way, 2, "mlp", "--precision", "fp16", "--steps", 60, "--out", folder,
+                                     "--inject", "nan:step=8-40,rank=1", "--escape", "fp32"))
+        check(not any(codes), f"{way}: {codes} {outputs}")
+        check("fp16 is left for fp32" in outputs[0][1] and history(folder)[3]["steps"] == 60, outputs)
+
         # Asked to stop, all stop after the same step, and the history is whole.
         folder = f"{temp}/{way}.stopped"
         processes = launch(way, 2, "mlp", "--steps", 10**7, "--out", folder)
