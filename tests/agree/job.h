@@ -46,11 +46,11 @@ class Hash {
   uint64_t value_ = 0xCBF29CE484222325u;
 };
 
-enum class Fault { kNone, kBeforeAveraging, kAfterAveraging };
+enum class Mishap { kNone, kBeforeAveraging, kAfterAveraging };
 
-inline Fault fault_in(int64_t step) {
-  if (step % 37 == 5) return Fault::kBeforeAveraging;
-  return step % 53 == 7 ? Fault::kAfterAveraging : Fault::kNone;
+inline Mishap fault_in(int64_t step) {
+  if (step % 37 == 5) return Mishap::kBeforeAveraging;
+  return step % 53 == 7 ? Mishap::kAfterAveraging : Mishap::kNone;
 }
 
 /// Modes:
@@ -84,19 +84,19 @@ inline int run_job(std::shared_ptr<Ranks> ranks, const JobOptions& options,
     for (int64_t step = 0; step < options.steps; ++step) {
       const bool chosen = step % size == rank;
       const bool middle = step == options.steps / 2 && rank == 1;
-      const Fault fault = faulty ? fault_in(step) : Fault::kNone;
+      const Mishap fault = faulty ? fault_in(step) : Mishap::kNone;
       const float scale = scaler.scale(1.0f);
       for (size_t i = 0; i < grads.size(); ++i) {
         grads[i] = scale * (0.1f * weights[i] + noise(random));
       }
       const float bad = step % 2 == 0 ? HUGE_VALF : std::nanf("");
       const size_t place = static_cast<size_t>(step * 7) % grads.size();
-      if (fault == Fault::kBeforeAveraging && chosen) grads[place] = bad;
+      if (fault == Mishap::kBeforeAveraging && chosen) grads[place] = bad;
       if (!sharded) {
         add_up(grads.data(), grads.size());
         for (float& grad : grads) grad /= static_cast<float>(size);
       }
-      if (fault == Fault::kAfterAveraging && chosen) grads[place] = bad;
+      if (fault == Mishap::kAfterAveraging && chosen) grads[place] = bad;
       if (middle && options.mode == "kill") std::raise(SIGKILL);
       if (middle && options.mode == "stop") std::raise(SIGSTOP);
       if (middle && options.mode == "leave") return 0;
@@ -105,9 +105,9 @@ inline int run_job(std::shared_ptr<Ranks> ranks, const JobOptions& options,
       scaler.update();
       if (middle && options.mode == "scale") scaler.update(scaler.get_scale() * 2.0f);
       skipped += !report.applied;
-      wrong += report.applied != (fault == Fault::kNone);
+      wrong += report.applied != (fault == Mishap::kNone);
       // After averaging all ranks have it, and the first one is named.
-      const bool everywhere = fault == Fault::kBeforeAveraging && !sharded;
+      const bool everywhere = fault == Mishap::kBeforeAveraging && !sharded;
       const int culprit = everywhere ? 0 : static_cast<int>(step % size);
       if (!report.applied) wrong += report.culprit_rank != culprit;
       const float next = scaler.get_scale();
