@@ -18,10 +18,7 @@ ProcessGroupRanks::ProcessGroupRanks(Group group, std::chrono::milliseconds time
 
 void ProcessGroupRanks::reduce(double* sums, size_t sum_count, double* maxima,
                                size_t maximum_count) {
-  if (lost_) {
-    throw Error(ErrorCode::kRankLost,
-                "Another rank was lost before; end the job and start from the last checkpoint.");
-  }
+  if (lost_) throw_lost_before();
   lost_ = true;  // unless all goes well
   // Tensors of their own: work that never ends may write to them at any time.
   const torch::Tensor mine =
@@ -37,10 +34,7 @@ void ProcessGroupRanks::reduce(double* sums, size_t sum_count, double* maxima,
     std::string why = error.what();
     why = why.substr(0, why.find('\n'));
     if (!why.empty() && why.back() == '.') why.pop_back();
-    throw Error(ErrorCode::kRankLost,
-                "Another rank did not come to the same step (" + why + "); it is gone, stuck or " +
-                    "out of step. Look at its output, end the job and start from the last "
-                    "checkpoint.");
+    throw_did_not_come("(" + why + ")");
   }
   lost_ = false;
   for (int i = 0; i < group_.size; ++i) {

@@ -72,11 +72,7 @@ struct MpiRanks::Exchange {
       if (done != 0) return;
       const auto waited = Clock::now() - start;
       if (waited > limit) {
-        throw Error(
-            ErrorCode::kRankLost,
-            "Another rank did not come to the same step within " + std::to_string(limit.count()) +
-                " ms; it is gone, stuck or out of step. Look at its output, end the job and "
-                "start from the last checkpoint.");
+        throw_did_not_come("within " + std::to_string(limit.count()) + " ms");
       }
       if (waited > kBusy) {
         std::this_thread::sleep_for(kNap);
@@ -111,10 +107,7 @@ MpiRanks::~MpiRanks() {
 
 void MpiRanks::reduce(double* sums, size_t sum_count, double* maxima, size_t maximum_count) {
   Exchange& exchange = *exchange_;
-  if (exchange.lost) {
-    throw Error(ErrorCode::kRankLost,
-                "Another rank was lost before; end the job and start from the last checkpoint.");
-  }
+  if (exchange.lost) throw_lost_before();
   exchange.mine.assign(1, static_cast<double>(sum_count));
   exchange.mine.insert(exchange.mine.end(), sums, sums + sum_count);
   exchange.mine.insert(exchange.mine.end(), maxima, maxima + maximum_count);

@@ -89,10 +89,7 @@ void NcclRanks::enqueue(double* sums, size_t sum_count, double* maxima, size_t m
 
 void NcclRanks::reduce(double* sums, size_t sum_count, double* maxima, size_t maximum_count) {
   Exchange& exchange = *exchange_;
-  if (exchange.lost) {
-    throw Error(ErrorCode::kRankLost,
-                "Another rank was lost before; end the job and start from the last checkpoint.");
-  }
+  if (exchange.lost) throw_lost_before();
   if (sum_count + maximum_count > kRoom) {
     throw Error(ErrorCode::kInvalidArgument,
                 "NcclRanks reduces " + std::to_string(kRoom) + " numbers at most.");
@@ -114,11 +111,7 @@ void NcclRanks::reduce(double* sums, size_t sum_count, double* maxima, size_t ma
     HEADROOM_CHECK(ncclCommGetAsyncError(communicator_, &result));
     check(result, "An all-reduce");
     if (std::chrono::steady_clock::now() - start > time_limit_) {
-      throw Error(ErrorCode::kRankLost,
-                  "Another rank did not come to the same step within " +
-                      std::to_string(time_limit_.count()) +
-                      " ms; it is gone, stuck or out of step. Look at its output, end the job and "
-                      "start from the last checkpoint.");
+      throw_did_not_come("within " + std::to_string(time_limit_.count()) + " ms");
     }
     std::this_thread::sleep_for(kNap);
   }

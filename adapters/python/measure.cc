@@ -56,14 +56,6 @@ void bind_policy(py::module_& m) {
     for (const PresetInfo& info : presets()) all[info.name] = info.summary;
     return all;
   });
-  m.def("inverse", &inverse);
-  m.def(
-      "decide",
-      [](const GradStats& stats, float scale, double max_norm) {
-        const Verdict verdict = decide(stats.finite(), stats.norm(), stats.amax, scale, max_norm);
-        return py::make_tuple(verdict.apply(), verdict.multiplier, verdict.grad_norm);
-      },
-      "Whether to apply, by what to multiply the gradients, and their unscaled norm.");
 }
 
 void bind_measure(py::module_& m) {

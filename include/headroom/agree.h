@@ -9,6 +9,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <string>
 
 namespace headroom {
 
@@ -34,6 +35,12 @@ class HEADROOM_API Ranks {
   /// it may be captured in a CUDA graph. Throws Error(kUnsupported) unless enqueues().
   virtual void enqueue(double* sums, size_t sum_count, double* maxima, size_t maximum_count,
                        void* stream);
+
+ protected:
+  /// For reduce(): throw Error(kRankLost) because a rank did not come (`how`: "within 200 ms"), or
+  /// because one was lost in an earlier call.
+  [[noreturn]] static void throw_did_not_come(const std::string& how);
+  [[noreturn]] static void throw_lost_before();
 };
 
 /// How long Headroom's own ranks wait for each other unless told otherwise.

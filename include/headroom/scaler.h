@@ -39,8 +39,9 @@ struct StepOptions {
   float max_norm = 0.0f;
   ClearGrads clear_grads = ClearGrads::kOnSkip;
 
-  /// For a disabled scaler, where somebody else (a framework's own scaler) keeps the scale: numbers
-  /// on this scaler's device, used when the step gets there. The gradients are divided by
+  /// For a disabled scaler without ranks, where somebody else (a framework's own scaler) keeps the
+  /// scale: numbers on this scaler's device, used when the step gets there. The gradients are
+  /// divided by
   /// `*outside_scale`. The step is skipped if `*outside_found` is not 0, if the gradients are bad
   /// or if the scale is not a usable number; `*tell_skipped` becomes 1 if it is skipped, else 0.
   const float* outside_scale = nullptr;

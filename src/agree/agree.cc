@@ -17,6 +17,18 @@ void Ranks::enqueue(double*, size_t, double*, size_t, void*) {
       "or a scaler on the CPU.");
 }
 
+void Ranks::throw_did_not_come(const std::string& how) {
+  throw Error(ErrorCode::kRankLost,
+              "Another rank did not come to the same step " + how +
+                  "; it is gone, stuck or out of step. Look at its output, end the job and start "
+                  "from the last checkpoint.");
+}
+
+void Ranks::throw_lost_before() {
+  throw Error(ErrorCode::kRankLost,
+              "Another rank was lost before; end the job and start from the last checkpoint.");
+}
+
 namespace internal {
 namespace {
 

@@ -241,13 +241,12 @@ StepReport GradScaler::step(Optimizer& optimizer, const StepOptions& options) {
             return "max_norm is " + number(options.max_norm) +
                    "; it has to be a finite number above 0, or 0 for no clipping.";
           });
-  require(
-      !enabled() || (options.outside_scale == nullptr && options.outside_found == nullptr &&
-                     options.tell_skipped == nullptr),
-      ErrorCode::kInvalidArgument, [] {
-        return "outside_scale, outside_found and tell_skipped are for a disabled scaler; this one "
-               "has a scale of its own.";
-      });
+  const bool outside = options.outside_scale != nullptr || options.outside_found != nullptr ||
+                       options.tell_skipped != nullptr;
+  require(!outside || (!enabled() && options_.ranks == nullptr), ErrorCode::kInvalidArgument, [] {
+    return "outside_scale, outside_found and tell_skipped are for a disabled scaler without ranks; "
+           "this one has a scale of its own, or ranks that know nothing of them.";
+  });
   require(has_gradient(optimizer) || options_.ranks != nullptr, ErrorCode::kWrongOrder, [] {
     return "step() was called for an optimizer none of whose parameters has a gradient; set them, "
            "or do not step it.";

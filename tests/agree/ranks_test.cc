@@ -344,6 +344,14 @@ TEST(Agree, RanksThatCannotBeAreRefused) {
   });
   expect_error(ErrorCode::kUnsupported, "talk on the host",
                [] { Host().enqueue(nullptr, 0, nullptr, 0, nullptr); });
+
+  // What somebody else has found on this rank, the others would not skip for.
+  std::vector<float> weight(2, 1.0f), grad(2, 1.0f);
+  SGD optimizer({{"w", view(weight), view(grad)}});
+  GradScaler scaler(DynamicScale{}, {.enabled = false, .ranks = std::make_shared<Host>()});
+  const float found = 1.0f;
+  expect_error(ErrorCode::kInvalidArgument, "ranks that know nothing of them",
+               [&] { scaler.step(optimizer, {.outside_found = &found}); });
 }
 
 // However a list is cut over ranks: the verdict and the norm are those of the whole.
