@@ -23,10 +23,35 @@ struct ExchangeApi {
   void* current_stream;
 };
 
+// The getter of a property, which finding it by name takes longer than calling.
+class Getter {
+ public:
+  Getter(py::handle type, const char* name) : descriptor_(type.attr(name)) {
+    if (!Py_IS_TYPE(descriptor_.ptr(), &PyGetSetDescr_Type)) {
+      throw py::type_error("This torch has another kind of property than expected.");
+    }
+    set_ = reinterpret_cast<PyGetSetDescrObject*>(descriptor_.ptr())->d_getset;
+  }
+
+  py::object operator()(py::handle object) const {
+    if (!PyObject_TypeCheck(object.ptr(), PyDescr_TYPE(descriptor_.ptr()))) {
+      throw py::type_error("Only torch's tensors can be looked at.");
+    }
+    auto value = py::reinterpret_steal<py::object>(set_->get(object.ptr(), set_->closure));
+    if (!value) throw py::error_already_set();
+    return value;
+  }
+
+ private:
+  py::object descriptor_;
+  const PyGetSetDef* set_;
+};
+
 class Places {
  public:
-  // `plain`: the types whose objects have their memory themselves.
-  Places(const py::capsule& api, std::vector<py::type> plain) : plain_(std::move(plain)) {
+  // `plain`: the types whose objects have their memory themselves; the first is torch.Tensor.
+  Places(const py::capsule& api, std::vector<py::type> plain)
+      : plain_(std::move(plain)), grad_(plain_.at(0), "grad"), version_(plain_.at(0), "_version") {
     const auto* const table = api.get_pointer<const ExchangeApi>();
     if (table->major == 1) tensor_from_object_ = table->tensor_from_object;
     if (tensor_from_object_ == nullptr) {
@@ -34,29 +59,35 @@ class Places {
     }
   }
 
+  // Whether these are the same objects.
+  static bool same(const py::list& a, const py::list& b) {
+    bool same = a.size() == b.size();
+    for (size_t i = 0; same && i < a.size(); ++i) {
+      same = PyList_GET_ITEM(a.ptr(), i) == PyList_GET_ITEM(b.ptr(), i);
+    }
+    return same;
+  }
+
   // Whether anything moved since the last call, and on request the parameters whose values somebody
   // changed since then and the last advance().
   py::tuple look(const py::list& parameters, bool with_versions) {
-    std::vector<int64_t> seen;
     std::vector<int64_t> versions;
-    seen.reserve(seen_.size());
     versions.reserve(parameters.size());
-    bool plain = true;
+    place_ = 0;
+    moved_ = false;
     for (const py::handle parameter : parameters) {
-      const auto gradient =
-          py::reinterpret_steal<py::object>(PyObject_GetAttr(parameter.ptr(), grad_.ptr()));
-      if (!gradient) throw py::error_already_set();
-      plain = plain && add(parameter, &seen) && add(gradient, &seen);
-      if (with_versions) versions.push_back(parameter.attr(version_).cast<int64_t>());
+      add(parameter);
+      add(grad_(parameter));
+      if (with_versions) versions.push_back(version_(parameter).cast<int64_t>());
     }
-    const bool moved = !plain || seen != seen_;
+    moved_ = moved_ || place_ != seen_.size();
+    seen_.resize(place_);
     py::list changed;
     for (size_t i = 0; i < versions.size(); ++i) {
       if (i >= versions_.size() || versions[i] != versions_[i]) changed.append(i);
     }
-    seen_ = plain ? std::move(seen) : std::vector<int64_t>{};
     versions_ = std::move(versions);
-    return py::make_tuple(moved, changed);
+    return py::make_tuple(moved_, changed);
   }
 
   // These parameters were changed by the optimizer itself.
@@ -66,36 +97,50 @@ class Places {
   }
 
  private:
-  bool add(py::handle tensor, std::vector<int64_t>* seen) const {
-    if (tensor.is_none()) {
-      seen->push_back(-1);
-      return true;
-    }
+  bool is_plain(py::handle tensor) const {
     auto* const type = reinterpret_cast<PyObject*>(Py_TYPE(tensor.ptr()));
-    bool known = false;
-    for (const py::type& plain : plain_) known = known || plain.ptr() == type;
-    if (!known) return false;
+    for (const py::type& plain : plain_) {
+      if (plain.ptr() == type) return true;
+    }
+    return false;
+  }
+
+  void add(py::handle tensor) {
     DLTensor view;
-    if (tensor_from_object_(tensor.ptr(), &view) != 0) {
+    if (tensor.is_none()) {
+      note(-1);
+    } else if (!is_plain(tensor)) {
+      moved_ = true;
+    } else if (tensor_from_object_(tensor.ptr(), &view) != 0) {
       PyErr_Clear();
-      return false;
+      moved_ = true;
+    } else {
+      note(reinterpret_cast<intptr_t>(view.data) + static_cast<int64_t>(view.byte_offset));
+      note(int64_t{view.dtype.code} << 32 | int64_t{view.dtype.bits} << 16 |
+           int64_t{view.dtype.lanes});
+      note(int64_t{view.device.device_type} << 32 | int64_t{view.device.device_id});
+      note(view.ndim);
+      for (int i = 0; i < view.ndim; ++i) note(view.shape[i]);
+      for (int i = 0; view.strides != nullptr && i < view.ndim; ++i) note(view.strides[i]);
     }
-    seen->push_back(reinterpret_cast<intptr_t>(view.data) + static_cast<int64_t>(view.byte_offset));
-    seen->push_back(int64_t{view.dtype.code} << 32 | int64_t{view.dtype.bits} << 16 |
-                    int64_t{view.dtype.lanes});
-    seen->push_back(int64_t{view.device.device_type} << 32 | int64_t{view.device.device_id});
-    seen->push_back(view.ndim);
-    seen->insert(seen->end(), view.shape, view.shape + view.ndim);
-    if (view.strides != nullptr) {
-      seen->insert(seen->end(), view.strides, view.strides + view.ndim);
+  }
+
+  // Compares with what was here the last time.
+  void note(int64_t value) {
+    if (place_ == seen_.size() || seen_[place_] != value) {
+      moved_ = true;
+      seen_.resize(place_);
+      seen_.push_back(value);
     }
-    return true;
+    ++place_;
   }
 
   int (*tensor_from_object_)(void*, DLTensor*) = nullptr;
   std::vector<py::type> plain_;
-  py::str grad_ = "grad", version_ = "_version";
+  Getter grad_, version_;
   std::vector<int64_t> seen_, versions_;
+  size_t place_ = 0;
+  bool moved_ = false;
 };
 
 }  // namespace
@@ -103,6 +148,7 @@ class Places {
 void bind_places(py::module_& m) {
   py::class_<Places>(m, "Places")
       .def(py::init<const py::capsule&, std::vector<py::type>>())
+      .def_static("same", &Places::same)
       .def("look", &Places::look)
       .def("advance", &Places::advance);
 }

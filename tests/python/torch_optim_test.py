@@ -6,6 +6,10 @@ import pickle
 
 import pytest
 import torch
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 import headroom
 import headroom.torch
@@ -239,6 +243,33 @@ def test_damaged_states_are_refused_and_nothing_changes():
         now = optimizer.state_dict()
         assert now["param_groups"] == good["param_groups"]
         assert torch.equal(now["state"][0]["exp_avg"], good["state"][0]["exp_avg"])
+
+
+def test_profilers_and_all_hooks_see_the_step():
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = headroom.torch.SGD([weight], lr=0.5)
+    weight.grad = torch.ones(2)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        optimizer.step()
+    assert "Optimizer.step#SGD.step" in [event.key for event in profile.key_averages()]
+    order = []
+    handles = [
+        register_optimizer_step_pre_hook(lambda *_: order.append("all before")),
+        optimizer.register_step_pre_hook(lambda *_: order.append("before")),
+        optimizer.register_step_post_hook(lambda *_: order.append("after")),
+        register_optimizer_step_post_hook(lambda *_: order.append("all after")),
+    ]
+    for handle in handles:
+        optimizer.step()
+        handle.remove()
+    optimizer.step()
+    assert order == [
+        *("all before", "before", "after", "all after"),
+        *("before", "after", "all after"),
+        *("after", "all after"),
+        "all after",
+    ]
+    torch.testing.assert_close(weight.detach(), torch.full((2,), -2.0))
 
 
 def test_groups_schedulers_closures_and_hooks():

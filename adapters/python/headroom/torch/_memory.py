@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from typing import Any, Optional
 
 import torch
@@ -53,6 +54,10 @@ class _Places:
     def __init__(self) -> None:
         self._seen: list[Any] = []
         self._versions: list[int] = []
+
+    @staticmethod
+    def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+        return len(a) == len(b) and not any(map(operator.is_not, a, b))
 
     def look(self, parameters: list[torch.Tensor], versions: bool) -> tuple[bool, list[int]]:
         seen: list[Any] = []

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from typing import Any, Optional
 
 import torch
 from torch.autograd.graph import increment_version
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from headroom import _core
 from headroom._errors import make
@@ -54,6 +54,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._settled = False  # the core has everything as it was at the last look
         self._stepped: list[int] = []  # parameters with a gradient
         self._scaler: Optional[_core.GradScaler] = None  # walks measure, decide and apply
+        self._skipped: Optional[torch.Tensor] = None
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
@@ -101,10 +102,8 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def _bind(self) -> list[torch.Tensor]:
         """Shows the core memory and options as they are now; returns what must be kept alive."""
-        params = self.param_groups[0]["params"]
-        if len(self.param_groups) > 1:
-            params = [param for group in self.param_groups for param in group["params"]]
-        if len(params) != len(self._params) or any(map(operator.is_not, params, self._params)):
+        params = [param for group in self.param_groups for param in group["params"]]
+        if not self._places.same(params, self._params):
             raise make("unsupported", "The parameters of a group were changed after the optimizer was "
                        "made; add new ones as a new group, or make a new optimizer.")
         for g, group in enumerate(self.param_groups):
@@ -143,6 +142,20 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """One step; with a closure, after it. Under GradScaler.step() this is called by it."""
+        return self._watched_step(closure) if self._is_watched() else self._step(closure)
+
+    step.hooked = True  # torch would else wrap it for hooks and profilers, which costs without them too
+
+    def _is_watched(self) -> bool:
+        return bool(
+            self._optimizer_step_pre_hooks
+            or self._optimizer_step_post_hooks
+            or _global_optimizer_pre_hooks
+            or _global_optimizer_post_hooks
+            or torch.autograd._profiler_enabled()
+        )
+
+    def _step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -171,6 +184,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         del kept
         return loss
 
+    _watched_step = torch.optim.Optimizer.profile_hook_step(_step)
+
     @property
     def listed(self) -> list[torch.Tensor]:
         """The parameters of all groups, as reports count them."""
@@ -181,6 +196,12 @@ class FusedOptimizer(torch.optim.Optimizer):
         return any(param.grad is not None for param in self._params) and (
             self._params[0].device == device
         )
+
+    def flag(self) -> torch.Tensor:
+        """A number beside the parameters, in which a step under a scaler says whether it skipped."""
+        if self._skipped is None:
+            self._skipped = torch.empty((), dtype=torch.float32, device=self._params[0].device)
+        return self._skipped
 
     def report(self) -> _core.StepReport:
         """What the last step under a scaler, or with ``max_norm``, did. Waits for a CUDA device."""

@@ -76,7 +76,6 @@ class GradScaler(torch.amp.GradScaler):
         self._seen: dict[int, _Seen] = {}
         self._last: Optional[_Seen] = None
         self._stepped = False
-        
         self._names = WeakTensorKeyDictionary()
 
     def name_parameters(self, module: torch.nn.Module) -> None:
@@ -224,7 +223,7 @@ class GradScaler(torch.amp.GradScaler):
 
     def _step_fused(self, optimizer: FusedOptimizer) -> None:
         state = self._per_optimizer_states[id(optimizer)]
-        found = torch.empty((), dtype=torch.float32, device=self._scale.device)
+        found = optimizer.flag()
         seen = _Seen(None, {found.device: found}, optimizer)
         optimizer.grad_scale, optimizer.skipped_there = self._scale, found
         try:
