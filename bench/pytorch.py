@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """PyTorch's own scaled step on a CUDA device, for the shapes of headroom_cuda_bench, and beside it that
-of headroom.torch where it can be imported. Device events, in turns, medians.
+of headroom.torch where it can be imported. Device events around single steps, in turns, medians; and
+around many steps in a row.
 
     PYTHONPATH=build/gpu/python python3 bench/pytorch.py
 """
@@ -49,6 +50,17 @@ def in_turns_ms(before, works, times):
             taken[name].append(elapsed_ms(lambda: (before(), work())))
     return {name: statistics.median(all_[5:]) - statistics.median(alone[5:])
             for name, all_ in taken.items()}
+
+
+def in_a_row_ms(before, work, times):
+    """Without waits between the steps, as in training: the host prepares one while another runs."""
+    def row(work):
+        def rounds():
+            for _ in range(times):
+                before()
+                work()
+        return elapsed_ms(rounds) / times
+    return row(work) - row(lambda: None)
 
 
 def scaler_of(kind):
@@ -104,6 +116,11 @@ def main():
                 faster = taken["torch's scaler"] / taken["our AdamW too"]
                 told += f"   {faster:.1f} times"
             print(f"{name:12}{label:20}{told}", flush=True)
+            if "our AdamW too" in taken:
+                row = {who: in_a_row_ms(reset, work, times) for who, work in works.items()}
+                told = "   ".join(f"{who} {ms:7.3f}" for who, ms in row.items())
+                faster = row["torch's scaler"] / row["our AdamW too"]
+                print(f"{name:12}{'  in a row':20}{told}   {faster:.1f} times", flush=True)
             del optimizer, works
         del params, source
         torch.cuda.empty_cache()
