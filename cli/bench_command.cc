@@ -12,13 +12,13 @@
 namespace headroom::cli {
 namespace {
 
-struct Options {
+struct BenchOptions {
   bench::Settings settings;
   bool json = false;
   bool libtorch = false;
 };
 
-int bench_libtorch(const Options& options) {
+int bench_libtorch(const BenchOptions& options) {
   if (!options.json) {
     fmt::print("{:<30}{:>10}{:>10}{:>9}   {}\n", "", "ours, ms", "theirs", "ratio", "theirs is");
   }
@@ -39,7 +39,7 @@ int bench_libtorch(const Options& options) {
   return 0;
 }
 
-int bench(const Options& options) {
+int bench(const BenchOptions& options) {
   if (options.libtorch) return bench_libtorch(options);
   if (!options.json) {
     fmt::print("SIMD target {}; one thread unless named; medians of {} turns\n\n", simd_target(),
@@ -66,7 +66,7 @@ int bench(const Options& options) {
 
 void add_bench(CLI::App& app, Action* action) {
   auto* command = app.add_subcommand("bench", "Measure the kernels against memory's speed.");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<BenchOptions>();
   command->add_flag("--json", options->json, "one JSON object a line");
   command->add_flag("--libtorch", options->libtorch,
                     "instead, whole steps through LibTorch against its own calls");

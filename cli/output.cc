@@ -46,12 +46,14 @@ std::string progress_bar(int room, double share) {
                      std::string(static_cast<size_t>(room - full), '.'));
 }
 
+void refuse(const std::string& sentence) { throw Error(ErrorCode::kInvalidArgument, sentence); }
+
 void write_file(const std::string& path, const std::string& text) {
   std::ofstream file(path, std::ios::binary);
   file << text;
   file.close();
   if (!file) {
-    throw Error(ErrorCode::kInvalidArgument, fmt::format("'{}' could not be written.", path));
+    refuse(fmt::format("'{}' could not be written.", path));
   }
 }
 

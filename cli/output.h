@@ -21,6 +21,9 @@ int terminal_width(int descriptor);
 /// "[####......] ", as wide as `room`; nothing if that is too little for a bar.
 std::string progress_bar(int room, double share);
 
+/// Throws Error(kInvalidArgument).
+[[noreturn]] void refuse(const std::string& sentence);
+
 /// Writes the whole file or throws.
 void write_file(const std::string& path, const std::string& text);
 

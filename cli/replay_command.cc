@@ -16,7 +16,7 @@
 namespace headroom::cli {
 namespace {
 
-struct Options {
+struct ReplayOptions {
   std::string trace;
   std::vector<std::string> policies = {"dynamic"};
   std::optional<double> init_scale;
@@ -41,7 +41,7 @@ struct Step {
   int64_t lost;
 };
 
-ScalePolicy make_policy(const Options& options, const std::string& name) {
+ScalePolicy make_policy(const ReplayOptions& options, const std::string& name) {
   ScalePolicy policy = preset(name);
   const auto set = [](auto& member, const auto& given) {
     if (given) member = static_cast<std::decay_t<decltype(member)>>(*given);
@@ -188,7 +188,7 @@ void tell_of_limits(const std::string& name, const ScalePolicy& policy,
   }
 }
 
-int run(const Options& options) {
+int run(const ReplayOptions& options) {
   std::vector<ScalePolicy> policies;
   for (const std::string& name : options.policies) policies.push_back(make_policy(options, name));
   const std::vector<TraceStep> trace = read_trace_file(options.trace);
@@ -226,7 +226,7 @@ std::string preset_list() {
 void add_replay(CLI::App& app, Action* action) {
   auto* command =
       app.add_subcommand("replay", "Show what a policy does on a recorded trace of overflows.");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<ReplayOptions>();
   command
       ->add_option("trace", options->trace,
                    "file, or - for standard input: one step a line, 0, 1 (overflow), or a JSON "

@@ -15,14 +15,14 @@
 namespace headroom::cli {
 namespace {
 
-struct Options {
+struct ReportOptions {
   std::string folder;
   std::string out;
   bool watch = false;
   int port = 0;
 };
 
-int report(const Options& options) {
+int report(const ReportOptions& options) {
   if (options.watch) {
     LiveReport server(options.port);
     server.start(options.folder);
@@ -39,7 +39,7 @@ int report(const Options& options) {
 }  // namespace
 
 void add_report(CLI::App& app, Action* action) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<ReportOptions>();
   CLI::App* const command =
       app.add_subcommand("report", "Make an HTML report of a run, or of all runs below a folder");
   command->add_option("dir", options->folder, "Folder with a history.jsonl, or of such folders")

@@ -16,3 +16,9 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_L
   target_compile_options(headroom_flags INTERFACE  # wrong alarms on std::string +
     $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>)
 endif()
+
+# Where reading headers (LibTorch, JSON, pybind11) takes longer than all else, it is done once for
+# several files of a target.
+function(headroom_read_headers_once target)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 10)
+endfunction()

@@ -12,6 +12,8 @@
 #include <map>
 #include <vector>
 
+#include "cli/output.h"
+
 namespace headroom::cli {
 namespace {
 
@@ -42,10 +44,6 @@ std::string names(const Map& map) {
   std::string text;
   for (const auto& [name, value] : map) text += (text.empty() ? "" : ", ") + std::string(name);
   return text;
-}
-
-[[noreturn]] void refuse(const std::string& sentence) {
-  throw Error(ErrorCode::kInvalidArgument, sentence);
 }
 
 void one_of(const char* option, const std::string& value, const std::vector<std::string>& allowed) {

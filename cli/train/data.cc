@@ -1,7 +1,6 @@
 #include "cli/train/data.h"
 
 #include <fmt/format.h>
-#include <headroom/error.h>
 #include <torch/torch.h>
 
 #include <array>
@@ -13,12 +12,10 @@
 #include <random>
 #include <sstream>
 
+#include "cli/output.h"
+
 namespace headroom::cli {
 namespace {
-
-[[noreturn]] void refuse(const std::string& sentence) {
-  throw Error(ErrorCode::kInvalidArgument, sentence);
-}
 
 std::string read_file(const std::string& path) {
   std::error_code ignored;

@@ -8,7 +8,7 @@
 namespace headroom::cli {
 namespace {
 
-constexpr const char* kDigits = "0123456789abcdef";
+constexpr const char* kHexDigits = "0123456789abcdef";
 
 [[noreturn]] void refuse() {
   throw Error(ErrorCode::kBadState,
@@ -23,8 +23,8 @@ std::string random_state(const torch::Generator& generator) {
   const auto* const data = bytes.data_ptr<uint8_t>();
   std::string text;
   for (int64_t i = 0; i < bytes.numel(); ++i) {
-    text += kDigits[data[i] >> 4];
-    text += kDigits[data[i] & 15];
+    text += kHexDigits[data[i] >> 4];
+    text += kHexDigits[data[i] & 15];
   }
   return text;
 }
@@ -37,7 +37,7 @@ std::string random_state(const std::mt19937_64& generator) {
 }
 
 void set_random_state(torch::Generator& generator, const std::string& text) {
-  if (text.size() % 2 != 0 || text.find_first_not_of(kDigits) != std::string::npos) refuse();
+  if (text.size() % 2 != 0 || text.find_first_not_of(kHexDigits) != std::string::npos) refuse();
   const torch::Tensor bytes = torch::empty({static_cast<int64_t>(text.size() / 2)}, torch::kByte);
   auto* const data = bytes.data_ptr<uint8_t>();
   for (size_t i = 0; i < text.size() / 2; ++i) {

@@ -6,8 +6,6 @@
 namespace headroom::libtorch {
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
 TEST(Scale, MultipliesByTheScaleInsideTheGraph) {
   GradScaler scaler;
   torch::Tensor x = leaf({2.0f});

@@ -6,8 +6,6 @@
 namespace headroom::libtorch {
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
 TEST(Unscale, LetsOneClipByHand) {
   GradScaler scaler;
   torch::Tensor w = leaf({0.0f, 0.0f});

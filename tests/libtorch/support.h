@@ -13,6 +13,8 @@
 
 namespace headroom::libtorch {
 
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
 inline torch::Tensor leaf(std::vector<float> values, torch::ScalarType dtype = torch::kFloat) {
   return torch::tensor(values).to(dtype).requires_grad_(true);
 }
