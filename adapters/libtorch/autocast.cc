@@ -2,6 +2,7 @@
 #include <headroom/error.h>
 #include <headroom/libtorch/autocast.h>
 #include <headroom/libtorch/ops.h>
+#include <torch/version.h>
 
 #include <string>
 

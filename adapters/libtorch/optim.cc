@@ -2,6 +2,7 @@
 #include <headroom/error.h>
 #include <headroom/libtorch/optim.h>
 #include <torch/torch.h>
+#include <torch/version.h>
 
 #include <string>
 #include <utility>

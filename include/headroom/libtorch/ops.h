@@ -1,13 +1,14 @@
 // Matrix products that take 16-bit tensors in and give them out and add up in FP32, as a Tensor
 // Core does, on every LibTorch. Where LibTorch has such ops (CUDA, and the CPU from 2.3 on, FP16
 // convolutions excepted) these are its own; elsewhere they round with Headroom's conversions and
-// multiply in FP32. Forward, backward and double backward round
-// every tensor to 16 bits where a 16-bit kernel would store it.
+// multiply in FP32. Forward, backward and double backward round every tensor to 16 bits where a
+// 16-bit kernel would store it.
 #ifndef HEADROOM_LIBTORCH_OPS_H_
 #define HEADROOM_LIBTORCH_OPS_H_
 
 #include <headroom/export.h>
 #include <torch/types.h>
+#include <torch/version.h>
 
 #include <cstdint>
 
