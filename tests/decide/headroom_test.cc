@@ -48,7 +48,7 @@ TEST(HeadroomRule, AStartFarTooHighCostsTwoSkipsAndFewSteps) {
   EXPECT_EQ(run.state.scale, largest_safe(2.0));
 }
 
-TEST(HeadroomRule, ItStartsWhereOthersDoAndFromThereIsRightInThreeSteps) {
+TEST(HeadroomRule, ItStartsWhereOthersDoAndIsRightAfterTwoSteps) {
   for (const double amax : {0.9, 1.5, 100.0}) {
     Training run;
     EXPECT_EQ(run.state.scale, 0x1p16f);
