@@ -84,7 +84,6 @@ HEADROOM_HOST_DEVICE inline void remember(const ScalePolicy& policy, double amax
   if (first) {
     state->peak = seen;
     state->peak_before = seen;
-    state->scatter = kBit;
     state->gap = 0;  // found blindly, if any
     state->lowest = ceiling(policy, *state, seen) - kBelow;
     for (int32_t& age : state->ages) age = kMaxWait;
@@ -92,10 +91,12 @@ HEADROOM_HOST_DEVICE inline void remember(const ScalePolicy& policy, double amax
   if (state->samples < kMaxSamples) ++state->samples;
   if (seen > state->peak) state->peak = seen;
   if (++state->window >= policy.peak_window) {
-    // Rises from window to window are the scatter; the largest one fades by 1/16 a window. At
-    // the end of the first one it is the rise from the first step.
-    const int32_t rise = within(state->peak - state->peak_before, 0, 2 * kBit);
-    state->scatter -= state->samples <= policy.peak_window ? state->scatter : state->scatter / 16;
+    // Rises from window to window are the scatter; the largest one fades by 1/16 a window. The
+    // first one has only the first step to be compared with, which says less.
+    const bool first_window = state->samples <= policy.peak_window;
+    const int32_t most = first_window ? kBit : 2 * kBit;
+    const int32_t rise = within(state->peak - state->peak_before, 0, most);
+    state->scatter -= state->scatter / 16;
     if (rise > state->scatter) state->scatter = rise;
     if (ceiling(policy, *state, state->peak) - kBelow > state->lowest) {
       move_ages(state->lowest + 1, state);
@@ -155,6 +156,10 @@ HEADROOM_HOST_DEVICE inline void learn_from_failure(const ScalePolicy& policy, S
     return;
   }
   const bool grown = target_of(policy, *state) < failed;
+  if (state->samples == 1) {  // nothing rose: the start was too high, or backward has a limit
+    state->back = grown ? failed : exponent_of(state->scale);
+    return;
+  }
   if (!grown && !growth_failed && calm >= policy.retry_interval) {
     // Out of the blue. Once in a long while is no reason to give up a scale that works, and where
     // less did not help, even less will not.
@@ -222,7 +227,8 @@ HEADROOM_HOST_DEVICE inline float headroom_after_clean_step(const ScalePolicy& p
   if (known && room < state.gap) state.gap = room;  // what passed is trusted
 
   constexpr int32_t kShaken = 16;  // clean steps after an overflow with a bit of care
-  const bool shaken = state.skipped > 0 && state.calm <= kShaken;
+  const bool at_start = state.samples - state.calm < kShaken;
+  const bool shaken = state.skipped > 0 && state.calm <= kShaken && !at_start;
   const int32_t now = exponent_of(state.scale);
   const float target = scale_of(policy, target_of(policy, state) - (shaken ? 1 : 0));
   if (target < state.scale) {

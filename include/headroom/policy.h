@@ -87,7 +87,7 @@ struct StaticScale {
 /// Headroom's rule: the scale follows the largest gradient, as high as it is safe.
 struct HeadroomScale {
   double grad_limit = 65504.0;  // FP16's largest number
-  float init_scale = 4096.0f;   // it starts low and climbs: that costs steps, not skips
+  float init_scale = 65536.0f;
   float min_scale = 0x1p-24f;
   float max_scale = 0x1p32f;
   int32_t growth_interval = 256;

@@ -93,9 +93,9 @@ with tempfile.TemporaryDirectory() as temp:
     check(steps[0]["overflow_at"] == steps[0]["scale"] and "amax" not in steps[0], steps[0])
 
     # The headroom policy follows the largest gradient; logs have what a replay needs.
-    train("mlp", "--precision", "fp16", "--steps", 20, "--loss-scale", "headroom", "--out", f"{temp}/room")
+    train("mlp", "--precision", "fp16", "--steps", 300, "--loss-scale", "headroom", "--out", f"{temp}/room")
     steps = steps_of(f"{temp}/room")
-    check(steps[-1]["scale"] > steps[0]["scale"] == 4096, steps[-1])
+    check(steps[-1]["scale"] > steps[0]["scale"] == 65536, steps[-1])
     check(all(step["amax"] > 0 for step in steps if not step["overflow"]), steps)
     train("mlp", "--steps", 20, "--layers", 5, "--out", f"{temp}/plain")
     replay = subprocess.run([program, "replay", "--policy", "headroom,static,none", "--json",

@@ -343,7 +343,7 @@ TEST(Scaler, TheHeadroomPolicySeesTheLargestScaledGradientOfTheRound) {
   std::vector<float> w1 = {1.0f}, g1 = {0.0f}, w2 = {1.0f}, g2 = {0.0f};
   SGD first({{"a", view(w1), view(g1)}});
   SGD second({{"b", view(w2), view(g2)}});
-  GradScaler scaler(HeadroomScale{});
+  GradScaler scaler(HeadroomScale{.init_scale = 4096.0f});
   ScaleState expected = initial_state(scaler.policy());
   for (int step = 0; step < 100; ++step) {
     const float scale = scaler.scale(1.0f);
