@@ -8,7 +8,7 @@
 
 #include "checkpoint/format.h"
 #include "core/check.h"
-#include "record/file.h"
+#include "files/write.h"
 
 namespace headroom {
 namespace {
@@ -78,12 +78,12 @@ struct CheckpointFolder::Place {
   }
 
   std::string folder;
-  std::optional<internal::GrowingFile> lock;  // nothing is ever written to it
-  int64_t last = -1;                          // step that was last saved or loaded
+  std::optional<files::GrowingFile> lock;  // nothing is ever written to it
+  int64_t last = -1;                       // step that was last saved or loaded
 };
 
 CheckpointFolder::CheckpointFolder(const std::string& folder, FolderUse use) {
-  if (use == FolderUse::kOwn) internal::make_folders(folder);
+  if (use == FolderUse::kOwn) files::make_folders(folder);
   place_ = std::make_unique<Place>(folder, use);
   if (use == FolderUse::kRead) return;
   for (const std::string& name : place_->names()) {
@@ -104,7 +104,7 @@ void CheckpointFolder::save(int64_t step, const std::vector<CheckpointTensor>& t
   const std::string header = internal::checkpoint_header(step, tensors, state);
   std::vector<std::string_view> pieces = {header};
   for (const CheckpointTensor& item : tensors) pieces.push_back(internal::bytes_of(item.tensor));
-  internal::replace_file(place_->path_of(step), pieces, internal::Sync::kYes);
+  files::replace_file(place_->path_of(step), pieces, files::Sync::kYes);
   place_->remove_all_but({step, place_->last});
   place_->last = step;
 }
