@@ -181,6 +181,23 @@ TEST(CheckpointFolder, AFullDiskLeavesThePreviousOne) {
   });
 }
 
+TEST(CheckpointFolder, AReaderLooksAgainIfTheOwnerReplacedAllThatItSaw) {
+  const Folder folder;
+  Model model;
+  CheckpointFolder owner(folder.path("run"));
+  owner.save(1, model.tensors(), "");
+  owner.save(2, model.tensors(), "");
+  CheckpointFolder reader(folder.path("run"), FolderUse::kRead);
+  const auto take = [&](const Checkpoint& checkpoint) {
+    if (checkpoint.step() > 2) return;
+    for (const int64_t step : {3, 4}) owner.save(step, model.tensors(), "");  // 1 and 2 are gone
+    throw Error(ErrorCode::kBadState, "It lies.");
+  };
+  std::vector<std::string> skipped;
+  EXPECT_EQ(reader.load(take, &skipped).step(), 4);
+  EXPECT_TRUE(skipped.empty());
+}
+
 TEST(CheckpointFolder, ASecondOneInTheSameFolderIsRefused) {
   const Folder folder;
   const CheckpointFolder first(folder.path("run"));
