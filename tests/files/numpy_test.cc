@@ -142,6 +142,33 @@ TEST(Npz, OverlappingMembersAreRefused) {
   expect_refused(whole, "overlap");
 }
 
+// Archives of more than 65535 members or 4 GB end like this.
+std::string with_zip64_end(const std::string& whole, uint64_t disk = 0, uint64_t lie = 0) {
+  const std::string before = whole.substr(0, whole.size() - 22);
+  const std::string end = whole.substr(whole.size() - 22);
+  const auto number = [&](size_t at, size_t bytes) {
+    uint64_t value = 0;
+    std::memcpy(&value, end.data() + at, bytes);
+    return little(value, 8);
+  };
+  const std::string end64 = little(0x06064B50, 4) + little(44, 8) + little(45, 2) + little(45, 2) +
+                            little(disk, 4) + little(0, 4) + number(10, 2) + number(10, 2) +
+                            number(12, 4) + number(16, 4);
+  const std::string locator =
+      little(0x07064B50, 4) + little(0, 4) + little(before.size() + lie, 8) + little(1, 4);
+  return before + end64 + locator + end.substr(0, 8) + std::string(12, '\xff') + end.substr(20);
+}
+
+TEST(Npz, ReadsArchivesWithAZip64End) {
+  const std::string plain = zip(members(true, true));
+  const TemporaryFile made(with_zip64_end(plain));
+  const TensorFile file(made.path());
+  EXPECT_EQ(file.tensors().size(), TensorFile(TemporaryFile(plain).path()).tensors().size());
+  expect_refused(with_zip64_end(plain, 1), "split zip archive");
+  expect_refused(with_zip64_end(plain, 0, 1), "not where it should be");
+  expect_refused(with_zip64_end(plain, 0, 1 << 20), "outside the file");
+}
+
 // 64 MB of zeros in 64 KB: read in pieces, so that memory does not grow with it.
 TEST(Npz, ABombIsOnlyLong) {
   const TemporaryFile made(
