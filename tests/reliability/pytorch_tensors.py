@@ -10,7 +10,9 @@ from pytorch_faults import INF, fault, refused, setup
 @fault
 def inf_behind_two_to_the_31():
     count = 2**31 + 77
-    if os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") < 5 * count:
+    with open("/proc/meminfo") as file:
+        available = next(int(line.split()[1]) for line in file if line.startswith("MemAvailable"))
+    if 1024 * available < 5 * count:
         return None  # weights and gradients take 8 GiB
     w = torch.ones(count, dtype=torch.bfloat16, requires_grad=True)
     w.grad = torch.zeros(count, dtype=torch.bfloat16)
