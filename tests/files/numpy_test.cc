@@ -122,6 +122,20 @@ TEST(Npz, LiesAboutMembersAreRefused) {
   expect_refused(zip({{"a.npy", longer, true}}), "truncated");
 }
 
+TEST(Npz, LiesInTheTableOfContentsAreRefused) {
+  const std::string whole = zip({{"a.npy", npy("'<f4'", "(4,)", kFour)}});
+  const size_t end = whole.size() - 22, entry = whole.rfind("PK\x01\x02");
+  const auto with = [&](size_t at, uint64_t value, size_t bytes) {
+    return std::string(whole).replace(at, bytes, little(value, bytes));
+  };
+  expect_refused(with(end + 16, 0x7FFFFFFF, 4), "table of contents lies outside the file");
+  expect_refused(with(end + 10, 2, 2), "table of contents ends early");
+  expect_refused(with(entry + 28, 0x7FFF, 2), "table of contents ends early");
+  expect_refused(with(entry + 42, 0x7FFFFFFF, 4), "'a.npy' lies outside the file");
+  expect_refused(with(entry + 42, 1, 4), "'a.npy' is not where it should be");
+  expect_refused(with(26, 0x7FFF, 2), "'a.npy' lies outside the file");  // the name's length
+}
+
 TEST(Npz, EveryTruncationIsRefused) {
   for (const bool zip64 : {false, true}) {
     const std::string whole = zip({{"a.npy", npy("'<f4'", "(4,)", kFour), true, zip64}});
