@@ -10,6 +10,7 @@
 
 #include "binding.h"
 #include "fused.h"
+#include "state_dict.h"
 
 namespace headroom::libtorch {
 namespace internal {
@@ -335,6 +336,24 @@ void GradScaler::take_state(const ScaleState& state) {
   core_->discard();  // losses that no backward went through
   bridges_->with_all([&] { core_->load_state(state); });
   bridges_->next_round();
+}
+
+StateDict GradScaler::state_dict() const {
+  if (!is_enabled()) return {};
+  return internal::to_state_dict({policy(), state()});
+}
+
+void GradScaler::load_state_dict(const StateDict& saved) {
+  if (!is_enabled()) return;
+  const internal::PolicyAndState next = internal::with_state_dict({policy(), state()}, saved);
+  const ScalePolicy before = policy();
+  core_->set_policy(next.policy);
+  try {
+    take_state(next.state);
+  } catch (...) {
+    core_->set_policy(before);
+    throw;
+  }
 }
 
 void GradScaler::update(double new_scale) {

@@ -1,6 +1,8 @@
-// A scaler's state in the form of torch.amp.GradScaler.state_dict().
+// A scaler's state in the form of torch.amp.GradScaler.state_dict(). Without torch, so that it can
+// be fuzzed.
+#include "state_dict.h"
+
 #include <headroom/error.h>
-#include <headroom/libtorch/grad_scaler.h>
 
 #include <algorithm>
 #include <cmath>
@@ -58,43 +60,33 @@ StateDict state_dict_from_json(const std::string& json) {
   return state;
 }
 
-StateDict GradScaler::state_dict() const {
-  if (!is_enabled()) return {};
-  return {{kScale, state().scale},
-          {kGrowthFactor, policy().growth_factor},
-          {kBackoffFactor, policy().backoff_factor},
-          {kGrowthInterval, policy().growth_interval},
-          {kGrowthTracker, std::max(state().growth_tracker, 0)}};
+StateDict internal::to_state_dict(const PolicyAndState& scaler) {
+  return {{kScale, scaler.state.scale},
+          {kGrowthFactor, scaler.policy.growth_factor},
+          {kBackoffFactor, scaler.policy.backoff_factor},
+          {kGrowthInterval, scaler.policy.growth_interval},
+          {kGrowthTracker, std::max(scaler.state.growth_tracker, 0)}};
 }
 
-void GradScaler::load_state_dict(const StateDict& saved) {
-  if (!is_enabled()) return;
+internal::PolicyAndState internal::with_state_dict(PolicyAndState scaler, const StateDict& saved) {
   if (saved.empty()) {
     bad("The scaler's state dict is empty; it may come from a scaler that was disabled.");
   }
-  ScalePolicy changed = policy();
-  changed.growth_factor = number_at(saved, kGrowthFactor);
-  changed.backoff_factor = number_at(saved, kBackoffFactor);
-  changed.growth_interval = integer_at(saved, kGrowthInterval);
+  ScalePolicy& policy = scaler.policy;
+  policy.growth_factor = number_at(saved, kGrowthFactor);
+  policy.backoff_factor = number_at(saved, kBackoffFactor);
+  policy.growth_interval = integer_at(saved, kGrowthInterval);
   try {
-    validate(changed);
+    validate(policy);
   } catch (const Error& error) {
     bad(std::string("The scaler's state dict cannot be used: ") + error.what());
   }
-  const double scale = number_at(saved, kScale);
-  ScaleState next = state();
-  next.scale = static_cast<float>(scale);
-  next.pending = next.scale;
+  scaler.state.scale = static_cast<float>(number_at(saved, kScale));
+  scaler.state.pending = scaler.state.scale;
   // torch leaves the count where it is when the interval is made shorter.
-  next.growth_tracker = std::min(integer_at(saved, kGrowthTracker), changed.growth_interval - 1);
-  const ScalePolicy before = policy();
-  core_->set_policy(changed);
-  try {
-    take_state(next);
-  } catch (...) {
-    core_->set_policy(before);
-    throw;
-  }
+  scaler.state.growth_tracker =
+      std::min(integer_at(saved, kGrowthTracker), policy.growth_interval - 1);
+  return scaler;
 }
 
 }  // namespace headroom::libtorch

@@ -1,7 +1,9 @@
 #include "tensors.h"
 
+#include <ATen/EmptyTensor.h>
 #include <headroom/error.h>
 
+#include <sstream>
 #include <utility>
 
 #ifdef HEADROOM_TORCH_CUDA
@@ -46,6 +48,27 @@ bool same_order(const torch::Tensor& a, const torch::Tensor& b) {
     if (a.size(d) > 1 && a.stride(d) != b.stride(d)) return false;
   }
   return true;
+}
+
+// Tensors that were resized in place, or whose storage was.
+void check_whole(const torch::Tensor& parameter, const torch::Tensor& grad,
+                 const std::string& name) {
+  if (grad.sizes() != parameter.sizes()) {
+    std::ostringstream sentence;
+    sentence << name << " has size " << parameter.sizes() << " and a gradient of size "
+             << grad.sizes() << "; they have to be equal.";
+    throw Error(ErrorCode::kMismatch, sentence.str());
+  }
+  if (grad.layout() != torch::kStrided) return;
+  const size_t needed = at::detail::computeStorageNbytes(
+      grad.sizes(), grad.strides(), static_cast<size_t>(grad.element_size()),
+      static_cast<size_t>(grad.storage_offset()));
+  if (grad.numel() > 0 && grad.storage().nbytes() < needed) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "The gradient of " + name + " needs " + std::to_string(needed) +
+                    " bytes and its storage has " + std::to_string(grad.storage().nbytes()) +
+                    "; its memory was given back. Run backward again.");
+  }
 }
 
 }  // namespace
@@ -126,6 +149,7 @@ torch::Tensor Gradients::dense(const torch::Tensor& parameter, Order order,
 TensorView Gradients::add(const torch::Tensor& parameter, Order order, const std::string& name) {
   const torch::NoGradGuard no_grad;
   if (!parameter.grad().defined()) return {};
+  check_whole(parameter, parameter.grad(), name);
   held_.push_back(dense(parameter, order, name));
   TensorView view = view_of(held_.back(), "The gradient of " + name);
   // An empty gradient is a gradient all the same.

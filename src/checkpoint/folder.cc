@@ -8,7 +8,7 @@
 
 #include "checkpoint/format.h"
 #include "core/check.h"
-#include "record/file.h"
+#include "files/write.h"
 
 namespace headroom {
 namespace {
@@ -78,12 +78,12 @@ struct CheckpointFolder::Place {
   }
 
   std::string folder;
-  std::optional<internal::GrowingFile> lock;  // nothing is ever written to it
-  int64_t last = -1;                          // step that was last saved or loaded
+  std::optional<files::GrowingFile> lock;  // nothing is ever written to it
+  int64_t last = -1;                       // step that was last saved or loaded
 };
 
 CheckpointFolder::CheckpointFolder(const std::string& folder, FolderUse use) {
-  if (use == FolderUse::kOwn) internal::make_folders(folder);
+  if (use == FolderUse::kOwn) files::make_folders(folder);
   place_ = std::make_unique<Place>(folder, use);
   if (use == FolderUse::kRead) return;
   for (const std::string& name : place_->names()) {
@@ -104,33 +104,44 @@ void CheckpointFolder::save(int64_t step, const std::vector<CheckpointTensor>& t
   const std::string header = internal::checkpoint_header(step, tensors, state);
   std::vector<std::string_view> pieces = {header};
   for (const CheckpointTensor& item : tensors) pieces.push_back(internal::bytes_of(item.tensor));
-  internal::replace_file(place_->path_of(step), pieces, internal::Sync::kYes);
+  files::replace_file(place_->path_of(step), pieces, files::Sync::kYes);
   place_->remove_all_but({step, place_->last});
   place_->last = step;
 }
 
 Checkpoint CheckpointFolder::load(const std::function<void(const Checkpoint&)>& take,
                                   std::vector<std::string>* skipped) {
-  std::string reasons;
-  for (const int64_t step : place_->steps()) {
-    try {
-      Checkpoint checkpoint = Checkpoint::read(place_->path_of(step));
-      internal::require(checkpoint.step() == step, ErrorCode::kBadState, [&] {
-        return "'" + checkpoint.path() + "' is of step " + std::to_string(checkpoint.step()) +
-               ", not of the one in its name.";
-      });
-      if (take != nullptr) take(checkpoint);
-      place_->last = step;
-      return checkpoint;
-    } catch (const Error& error) {
-      const bool damaged = error.code() == ErrorCode::kBadState || error.code() == ErrorCode::kFile;
-      if (!damaged) throw;
-      reasons += std::string(" ") + error.what();
-      if (skipped != nullptr) skipped->push_back(error.what());
+  for (;;) {
+    const std::vector<int64_t> steps = place_->steps();
+    std::vector<std::string> reasons;
+    const auto tell = [&] {
+      if (skipped != nullptr) skipped->insert(skipped->end(), reasons.begin(), reasons.end());
+    };
+    for (const int64_t step : steps) {
+      try {
+        Checkpoint checkpoint = Checkpoint::read(place_->path_of(step));
+        internal::require(checkpoint.step() == step, ErrorCode::kBadState, [&] {
+          return "'" + checkpoint.path() + "' is of step " + std::to_string(checkpoint.step()) +
+                 ", not of the one in its name.";
+        });
+        if (take != nullptr) take(checkpoint);
+        place_->last = step;
+        tell();
+        return checkpoint;
+      } catch (const Error& error) {
+        const bool damaged =
+            error.code() == ErrorCode::kBadState || error.code() == ErrorCode::kFile;
+        if (!damaged) throw;
+        reasons.push_back(error.what());
+      }
     }
+    // The owner may have saved newer ones meanwhile, and deleted those.
+    if (steps != place_->steps()) continue;
+    tell();
+    std::string sentence = "There is no good checkpoint in '" + place_->folder + "'";
+    for (size_t i = 0; i < reasons.size(); ++i) sentence += (i == 0 ? ": " : " ") + reasons[i];
+    throw Error(ErrorCode::kBadState, sentence + (reasons.empty() ? "." : ""));
   }
-  throw Error(ErrorCode::kBadState, "There is no good checkpoint in '" + place_->folder + "'" +
-                                        (reasons.empty() ? "." : ":" + reasons));
 }
 
 void CheckpointFolder::clear() {

@@ -1,4 +1,4 @@
-// files/ reads tensors out of files, in streams: safetensors, .npy and .npz. It knows nothing of
+// Tensors out of files, in streams: safetensors, .npy and .npz. files/ knows nothing of
 // scaling. Files are not trusted: whatever they say is checked against their length before it is
 // used, and memory does not grow with what they claim.
 #ifndef HEADROOM_SRC_FILES_TENSOR_FILE_H_

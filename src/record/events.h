@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "record/file.h"
+#include "files/write.h"
 
 namespace headroom::internal {
 
@@ -43,7 +43,7 @@ class EventFile {
  private:
   void record(std::string_view event);
 
-  GrowingFile file_;
+  files::GrowingFile file_;
 };
 
 }  // namespace headroom::internal

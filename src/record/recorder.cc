@@ -12,8 +12,8 @@
 #include <optional>
 
 #include "core/check.h"
+#include "files/write.h"
 #include "record/events.h"
-#include "record/file.h"
 #include "record/history.h"
 
 namespace headroom {
@@ -99,7 +99,7 @@ ordered_json bounds_json(const std::vector<LayerStats>& layers) {
 struct Recorder::Files {
   explicit Files(const std::string& path) : history(path) {}
 
-  internal::GrowingFile history;
+  files::GrowingFile history;
   std::optional<internal::EventFile> events;
   std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
   int64_t last_step = std::numeric_limits<int64_t>::min();
@@ -146,7 +146,7 @@ struct Recorder::Files {
 
 Recorder::Recorder(const std::string& folder, const RunInfo& info) {
   validate(info.policy);
-  internal::make_folders(folder);
+  files::make_folders(folder);
   const std::filesystem::path place(folder);
   files_ = std::make_unique<Files>((place / internal::kHistoryFile).string());
   constexpr int64_t kBeginning = std::numeric_limits<int64_t>::min();

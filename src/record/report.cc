@@ -7,8 +7,8 @@
 #include <deque>
 #include <filesystem>
 
+#include "files/write.h"
 #include "record/assets.h"
-#include "record/file.h"
 #include "record/page.h"
 
 namespace headroom {
@@ -104,8 +104,8 @@ void write_report(const std::string& folder, const std::string& path) {
                                                    .filename()
                                                    .string();
   const std::string page = internal::report_page(title, internal::report_data(title, runs), false);
-  internal::replace_file(path.empty() ? (fs::path(folder) / internal::kReportFile).string() : path,
-                         {page});
+  files::replace_file(path.empty() ? (fs::path(folder) / internal::kReportFile).string() : path,
+                      {page});
 }
 
 }  // namespace headroom

@@ -131,6 +131,27 @@ TEST(Agree, ARankWithoutGradientsTakesPart) {
   EXPECT_EQ(scales.values[1], 32768.0f);
 }
 
+TEST(Agree, ScalersMayShareRanks) {
+  PerRank<std::vector<float>> scales(3);
+  const int64_t meetings = on_ranks(3, [&](std::shared_ptr<Ranks> ranks) {
+    Rank first(1, "first"), second(1, "second");
+    SGD generator(first.parameters), critic(second.parameters);
+    GradScaler one(DynamicScale{}, {.ranks = ranks}), other(DynamicScale{}, {.ranks = ranks});
+    for (int step = 0; step < 3; ++step) {
+      first.fill(one.scale(1.0f));
+      second.fill(other.scale(1.0f));
+      if (step == 1 && ranks->rank() == 2) second.grads[0][0] = kInf;
+      one.step(generator);
+      other.step(critic);
+      one.update();
+      other.update();
+    }
+    scales.of(*ranks) = {one.get_scale(), other.get_scale()};
+  });
+  EXPECT_EQ(meetings, 6);
+  for (const auto& two : scales.values) EXPECT_EQ(two, (std::vector<float>{65536.0f, 32768.0f}));
+}
+
 TEST(Agree, UnscaleAgreesToo) {
   for (const RankGradients kind : kBoth) {
     PerRank<UnscaleResult> results(2);

@@ -3,7 +3,6 @@
 #define HEADROOM_TESTS_AGREE_THREADS_H_
 
 #include <headroom/agree.h>
-#include <headroom/error.h>
 
 #include <algorithm>
 #include <chrono>
@@ -11,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -22,8 +22,10 @@ class Meeting {
   Meeting(int size, std::chrono::milliseconds limit) : size_(size), limit_(limit) {}
   int size() const { return size_; }
   int64_t meetings() const { return meetings_; }
+  std::chrono::milliseconds limit() const { return limit_; }
 
-  void reduce(double* sums, size_t sum_count, double* maxima, size_t maximum_count) {
+  /// False if not all come within the limit.
+  bool reduce(double* sums, size_t sum_count, double* maxima, size_t maximum_count) {
     std::unique_lock lock(mutex_);
     if (arrived_ == 0) {
       sums_.assign(sums, sums + sum_count);
@@ -40,10 +42,11 @@ class Meeting {
       ++meetings_;
       all_here_.notify_all();
     } else if (!all_here_.wait_for(lock, limit_, [&] { return meetings_ != meeting; })) {
-      throw Error(ErrorCode::kRankLost, "A rank did not come.");
+      return false;
     }
     std::copy(done_sums_.begin(), done_sums_.end(), sums);
     std::copy(done_maxima_.begin(), done_maxima_.end(), maxima);
+    return true;
   }
 
  private:
@@ -63,7 +66,9 @@ class ThreadRanks : public Ranks {
   int rank() const override { return rank_; }
   int size() const override { return meeting_->size(); }
   void reduce(double* sums, size_t sum_count, double* maxima, size_t maximum_count) override {
-    meeting_->reduce(sums, sum_count, maxima, maximum_count);
+    if (!meeting_->reduce(sums, sum_count, maxima, maximum_count)) {
+      throw_did_not_come("within " + std::to_string(meeting_->limit().count()) + " ms");
+    }
   }
 
  private:

@@ -66,6 +66,34 @@ TEST(Optimizers, GiveTheBitsOfTheCppOnes) {
   EXPECT_OK(hr_scaler_destroy(c_scaler));
 }
 
+TEST(Optimizers, AdamHasGroupsToo) {
+  std::vector<float> weight(8, 1.0f), grad(8, 1.0f);
+  const hr_parameter first = {"a", hr_cpu_tensor(weight.data(), HR_F32, 4),
+                              hr_cpu_tensor(grad.data(), HR_F32, 4)};
+  const hr_parameter second = {"b", hr_cpu_tensor(weight.data() + 4, HR_F32, 4),
+                               hr_cpu_tensor(grad.data() + 4, HR_F32, 4)};
+  hr_adam_options options;
+  ASSERT_OK(hr_adamw_options_init(&options, sizeof(options)));
+  options.lr = 0.25;
+  options.weight_decay = 0.0;
+  hr_optimizer* optimizer = nullptr;
+  ASSERT_OK(hr_adamw_create(&first, 1, &options, nullptr, &optimizer));
+  options.lr = 0.5;
+  size_t group = 0;
+  ASSERT_OK(hr_adam_add_group(optimizer, &second, 1, &options, &group));
+  EXPECT_EQ(group, 1u);
+  hr_scaler* scaler = nullptr;
+  ASSERT_OK(hr_scaler_create(nullptr, nullptr, &scaler));
+  float scale = 0.0f;
+  ASSERT_OK(hr_scaler_scale(scaler, 1.0f, &scale));
+  std::fill(grad.begin(), grad.end(), scale);
+  ASSERT_OK(hr_scaler_step(scaler, optimizer, nullptr, nullptr));
+  EXPECT_NEAR(weight[0], 0.75f, 1e-5f);
+  EXPECT_NEAR(weight[7], 0.5f, 1e-5f);
+  EXPECT_OK(hr_optimizer_destroy(optimizer));
+  EXPECT_OK(hr_scaler_destroy(scaler));
+}
+
 TEST(Optimizers, HaveGroupsAndOptions) {
   Training training;
   std::vector<float> weight(4), grad(4);

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <filesystem>
 
+#include "checkpoint/format.h"
 #include "files/tensor_file.h"
 #include "tests/record/folder.h"
 #include "tests/support.h"
@@ -179,6 +180,57 @@ TEST(CheckpointFolder, AFullDiskLeavesThePreviousOne) {
   expect_error(ErrorCode::kFile, "the disk is full", [&] {
     checkpoints.save(3, {{"w", view(large)}}, "third");
   });
+}
+
+TEST(CheckpointFolder, AReaderLooksAgainIfTheOwnerReplacedAllThatItSaw) {
+  const Folder folder;
+  Model model;
+  CheckpointFolder owner(folder.path("run"));
+  owner.save(1, model.tensors(), "");
+  owner.save(2, model.tensors(), "");
+  CheckpointFolder reader(folder.path("run"), FolderUse::kRead);
+  const auto take = [&](const Checkpoint& checkpoint) {
+    if (checkpoint.step() > 2) return;
+    for (const int64_t step : {3, 4}) owner.save(step, model.tensors(), "");  // 1 and 2 are gone
+    throw Error(ErrorCode::kBadState, "It lies.");
+  };
+  std::vector<std::string> skipped;
+  EXPECT_EQ(reader.load(take, &skipped).step(), 4);
+  EXPECT_TRUE(skipped.empty());
+}
+
+TEST(CheckpointFolder, WhatWasOpenedToBeReadIsNeverChanged) {
+  const Folder folder;
+  Model model;
+  CheckpointFolder owner(folder.path("run"));
+  owner.save(1, model.tensors(), "");
+  CheckpointFolder reader(folder.path("run"), FolderUse::kRead);
+  expect_error(ErrorCode::kWrongOrder, "opened to be read",
+               [&] { reader.save(2, model.tensors(), ""); });
+  expect_error(ErrorCode::kWrongOrder, "opened to be read", [&] { reader.clear(); });
+  EXPECT_EQ(owner.load().step(), 1);
+  CheckpointFolder moved = std::move(owner);  // with its lock
+  EXPECT_EQ(moved.folder(), folder.path("run"));
+  expect_error(ErrorCode::kFile, "another run", [&] { CheckpointFolder other(moved.folder()); });
+  CheckpointFolder nowhere(folder.path("none"), FolderUse::kRead);
+  expect_error(ErrorCode::kFile, "cannot be read", [&] { nowhere.load(); });
+}
+
+TEST(CheckpointFolder, AnotherVersionIsRefused) {
+  const Folder folder;
+  Model model;
+  CheckpointFolder checkpoints(folder.path("run"));
+  checkpoints.save(1, model.tensors(), "");
+  const std::string name = "run/checkpoint-000001.safetensors";
+  std::string bytes = folder.read(name);
+  const std::string version = "\"version\":\"1\"";
+  ASSERT_NE(bytes.find(version), std::string::npos);
+  bytes[bytes.find(version) + version.size() - 2] = '2';
+  using namespace internal;
+  bytes.replace(kChecksumAt, kChecksumDigits, kChecksumDigits, '0');
+  bytes.replace(kChecksumAt, kChecksumDigits, checksum_of({bytes}));
+  folder.write(name, bytes);
+  expect_error(ErrorCode::kBadState, "another format or version", [&] { checkpoints.load(); });
 }
 
 TEST(CheckpointFolder, ASecondOneInTheSameFolderIsRefused) {

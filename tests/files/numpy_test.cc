@@ -122,6 +122,20 @@ TEST(Npz, LiesAboutMembersAreRefused) {
   expect_refused(zip({{"a.npy", longer, true}}), "truncated");
 }
 
+TEST(Npz, LiesInTheTableOfContentsAreRefused) {
+  const std::string whole = zip({{"a.npy", npy("'<f4'", "(4,)", kFour)}});
+  const size_t end = whole.size() - 22, entry = whole.rfind("PK\x01\x02");
+  const auto with = [&](size_t at, uint64_t value, size_t bytes) {
+    return std::string(whole).replace(at, bytes, little(value, bytes));
+  };
+  expect_refused(with(end + 16, 0x7FFFFFFF, 4), "table of contents lies outside the file");
+  expect_refused(with(end + 10, 2, 2), "table of contents ends early");
+  expect_refused(with(entry + 28, 0x7FFF, 2), "table of contents ends early");
+  expect_refused(with(entry + 42, 0x7FFFFFFF, 4), "'a.npy' lies outside the file");
+  expect_refused(with(entry + 42, 1, 4), "'a.npy' is not where it should be");
+  expect_refused(with(26, 0x7FFF, 2), "'a.npy' lies outside the file");  // the name's length
+}
+
 TEST(Npz, EveryTruncationIsRefused) {
   for (const bool zip64 : {false, true}) {
     const std::string whole = zip({{"a.npy", npy("'<f4'", "(4,)", kFour), true, zip64}});
@@ -140,6 +154,33 @@ TEST(Npz, OverlappingMembersAreRefused) {
   const std::string zero(4, '\0');
   whole.replace(second + 42, 4, zero);
   expect_refused(whole, "overlap");
+}
+
+// Archives of more than 65535 members or 4 GB end like this.
+std::string with_zip64_end(const std::string& whole, uint64_t disk = 0, uint64_t lie = 0) {
+  const std::string before = whole.substr(0, whole.size() - 22);
+  const std::string end = whole.substr(whole.size() - 22);
+  const auto number = [&](size_t at, size_t bytes) {
+    uint64_t value = 0;
+    std::memcpy(&value, end.data() + at, bytes);
+    return little(value, 8);
+  };
+  const std::string end64 = little(0x06064B50, 4) + little(44, 8) + little(45, 2) + little(45, 2) +
+                            little(disk, 4) + little(0, 4) + number(10, 2) + number(10, 2) +
+                            number(12, 4) + number(16, 4);
+  const std::string locator =
+      little(0x07064B50, 4) + little(0, 4) + little(before.size() + lie, 8) + little(1, 4);
+  return before + end64 + locator + end.substr(0, 8) + std::string(12, '\xff') + end.substr(20);
+}
+
+TEST(Npz, ReadsArchivesWithAZip64End) {
+  const std::string plain = zip(members(true, true));
+  const TemporaryFile made(with_zip64_end(plain));
+  const TensorFile file(made.path());
+  EXPECT_EQ(file.tensors().size(), TensorFile(TemporaryFile(plain).path()).tensors().size());
+  expect_refused(with_zip64_end(plain, 1), "split zip archive");
+  expect_refused(with_zip64_end(plain, 0, 1), "not where it should be");
+  expect_refused(with_zip64_end(plain, 0, 1 << 20), "outside the file");
 }
 
 // 64 MB of zeros in 64 KB: read in pieces, so that memory does not grow with it.

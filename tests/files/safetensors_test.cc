@@ -76,6 +76,8 @@ TEST(Safetensors, LiesAboutTheHeaderAreRefused) {
   expect_refused(safetensors("[]", ""), "does not belong");
   expect_refused(safetensors("7", ""), "does not belong");
   expect_refused(safetensors("{\"a\":7}", ""), "does not belong");
+  expect_refused(safetensors("{\"a\":null}", ""), "null");
+  expect_refused(safetensors("{\"a\":true}", ""), "a truth value");
   expect_refused(safetensors("{\"a\":{}}", ""), "no dtype");
   expect_refused(safetensors("{\"__metadata__\":{\"a\":1}}", ""), "does not belong");
   expect_refused(safetensors("{\"a\":{\"dtype\":\"F32\"}}", ""), "no shape");

@@ -1,6 +1,6 @@
-// Any bytes where the library or the program expects a saved scaler, a checkpoint, a trace, a
-// history or arguments: they are read or refused with an Error, and what was read makes sense.
-// Built once for each (see scripts/fuzz), which names the function as HEADROOM_FUZZ_TARGET.
+// Any bytes where the library or the program expects a saved scaler, a state dict, a checkpoint, a
+// trace, a history or arguments: they are read or refused with an Error, and what was read makes
+// sense. Built once for each (see scripts/fuzz), which names the function as HEADROOM_FUZZ_TARGET.
 #include <headroom/headroom.h>
 
 #include <cmath>
@@ -9,6 +9,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "adapters/libtorch/state_dict.h"
 #include "checkpoint/format.h"
 #include "cli/trace.h"
 #include "record/history.h"
@@ -21,18 +22,35 @@ void require(bool ok) {
 }
 
 // A state that is taken keeps its promises for the steps to come.
-[[maybe_unused]] void scaler(const std::string& text) {
-  GradScaler scaler;
-  scaler.load(text);
-  const std::string saved = scaler.save();
-  scaler.load(saved);
-  require(scaler.save() == saved);
+[[maybe_unused]] void keeps_its_promises(const GradScaler& scaler, const std::string& text) {
   ScaleState state = scaler.state();
   for (int step = 0; step < 20; ++step) {
     const bool overflow = (text.size() >> step % 8 & 1) != 0;
     state = next_state(scaler.policy(), state, StepSeen{overflow, 1e-3 * step}).state;
     require(std::isfinite(state.scale) && std::isnormal(inverse(state.scale)));
   }
+}
+
+[[maybe_unused]] void scaler(const std::string& text) {
+  GradScaler scaler;
+  scaler.load(text);
+  const std::string saved = scaler.save();
+  scaler.load(saved);
+  require(scaler.save() == saved);
+  keeps_its_promises(scaler, text);
+}
+
+// The same for PyTorch's form, out of JSON.
+[[maybe_unused]] void state_dict(const std::string& text) {
+  const libtorch::StateDict saved = libtorch::state_dict_from_json(text);
+  GradScaler scaler(preset("torch"));
+  const auto taken = libtorch::internal::with_state_dict({scaler.policy(), scaler.state()}, saved);
+  scaler.set_policy(taken.policy);
+  scaler.load_state(taken.state);
+  const libtorch::StateDict again =
+      libtorch::internal::to_state_dict({scaler.policy(), scaler.state()});
+  require(libtorch::state_dict_from_json(libtorch::to_json(again)) == again);
+  keeps_its_promises(scaler, text);
 }
 
 struct Scratch {

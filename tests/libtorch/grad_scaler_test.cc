@@ -128,6 +128,29 @@ TEST(Step, RefusesTypesThatAreNoGradients) {
   expect_error(ErrorCode::kUnsupported, "type Int", [&] { scaler.step(optimizer); });
 }
 
+TEST(Step, RefusesGradientsThatWereResizedOrFreed) {
+  const auto refuses = [](ErrorCode code, const std::string& part, const auto& damage) {
+    torch::Tensor w = leaf({1, 1, 1, 1});
+    auto plain = sgd({w});
+    FusedSGD fused({w}, torch::optim::SGDOptions(1.0));
+    for (torch::optim::Optimizer* optimizer : {static_cast<torch::optim::Optimizer*>(&plain),
+                                               static_cast<torch::optim::Optimizer*>(&fused)}) {
+      GradScaler scaler;
+      scaler.scale(w.sum()).backward();
+      damage(w.mutable_grad());
+      expect_error(code, part, [&] { scaler.step(*optimizer); });
+      w.mutable_grad().reset();
+      EXPECT_TRUE(same_bits(w, torch::ones({4})));
+    }
+  };
+  refuses(ErrorCode::kMismatch, "has size [4] and a gradient of size [1]",
+          [](torch::Tensor& grad) { grad.resize_({1}); });  // which would be used for all four
+  refuses(ErrorCode::kInvalidArgument, "needs 16 bytes and its storage has 0",
+          [](torch::Tensor& grad) { grad.storage().set_nbytes(0); });
+  refuses(ErrorCode::kInvalidArgument, "needs 16 bytes and its storage has 8",
+          [](torch::Tensor& grad) { grad.storage().set_nbytes(8); });
+}
+
 TEST(Step, TakesGradientsThatAreNotContiguous) {
   GradScaler scaler(GradScalerOptions().init_scale(2));
   torch::Tensor w = torch::zeros({3, 2}).requires_grad_(true);

@@ -259,6 +259,9 @@ TEST(Recorder, RefusesWhatCannotBe) {
   expect_error(ErrorCode::kInvalidArgument, "'loss'", [&] {
     recorder.step(6, 1.0, applied(), {{"loss", 1.0}});
   });
+  StepReport pending;
+  pending.pending = true;
+  expect_error(ErrorCode::kInvalidArgument, "pending", [&] { recorder.step(6, 1.0, pending); });
   expect_error(ErrorCode::kInvalidArgument, "how the run ended", [&] { recorder.finish({}, ""); });
   recorder.finish();
   expect_error(ErrorCode::kWrongOrder, "after finish()", [&] { recorder.step(6, 1.0, applied()); });

@@ -32,6 +32,29 @@ inline Outcome refused(const std::function<void()>& call) {
   throw Harm{"accepted"};
 }
 
+// Those of tensors and optimizers (tensors.cc).
+Outcome inf_behind_two_to_the_31();
+Outcome gradient_of_another_size();
+Outcome gradient_moved();
+Outcome gradient_cut_to_one_element();
+Outcome gradient_without_memory();
+Outcome gradient_of_another_type();
+Outcome gradient_on_another_device();
+Outcome gradient_of_two_parameters();
+Outcome same_parameter_listed_twice();
+Outcome optimizer_state_of_another_model();
+Outcome optimizer_state_in_another_order();
+
+// Those of two ranks (ranks.cc).
+Outcome rank_overflows_before_averaging();
+Outcome rank_overflows_after_averaging();
+Outcome rank_overflows_in_its_shard();
+Outcome rank_without_gradients();
+Outcome rank_dies();
+Outcome rank_leaves_out_a_step();
+Outcome rank_has_a_batch_less();
+Outcome ranks_begin_with_different_scales();
+
 // Those of checkpoints (checkpoints.cc).
 Outcome checkpoint_cut_short();
 Outcome checkpoint_with_a_flipped_bit();

@@ -16,37 +16,9 @@ import warnings
 
 import torch
 
-INF, NAN = float("inf"), float("nan")
-FAULTS = {}
-
-
-def fault(function):
-    FAULTS[function.__name__.replace("_", "-")] = function
-    return function
-
-
-def setup(optimizer=torch.optim.SGD, dtype=torch.float32, **options):
-    w = torch.ones(4, dtype=dtype, requires_grad=True)
-    options = {"lr": 0.1, **options}
-    return w, optimizer([w], **options), torch.amp.GradScaler("cpu")
-
-
-def step(w, optimizer, scaler, grad):
-    """A step whose scaled gradient is `grad` x scale, or `grad` itself if that is not finite."""
-    optimizer.zero_grad()
-    loss = scaler.scale((w * torch.full_like(w, grad)).sum())
-    loss.backward()
-    scaler.step(optimizer)
-    scaler.update()
-
-
-def refused(call, otherwise):
-    try:
-        call()
-    except Exception as error:  # noqa: BLE001
-        sentence = str(error).splitlines()[0].split(". ")[0]
-        return "told", f"{type(error).__name__}: {sentence}"
-    return otherwise
+import pytorch_ranks  # noqa: F401: like the next, it registers its faults
+import pytorch_tensors  # noqa: F401
+from pytorch_faults import FAULTS, INF, NAN, fault, refused, setup, step
 
 
 @fault
@@ -457,8 +429,9 @@ if __name__ == "__main__":
     for name, function in FAULTS.items():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            outcome, what = function()
-        table["faults"][name] = {"outcome": outcome, "what": what}
-        print(name, outcome, what, file=sys.stderr)
+            result = function()
+        print(name, result or "not tried", file=sys.stderr)
+        if result:
+            table["faults"][name] = dict(zip(("outcome", "what"), result))
     json.dump(table, sys.stdout, indent=1)
     print()

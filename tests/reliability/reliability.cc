@@ -284,18 +284,6 @@ Outcome disabled_scaler_meets_inf() {
   return outcome;
 }
 
-Outcome gradient_of_another_size() {
-  Model model;
-  std::vector<float> other(5);
-  return refused([&] { model.optimizer.set_grad(0, hr::view(other)); });
-}
-
-Outcome same_parameter_listed_twice() {
-  std::vector<float> w(4), g(4);
-  const hr::Parameter p = {"w", hr::view(w), hr::view(g)};
-  return refused([&] { hr::SGD optimizer({p, p}); });
-}
-
 Outcome threads_with_scalers_of_their_own() {
   std::vector<float> results(4);
   std::vector<std::thread> threads;
@@ -353,12 +341,42 @@ const Row kFaults[] = {
     {"fp16-gradients", "FP16 gradients that underflow when unscaled", fp16_gradients},
     {"loss-is-nan", "the loss is NaN", loss_is_nan},
     {"disabled-scaler-meets-inf", "inf under a disabled scaler", disabled_scaler_meets_inf},
+    {"inf-behind-two-to-the-31", "inf in the last of 2^31 + 77 elements", inf_behind_two_to_the_31},
     {"gradient-of-another-size", "a gradient of another size than its weight",
      gradient_of_another_size},
+    {"gradient-moved", "a gradient that lies elsewhere in each step", gradient_moved},
+    {"gradient-cut-to-one-element", "a gradient that is cut to one element before `step`",
+     gradient_cut_to_one_element},
+    {"gradient-without-memory", "a gradient whose memory was given back, a null pointer",
+     gradient_without_memory},
+    {"gradient-of-another-type", "an FP16 gradient for an FP32 weight", gradient_of_another_type},
+    {"gradient-on-another-device", "a gradient on another device than its weight",
+     gradient_on_another_device},
+    {"gradient-of-two-parameters", "two parameters with the same gradient tensor",
+     gradient_of_two_parameters},
     {"same-parameter-listed-twice", "a parameter twice in one optimizer",
      same_parameter_listed_twice},
+    {"optimizer-state-of-another-model", "an optimizer's state from a model of other sizes",
+     optimizer_state_of_another_model},
+    {"optimizer-state-in-another-order",
+     "an optimizer's state from a model whose layers have another order",
+     optimizer_state_in_another_order},
     {"threads-with-scalers-of-their-own", "four threads, each with a scaler of its own",
      threads_with_scalers_of_their_own},
+    {"rank-overflows-before-averaging", "two ranks: one overflows, then gradients are averaged",
+     rank_overflows_before_averaging},
+    {"rank-overflows-after-averaging",
+     "two ranks: gradients are averaged, then those of one go bad", rank_overflows_after_averaging},
+    {"rank-overflows-in-its-shard", "two ranks with a shard each: one overflows",
+     rank_overflows_in_its_shard},
+    {"rank-without-gradients", "two ranks with a shard each: one has no gradients",
+     rank_without_gradients},
+    {"rank-dies", "two ranks: one dies", rank_dies},
+    {"rank-leaves-out-a-step", "two ranks: one leaves out a `step` after backward",
+     rank_leaves_out_a_step},
+    {"rank-has-a-batch-less", "two ranks: one has a batch less", rank_has_a_batch_less},
+    {"ranks-begin-with-different-scales", "two ranks: they begin with different scales",
+     ranks_begin_with_different_scales},
     {"checkpoint-cut-short", "a checkpoint that is cut short", checkpoint_cut_short},
     {"checkpoint-with-a-flipped-bit", "a bit of a checkpoint flips", checkpoint_with_a_flipped_bit},
     {"disk-full-while-saving", "the disk is full while a checkpoint is saved",

@@ -1,4 +1,4 @@
-// Threads that each have their own scaler and optimizer do not disturb one another.
+// What docs/reliability.md promises to threads.
 #include <atomic>
 #include <functional>
 #include <optional>
@@ -99,6 +99,60 @@ TEST(Concurrency, FoldersOfTheirOwnDoNotDisturbOneAnother) {
     write_report(path);
     const Checkpoint loaded = checkpoints.load();
     EXPECT_EQ(static_cast<const float*>(loaded.find("w")->tensor.data)[99], static_cast<float>(i));
+  });
+}
+
+TEST(Concurrency, TheNumberOfThreadsMayChangeWhileOthersWork) {
+  const std::string expected = train(2);
+  std::atomic<bool> done = false;
+  std::thread changes([&] {
+    for (int i = 0; !done; ++i) set_num_threads(1 + i % 3);
+  });
+  in_threads([&](int) { EXPECT_EQ(train(2), expected); });
+  done = true;
+  changes.join();
+  set_num_threads(0);
+}
+
+// Other ranks, and people, read a folder while its owner saves and deletes.
+TEST(Concurrency, CheckpointsMayBeReadWhileTheirOwnerSaves) {
+  const Folder folder;
+  const std::string path = folder.path("run");
+  CheckpointFolder owner(path);
+  std::vector<float> w(1000);
+  const auto save = [&](int64_t step) {
+    w.assign(w.size(), static_cast<float>(step));
+    owner.save(step, {{"w", view(w)}}, "");
+  };
+  save(1);
+  in_threads([&](int i) {
+    if (i == 0) {
+      for (int64_t step = 2; step <= 150; ++step) save(step);
+      return;
+    }
+    CheckpointFolder reader(path, FolderUse::kRead);
+    for (int64_t last = 0; last < 150;) {
+      const Checkpoint loaded = reader.load();
+      EXPECT_GE(loaded.step(), last);
+      last = loaded.step();
+      const auto* const values = static_cast<const float*>(loaded.find("w")->tensor.data);
+      EXPECT_EQ(values[999], static_cast<float>(last));
+    }
+  });
+}
+
+TEST(Concurrency, AReportMayBeWrittenWhileTheRunGoesOn) {
+  const Folder folder;
+  const std::string path = folder.path("run");
+  Recorder recorder(path);
+  StepReport report;
+  report.applied = true;
+  recorder.step(1, 1.0, report);
+  in_threads([&](int i) {
+    for (int64_t step = 2; step <= 30; ++step) {
+      if (i == 0) recorder.step(step, 1.0, report);
+      if (i != 0) write_report(path, folder.path("report" + std::to_string(i) + ".html"));
+    }
   });
 }
 

@@ -99,6 +99,13 @@ struct Rule {
     e.weight -= lr * grad;
     return e;
   }
+
+  // How far the weight would move if none of the terms cancelled another: what they are rounded to
+  // in FP32 is relative to that.
+  double reach(const Element& e, double grad, int64_t steps) const {
+    const Element size = {std::fabs(e.weight), std::fabs(e.first), e.second};
+    return size.weight - next(size, std::fabs(grad), steps).weight;
+  }
 };
 
 // A model under an optimizer and a scaler, checked step by step.
@@ -250,7 +257,8 @@ class World {
         const double grad = grads_[i]->get(k) / static_cast<double>(report.scale) * clip;
         const Element now = rule_.next(old, grad, optimizer_->steps(i) - 1);
         const double change = std::fabs(now.weight - old.weight);
-        const double allowed = 1e-4 * change + 4e-7 * std::fabs(old.weight) + 1e-30;
+        const double reach = rule_.reach(old, grad, optimizer_->steps(i) - 1);
+        const double allowed = 1e-4 * change + 4e-7 * (std::fabs(old.weight) + reach) + 1e-30;
         if (!(std::fabs(now.weight - static_cast<double>(master[k])) <= allowed)) {
           throw Failure{"p" + std::to_string(i) + "[" + std::to_string(k) + "] is " +
                         std::to_string(master[k]) + " and not " + std::to_string(now.weight)};

@@ -2,13 +2,13 @@
 #define HEADROOM_LIBTORCH_GRAD_SCALER_H_
 
 #include <headroom/export.h>
+#include <headroom/libtorch/state_dict.h>
 #include <headroom/scaler.h>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 #include <torch/types.h>
 
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -56,14 +56,6 @@ class HEADROOM_API GradScalerOptions {
   ScalePolicy policy_;
   ScalerOptions scaler_;
 };
-
-/// torch.amp.GradScaler's state_dict(): scale, growth_factor, backoff_factor, growth_interval,
-/// _growth_tracker. As JSON it is what Python's json.dumps(scaler.state_dict()) writes and
-/// scaler.load_state_dict(json.loads(text)) reads.
-using StateDict = std::map<std::string, double>;
-
-HEADROOM_API std::string to_json(const StateDict& state);
-HEADROOM_API StateDict state_dict_from_json(const std::string& json);
 
 namespace internal {
 class Bridges;

@@ -1,12 +1,13 @@
-#ifndef HEADROOM_SRC_RECORD_FILE_H_
-#define HEADROOM_SRC_RECORD_FILE_H_
+// Files on disk, written so that a reader, a full disk or a kill never leaves half a piece behind.
+#ifndef HEADROOM_SRC_FILES_WRITE_H_
+#define HEADROOM_SRC_FILES_WRITE_H_
 
 #include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
 
-namespace headroom::internal {
+namespace headroom::files {
 
 /// A file that grows by whole pieces: add() writes all of its bytes or none. Locked against other
 /// writers, in this process and others, as long as it lives. Errors are Error(kFile).
@@ -41,6 +42,6 @@ enum class Sync : bool { kNo, kYes };
 void replace_file(const std::string& path, const std::vector<std::string_view>& pieces,
                   Sync sync = Sync::kNo);
 
-}  // namespace headroom::internal
+}  // namespace headroom::files
 
-#endif  // HEADROOM_SRC_RECORD_FILE_H_
+#endif  // HEADROOM_SRC_FILES_WRITE_H_

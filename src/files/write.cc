@@ -1,4 +1,4 @@
-#include "record/file.h"
+#include "files/write.h"
 
 #include <fcntl.h>
 #include <headroom/error.h>
@@ -11,7 +11,7 @@
 #include <cstring>
 #include <filesystem>
 
-namespace headroom::internal {
+namespace headroom::files {
 namespace {
 
 [[noreturn]] void fail(const std::string& path, const std::string& what) {
@@ -113,4 +113,4 @@ void replace_file(const std::string& path, const std::vector<std::string_view>& 
   if (sync == Sync::kYes) sync_folder_of(path);
 }
 
-}  // namespace headroom::internal
+}  // namespace headroom::files

@@ -1,0 +1,21 @@
+// What a state dict says about a policy and a state. Needs no torch.
+#ifndef HEADROOM_ADAPTERS_LIBTORCH_STATE_DICT_H_
+#define HEADROOM_ADAPTERS_LIBTORCH_STATE_DICT_H_
+
+#include <headroom/libtorch/state_dict.h>
+#include <headroom/policy.h>
+
+namespace headroom::libtorch::internal {
+
+struct PolicyAndState {
+  ScalePolicy policy;
+  ScaleState state;
+};
+
+/// What a scaler with this policy and state becomes when it loads `saved`. Throws Error(kBadState).
+PolicyAndState with_state_dict(PolicyAndState scaler, const StateDict& saved);
+StateDict to_state_dict(const PolicyAndState& scaler);
+
+}  // namespace headroom::libtorch::internal
+
+#endif  // HEADROOM_ADAPTERS_LIBTORCH_STATE_DICT_H_

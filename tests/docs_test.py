@@ -1,0 +1,17 @@
+#!/usr/bin/env python3
+"""docs/reliability.md says of every public class what threads may do with it and what holds after an error."""
+import glob
+import os
+import re
+
+root = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
+classes = set()
+for path in glob.glob(f"{root}/include/headroom/**/*.h", recursive=True):
+    with open(path) as header:
+        classes.update(re.findall(r"^class HEADROOM_API (\w+)", header.read(), re.MULTILINE))
+with open(f"{root}/docs/reliability.md") as document:
+    section = document.read().split("## Threads and errors")[1]
+rows = "".join(line for line in section.splitlines() if line.startswith("|"))
+missing = sorted(name for name in classes if not re.search(rf"[`:]{name}`", rows))
+assert len(classes) > 15 and not missing, missing
+print(f"{len(classes)} classes")
