@@ -4,7 +4,7 @@
 namespace headroom {
 namespace {
 
-struct Loop {
+struct Accumulating {
   std::vector<f16> weight = std::vector<f16>(2, f16(1.0f)), grad = std::vector<f16>(2);
   GradAccumulator sums{{{"w", view(weight), view(grad)}}};
   SGD optimizer{sums.summed(), {.lr = 1.0}};
@@ -20,7 +20,7 @@ struct Loop {
 };
 
 TEST(Accumulator, MicroBatchesAcrossAGrowthAddUpRight) {
-  Loop loop;
+  Accumulating loop;
   GradScaler scaler(DynamicScale{.init_scale = 256.0f, .growth_interval = 1});
   for (const float value : {0.125f, 0.25f, 0.0625f}) EXPECT_TRUE(loop.add(scaler, value).applied);
   EXPECT_EQ(scaler.get_scale(), 2048.0f) << "it grew in between";
@@ -30,7 +30,7 @@ TEST(Accumulator, MicroBatchesAcrossAGrowthAddUpRight) {
 }
 
 TEST(Accumulator, EachLossHasItsScaleAndOnlyTheBadOneShrinks) {
-  Loop loop;
+  Accumulating loop;
   GradScaler small(StaticScale{16.0f}), large;
   EXPECT_TRUE(loop.add(small, 0.25f).applied);
   EXPECT_FALSE(loop.add(large, 4.0f).applied);
@@ -48,7 +48,7 @@ TEST(Accumulator, EachLossHasItsScaleAndOnlyTheBadOneShrinks) {
 }
 
 TEST(Accumulator, SumsSmallGradientsThatFP16WouldDrop) {
-  Loop loop;
+  Accumulating loop;
   GradScaler scaler;
   loop.add(scaler, 0.5f);
   for (int i = 0; i < 1000; ++i) loop.add(scaler, 1e-4f);
@@ -57,7 +57,7 @@ TEST(Accumulator, SumsSmallGradientsThatFP16WouldDrop) {
 }
 
 TEST(Accumulator, ClipsTheSum) {
-  Loop loop;
+  Accumulating loop;
   GradScaler scaler(StaticScale{16.0f});
   loop.add(scaler, 3.0f);
   loop.add(scaler, 1.0f);
@@ -110,7 +110,7 @@ TEST(Accumulator, ABadRoundIsDroppedEvenForOptimizersThatDidNotStep) {
 }
 
 TEST(Accumulator, StepsOnceForEachRound) {
-  Loop loop;
+  Accumulating loop;
   expect_error(ErrorCode::kWrongOrder, "before any gradient",
                [&] { loop.sums.step(loop.optimizer); });
   GradScaler scaler;
@@ -140,13 +140,13 @@ TEST(Accumulator, RefusesWeightsThatShareMemoryWithGradients) {
 }
 
 TEST(Accumulator, RefusesAnOptimizerOnOtherGradients) {
-  Loop loop;
+  Accumulating loop;
   SGD other({{"w", view(loop.weight), view(loop.grad)}});
   expect_error(ErrorCode::kInvalidArgument, "summed()", [&] { loop.sums.step(other); });
 }
 
 TEST(Accumulator, WorksWithTheApexFace) {
-  Loop loop;
+  Accumulating loop;
   GradScaler a(StaticScale{8.0f}), b(StaticScale{1024.0f});
   const auto backward = [&](float value) {
     return [&loop, value](float scaled) {

@@ -4,7 +4,7 @@
 namespace headroom {
 namespace {
 
-struct Loop {
+struct OneWeight {
   std::vector<float> weight = {1.0f}, grad = {1.0f};
   SGD optimizer{{{"w", view(weight), view(grad)}}};
 };
@@ -14,7 +14,7 @@ void wrong_order(const std::string& part, const std::function<void()>& call) {
 }
 
 TEST(Order, NothingBeforeTheFirstScale) {
-  Loop loop;
+  OneWeight loop;
   GradScaler scaler;
   wrong_order("unscale_() was called before any scale()", [&] { scaler.unscale_(loop.optimizer); });
   wrong_order("step() was called before any scale()", [&] { scaler.step(loop.optimizer); });
@@ -23,7 +23,7 @@ TEST(Order, NothingBeforeTheFirstScale) {
 }
 
 TEST(Order, UnscaleOnceAndNotAfterStep) {
-  Loop loop;
+  OneWeight loop;
   GradScaler scaler;
   scaler.scale(1.0f);
   scaler.unscale_(loop.optimizer);
@@ -33,7 +33,7 @@ TEST(Order, UnscaleOnceAndNotAfterStep) {
 }
 
 TEST(Order, StepOnceBetweenUpdates) {
-  Loop loop;
+  OneWeight loop;
   GradScaler scaler;
   scaler.scale(1.0f);
   scaler.step(loop.optimizer);
@@ -44,7 +44,7 @@ TEST(Order, StepOnceBetweenUpdates) {
 }
 
 TEST(Order, UpdateNeedsACheck) {
-  Loop loop;
+  OneWeight loop;
   GradScaler scaler;
   scaler.scale(1.0f);
   wrong_order("no optimizer was stepped", [&] { scaler.update(); });
@@ -54,7 +54,7 @@ TEST(Order, UpdateNeedsACheck) {
 }
 
 TEST(Order, MicroBatchesThatGoOnOverAnUpdateAddUpRight) {
-  Loop often, seldom;
+  OneWeight often, seldom;
   GradScaler scaler(DynamicScale{.growth_interval = 1});
   const auto round = [&](bool both) {
     const float scaled = scaler.scale(1.0f);
@@ -76,7 +76,7 @@ TEST(Order, MicroBatchesThatGoOnOverAnUpdateAddUpRight) {
 }
 
 TEST(Order, ALossBetweenStepAndUpdateIsTakenAlong) {
-  Loop loop;
+  OneWeight loop;
   GradScaler scaler(DynamicScale{.growth_interval = 1});
   loop.grad[0] = scaler.scale(1.0f);
   scaler.step(loop.optimizer, {.clear_grads = ClearGrads::kAlways});
@@ -87,7 +87,7 @@ TEST(Order, ALossBetweenStepAndUpdateIsTakenAlong) {
 }
 
 TEST(Order, GradientsThatWereUnscaledAreNotUnscaledAgain) {
-  Loop loop, other;
+  OneWeight loop, other;
   GradScaler scaler;
   loop.grad[0] = 0.5f * scaler.scale(1.0f);
   scaler.unscale_(loop.optimizer);
@@ -100,10 +100,10 @@ TEST(Order, GradientsThatWereUnscaledAreNotUnscaledAgain) {
 }
 
 TEST(Order, TwoOptimizersMayTakeTurns) {
-  Loop generator, discriminator;
+  OneWeight generator, discriminator;
   GradScaler scaler(DynamicScale{.growth_interval = 1});
   for (int i = 0; i < 6; ++i) {
-    for (Loop* loop : {&discriminator, &generator}) {
+    for (OneWeight* loop : {&discriminator, &generator}) {
       loop->grad[0] = 0.5f * scaler.scale(1.0f);  // backward overwrites
       EXPECT_EQ(scaler.step(loop->optimizer).grad_norm, 0.5);
       scaler.update();
@@ -112,7 +112,7 @@ TEST(Order, TwoOptimizersMayTakeTurns) {
 }
 
 TEST(Order, SavingBelongsAfterUpdate) {
-  Loop loop;
+  OneWeight loop;
   GradScaler scaler;
   scaler.scale(1.0f);
   scaler.step(loop.optimizer);
@@ -122,7 +122,7 @@ TEST(Order, SavingBelongsAfterUpdate) {
 }
 
 TEST(Order, LoadingWaitsForGradientsOrTheirDiscarding) {
-  Loop loop;
+  OneWeight loop;
   GradScaler scaler;
   const std::string saved = scaler.save();
   scaler.scale(1.0f);
@@ -158,7 +158,7 @@ TEST(Order, AMovedOptimizerIsTheSameOne) {
 }
 
 TEST(Order, GradientsAreUnscaledByTheScaleOfTheirBackward) {
-  Loop first, second;
+  OneWeight first, second;
   GradScaler scaler(DynamicScale{.growth_interval = 1});
   const float scaled = scaler.scale(1.0f);
   first.grad[0] = second.grad[0] = 0.5f * scaled;
@@ -169,7 +169,7 @@ TEST(Order, GradientsAreUnscaledByTheScaleOfTheirBackward) {
 }
 
 TEST(SeveralOptimizers, EachDecidesForItselfAndTheScaleIsShared) {
-  Loop good, bad;
+  OneWeight good, bad;
   GradScaler scaler;
   scaler.scale(1.0f);
   bad.grad[0] = kInf;
@@ -181,7 +181,7 @@ TEST(SeveralOptimizers, EachDecidesForItselfAndTheScaleIsShared) {
 }
 
 TEST(SeveralOptimizers, AParameterInTwoIsRefused) {
-  Loop loop;
+  OneWeight loop;
   std::vector<float> other_grad = {1.0f};
   AdamW other({{"same", view(loop.weight), view(other_grad)}});
   GradScaler scaler;
@@ -193,7 +193,7 @@ TEST(SeveralOptimizers, AParameterInTwoIsRefused) {
 }
 
 TEST(SeveralOptimizers, AParameterThatIsAddedLaterIsFoundToo) {
-  Loop first, second;
+  OneWeight first, second;
   GradScaler scaler;
   scaler.scale(1.0f);
   scaler.step(first.optimizer);
@@ -207,7 +207,7 @@ TEST(SeveralOptimizers, AParameterThatIsAddedLaterIsFoundToo) {
 }
 
 TEST(SeveralOptimizers, AGradientBufferMayBeHandedOn) {
-  Loop first, second;
+  OneWeight first, second;
   std::vector<float> other = {1.0f};
   GradScaler scaler;
   scaler.scale(1.0f);
@@ -233,7 +233,7 @@ TEST(SeveralOptimizers, ANewOptimizerMayTakeOverFromOneThatIsGone) {
 }
 
 TEST(NewScale, IsSetWithinBoundsOnly) {
-  Loop loop;
+  OneWeight loop;
   GradScaler scaler;
   scaler.update(1024.0f);
   EXPECT_EQ(scaler.get_scale(), 1024.0f);
@@ -247,7 +247,7 @@ TEST(NewScale, IsSetWithinBoundsOnly) {
 }
 
 TEST(NewPolicy, KeepsTheScaleAndWhatCountsAreStillPossible) {
-  Loop loop;
+  OneWeight loop;
   GradScaler scaler(DynamicScale{.growth_interval = 10});
   const auto clean_step = [&] {
     scaler.scale(1.0f);
@@ -270,7 +270,7 @@ TEST(NewPolicy, KeepsTheScaleAndWhatCountsAreStillPossible) {
 }
 
 TEST(NewScale, StartsTheGrowthCountAgain) {
-  Loop loop;
+  OneWeight loop;
   GradScaler scaler(DynamicScale{.growth_interval = 3});
   const auto clean_step = [&] {
     scaler.scale(1.0f);
@@ -286,7 +286,7 @@ TEST(NewScale, StartsTheGrowthCountAgain) {
 }
 
 TEST(Options, AnImpossibleNormIsRefusedBeforeAnythingHappens) {
-  Loop loop;
+  OneWeight loop;
   GradScaler scaler;
   scaler.scale(1.0f);
   for (const float bad : {-1.0f, kNan, kInf}) {
