@@ -245,6 +245,35 @@ def test_damaged_states_are_refused_and_nothing_changes():
         assert torch.equal(now["state"][0]["exp_avg"], good["state"][0]["exp_avg"])
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda weight: weight.grad.resize_(4),
+        lambda weight: weight.grad.resize_(1),
+        lambda weight: weight.grad.untyped_storage().resize_(0),
+        lambda weight: weight.grad.untyped_storage().resize_(8),
+        lambda weight: weight.untyped_storage().resize_(8),
+    ],
+)
+@pytest.mark.parametrize("steps_before", [0, 1])
+@pytest.mark.usefixtures("looking")
+def test_tensors_that_were_resized_in_place_are_refused(damage, steps_before):
+    weight = torch.nn.Parameter(torch.ones(2, 4))
+    optimizer = headroom.torch.SGD([weight], lr=0.5)
+    scaler = headroom.torch.GradScaler("cpu", init_scale=1.0)
+    scaler.scale(torch.ones(()))
+    weight.grad = torch.ones(2, 4)
+    for _ in range(steps_before):
+        scaler.step(optimizer)
+        scaler.update()
+    before = weight.detach().clone()
+    damage(weight)
+    with pytest.raises(headroom.InvalidArgument, match=r"param_groups\[0\].params\[0\]"):
+        scaler.step(optimizer)
+    if weight.untyped_storage().nbytes() == 32:
+        assert torch.equal(weight.detach(), before)
+
+
 def test_profilers_and_all_hooks_see_the_step():
     weight = torch.nn.Parameter(torch.ones(2))
     optimizer = headroom.torch.SGD([weight], lr=0.5)

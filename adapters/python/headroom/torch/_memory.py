@@ -48,6 +48,14 @@ def view_of(tensor: torch.Tensor) -> Optional[View]:
     return None
 
 
+def is_whole(tensor: torch.Tensor) -> bool:
+    """Whether the storage of a dense tensor has not been cut short or given back."""
+    if tensor.is_sparse or tensor.numel() == 0:
+        return True
+    ends = (tensor.storage_offset() + tensor.numel()) * tensor.element_size()
+    return tensor.untyped_storage().nbytes() >= ends
+
+
 class _Places:
     """What ``_core.Places`` does, for a torch without DLPack's exchange API."""
 

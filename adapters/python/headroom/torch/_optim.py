@@ -11,7 +11,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from headroom import _core
 from headroom._errors import make
-from headroom.torch._memory import View, places, stream_of, view_of
+from headroom.torch._memory import View, is_whole, places, stream_of, view_of
 
 
 class FusedOptimizer(torch.optim.Optimizer):
@@ -125,6 +125,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         triples: list[tuple[str, Optional[View], Optional[View]]] = []
         for label, param in zip(self._labels, params):
             grad, view = param.grad, None
+            self._check_whole(label, param)
             if grad is not None:
                 if grad.is_sparse or grad.stride() != param.stride():
                     dense = grad.detach().to_dense() if grad.is_sparse else grad.detach()
@@ -139,6 +140,18 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._settled = not kept  # copies have to be made in every step
         self._stepped = [i for i, param in enumerate(params) if param.grad is not None]
         return kept
+
+    @staticmethod
+    def _check_whole(label: str, param: torch.Tensor) -> None:
+        """Refuses tensors that were resized in place, or whose storage was."""
+        grad = param.grad
+        if grad is not None and grad.shape != param.shape:
+            raise make("mismatch", f"{label} has shape {tuple(param.shape)} and a gradient of shape "
+                       f"{tuple(grad.shape)}; they have to be equal.")
+        for tensor, what in ((param, label), (grad, f"The gradient of {label}")):
+            if tensor is not None and not is_whole(tensor):
+                raise make("invalid argument", f"{what} has less memory than its shape asks for; its "
+                           "storage was given back or cut. Run backward again, or restore it.")
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """One step; with a closure, after it. Under GradScaler.step() this is called by it."""
