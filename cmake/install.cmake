@@ -45,4 +45,7 @@ install(FILES ${PROJECT_BINARY_DIR}/headroom.pc ${PROJECT_BINARY_DIR}/headroom-c
   DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 if(HEADROOM_BUILD_CLI)
   install(TARGETS headroom_program)
+  if(HEADROOM_HAS_LIBTORCH)
+    install(TARGETS headroom_train_program)
+  endif()
 endif()

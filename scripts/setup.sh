@@ -1,10 +1,6 @@
 # Sourced by ./run and ./test: installs what is missing, configures once, builds.
 # Everything it prints goes to standard error, so that a command's own output stays clean.
 
-# Threads that wait for each other spin, by GNU OpenMP's default for milliseconds, which on a busy
-# machine they take from those they wait for.
-export GOMP_SPINCOUNT=${GOMP_SPINCOUNT-10000}
-
 # need PACKAGE...: installs those that are missing.
 need() {
   local missing=()

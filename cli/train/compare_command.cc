@@ -205,8 +205,7 @@ int compare(const CompareOptions& options) {
 void add_compare(CLI::App& app, Action* action) {
   const auto options = std::make_shared<CompareOptions>();
   options->config.out = "headroom-compare";
-  CLI::App* const command = app.add_subcommand(
-      "compare", "Train the same model in fp32, fp16 with and without scaling, and bf16");
+  CLI::App* const command = app.add_subcommand("compare", kAboutCompare);
   command->add_option("--model,model", options->models, "field, lm, mlp, cnn, gpt")
       ->capture_default_str();
   command->add_option("--static", options->static_scale, "The scale of the static run")

@@ -193,7 +193,7 @@ void add_training_options(CLI::App& command, TrainConfig* config) {
 
 void add_train(CLI::App& app, Action* action) {
   const auto config = std::make_shared<TrainConfig>();
-  CLI::App* const command = app.add_subcommand("train", "Train a model in mixed precision");
+  CLI::App* const command = app.add_subcommand("train", kAboutTrain);
   command->add_option("--model,model", config->model, "field, lm, mlp, cnn or gpt")
       ->capture_default_str();
   command->add_option("--precision", config->precision, "fp32, fp16 or bf16")

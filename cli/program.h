@@ -1,0 +1,15 @@
+#ifndef HEADROOM_CLI_PROGRAM_H_
+#define HEADROOM_CLI_PROGRAM_H_
+
+#include <vector>
+
+#include "cli/commands.h"
+
+namespace headroom::cli {
+
+/// Parses the command line and runs the command that it names. Returns the exit status.
+int run_program(int argc, char** argv, const std::vector<void (*)(CLI::App&, Action*)>& commands);
+
+}  // namespace headroom::cli
+
+#endif  // HEADROOM_CLI_PROGRAM_H_
