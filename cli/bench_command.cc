@@ -19,10 +19,12 @@ struct BenchOptions {
 };
 
 int bench_libtorch(const BenchOptions& options) {
-  if (!options.json) {
-    fmt::print("{:<30}{:>10}{:>10}{:>9}   {}\n", "", "ours, ms", "theirs", "ratio", "theirs is");
-  }
+  bool first = true;
   run_step_bench(options.settings.repetitions, [&](const StepFigure& figure) {
+    if (first && !options.json) {
+      fmt::print("{:<30}{:>10}{:>10}{:>9}   {}\n", "", "ours, ms", "theirs", "ratio", "theirs is");
+    }
+    first = false;
     if (options.json) {
       const nlohmann::ordered_json object = {
           {"name", figure.name}, {"ours_ms", figure.ours}, {"theirs_ms", figure.theirs}};
