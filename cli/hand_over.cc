@@ -17,6 +17,12 @@
 namespace headroom::cli {
 namespace {
 
+#ifdef HEADROOM_HAS_LIBTORCH
+constexpr bool kHasTrainer = true;
+#else
+constexpr bool kHasTrainer = false;
+#endif
+
 std::vector<std::string> own_arguments() {
   std::ifstream file("/proc/self/cmdline", std::ios::binary);
   std::vector<std::string> arguments;
@@ -26,6 +32,11 @@ std::vector<std::string> own_arguments() {
 
 // This process becomes the other program, with the same arguments.
 int hand_over() {
+  if constexpr (!kHasTrainer) {
+    throw Error(ErrorCode::kUnsupported,
+                "This build of headroom was made without LibTorch, which this needs; install "
+                "libtorch-dev and build again.");
+  }
   const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe");
   const std::string trainer = (self.parent_path() / "headroom-train").string();
   // Threads that wait for each other spin, by GNU OpenMP's default for milliseconds, which on a
@@ -36,19 +47,13 @@ int hand_over() {
   for (std::string& argument : arguments) pointers.push_back(argument.data());
   pointers.push_back(nullptr);
   execv(trainer.c_str(), pointers.data());
-  if (errno == ENOENT) {
-    throw Error(ErrorCode::kUnsupported,
-                "This build of headroom was made without LibTorch and cannot train; install "
-                "libtorch-dev and build again.");
-  }
   throw Error(ErrorCode::kFile, "'" + trainer + "' could not be started: " + std::strerror(errno) +
                                     ". It belongs to this program; install both again.");
 }
 
 void add(const char* name, const char* about, CLI::App& app, Action* action) {
-  CLI::App* const command = app.add_subcommand(name, about)->prefix_command();
-  command->set_help_flag();  // the other program's
-  command->callback([=] { *action = hand_over; });
+  app.add_subcommand(name, kHasTrainer ? about : "Not in this build: it needs LibTorch")
+      ->callback([action] { *action = hand_over; });
 }
 
 }  // namespace

@@ -67,7 +67,7 @@ void check_whole(const torch::Tensor& parameter, const torch::Tensor& grad,
     throw Error(ErrorCode::kInvalidArgument,
                 "The gradient of " + name + " needs " + std::to_string(needed) +
                     " bytes and its storage has " + std::to_string(grad.storage().nbytes()) +
-                    "; its memory was given back. Run backward again.");
+                    "; it was given back or cut. Run backward again.");
   }
 }
 

@@ -156,7 +156,8 @@ HEADROOM_HOST_DEVICE inline void learn_from_failure(const ScalePolicy& policy, S
     return;
   }
   const bool grown = target_of(policy, *state) < failed;
-  if (state->samples == 1) {  // nothing rose: the start was too high, or backward has a limit
+  if (state->samples == 1 &&
+      calm == 0) {  // nothing rose: the start was too high, or backward has a limit
     state->back = grown ? failed : exponent_of(state->scale);
     return;
   }
@@ -227,7 +228,7 @@ HEADROOM_HOST_DEVICE inline float headroom_after_clean_step(const ScalePolicy& p
   if (known && room < state.gap) state.gap = room;  // what passed is trusted
 
   constexpr int32_t kShaken = 16;  // clean steps after an overflow with a bit of care
-  const bool at_start = state.samples - state.calm < kShaken;
+  const bool at_start = state.samples > 0 && state.samples - state.calm < kShaken;
   const bool shaken = state.skipped > 0 && state.calm <= kShaken && !at_start;
   const int32_t now = exponent_of(state.scale);
   const float target = scale_of(policy, target_of(policy, state) - (shaken ? 1 : 0));

@@ -131,7 +131,10 @@ Checkpoint CheckpointFolder::load(const std::function<void(const Checkpoint&)>& 
       } catch (const Error& error) {
         const bool damaged =
             error.code() == ErrorCode::kBadState || error.code() == ErrorCode::kFile;
-        if (!damaged) throw;
+        if (!damaged) {
+          tell();
+          throw;
+        }
         reasons.push_back(error.what());
       }
     }

@@ -1,5 +1,5 @@
 """Writes the corpus of files: small ones as NumPy and the safetensors format make them. Needs NumPy. The texts in
-scaler/, state_dict/, history/, trace/ and arguments/ were taken from small runs."""
+scaler/, state_dict/, history/, trace/ and arguments/ were taken from small runs or written by hand."""
 import io
 import json
 import os

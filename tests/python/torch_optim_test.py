@@ -341,7 +341,10 @@ def test_gradients_of_any_layout():
     weights.append(torch.nn.Parameter(torch.zeros(3, 2).t()))
     weights[4].grad = values.clone()
     weights.append(torch.nn.Parameter(torch.ones(2)))  # without a gradient
+    weights.append(torch.nn.Parameter(torch.zeros(2, 3)))
+    weights[6].grad = torch.ones(()).expand(2, 3)
     headroom.torch.SGD(weights, lr=1.0).step()
+    assert torch.equal(weights[6].detach(), torch.full((2, 3), -1.0))
     for weight in weights[:5]:
         assert torch.equal(weight.detach(), -values)
     assert weights[5].tolist() == [1.0, 1.0]

@@ -49,11 +49,12 @@ def view_of(tensor: torch.Tensor) -> Optional[View]:
 
 
 def is_whole(tensor: torch.Tensor) -> bool:
-    """Whether the storage of a dense tensor has not been cut short or given back."""
+    """Whether the storage has all elements: it has not been cut short or given back."""
     if tensor.is_sparse or tensor.numel() == 0:
         return True
-    ends = (tensor.storage_offset() + tensor.numel()) * tensor.element_size()
-    return tensor.untyped_storage().nbytes() >= ends
+    last = tensor.storage_offset()
+    last += sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    return tensor.untyped_storage().nbytes() >= (last + 1) * tensor.element_size()
 
 
 class _Places:

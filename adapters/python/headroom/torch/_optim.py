@@ -155,11 +155,15 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """One step; with a closure, after it. Under GradScaler.step() this is called by it."""
-        return self._watched_step(closure) if self._is_watched() else self._step(closure)
+        if not self._is_watched():
+            return self._step(closure)
+        return self._watched_step() if closure is None else self._watched_step(closure)
 
     step.hooked = True  # torch would else wrap it for hooks and profilers, which costs without them too
 
     def _is_watched(self) -> bool:
+        if type(self).step is not FusedOptimizer.step:
+            return False  # torch has wrapped that of the subclass
         return bool(
             self._optimizer_step_pre_hooks
             or self._optimizer_step_post_hooks

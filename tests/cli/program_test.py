@@ -1,0 +1,43 @@
+#!/usr/bin/env python3
+"""program_test.py PROGRAM: the program as a whole, and how it hands over to headroom-train beside it."""
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+PROGRAM = os.path.abspath(sys.argv[1])
+
+
+def run(*arguments, program=PROGRAM):
+    return subprocess.run([program, *arguments], capture_output=True, text=True, timeout=300)
+
+
+def main():
+    shown = run("--version")
+    assert shown.returncode == 0 and shown.stdout.startswith("headroom "), shown
+    shown = run("--help")
+    for command in ("train", "compare", "report", "inspect", "replay", "bench"):
+        assert f"\n  {command} " in shown.stdout, shown
+    for wrong in ([], ["nothing"], ["replay", "--nothing"]):
+        shown = run(*wrong)
+        assert shown.returncode == 2 and "--help" in shown.stderr + shown.stdout, shown
+
+    with_trainer = os.path.exists(os.path.join(os.path.dirname(PROGRAM), "headroom-train"))
+    if with_trainer:
+        shown = run("train", "--help")
+        assert shown.returncode == 0 and "--precision" in shown.stdout, shown
+        # Every argument goes through as it is.
+        shown = run("train", "--steps", "3", "--threads", "1", "--", "no model, ''")
+        assert shown.returncode == 2 and "There is no model 'no model, '''" in shown.stderr, shown
+    with tempfile.TemporaryDirectory() as folder:
+        alone = shutil.copy(PROGRAM, os.path.join(folder, "headroom"))
+        for command in (["train", "mlp"], ["compare"], ["bench", "--libtorch"]):
+            shown = run(*command, program=alone)
+            reason = "headroom-train' could not be started" if with_trainer else "without LibTorch"
+            assert shown.returncode == 2 and reason in shown.stderr and not shown.stdout, shown
+        assert run("--version", program=alone).returncode == 0
+
+
+if __name__ == "__main__":
+    main()
