@@ -156,8 +156,8 @@ HEADROOM_HOST_DEVICE inline void learn_from_failure(const ScalePolicy& policy, S
     return;
   }
   const bool grown = target_of(policy, *state) < failed;
-  if (state->samples == 1 &&
-      calm == 0) {  // nothing rose: the start was too high, or backward has a limit
+  if (state->samples == 1 && calm == 0) {
+    // No clean step before: the start was too high, or backward has a limit.
     state->back = grown ? failed : exponent_of(state->scale);
     return;
   }

@@ -200,6 +200,14 @@ TEST(HeadroomRule, WithoutMeasurementsItFindsALimitAndKeepsToIt) {
   EXPECT_LE(run.state.skipped, 3);
 }
 
+TEST(HeadroomRule, ASingleMeasurementDoesNotMakeEveryOverflowTheFirst) {
+  Training blind, measured_once;
+  measured_once.steps(1, 1e-4);
+  for (Training* run : {&blind, &measured_once}) run->steps(20000, 0.0, 0x1p18f);
+  EXPECT_LE(measured_once.state.skipped, blind.state.skipped + 1);
+  EXPECT_EQ(measured_once.state.scale, 0x1p17f);
+}
+
 TEST(HeadroomRule, AtTheFloorItRaisesTheAlarm) {
   Training run;
   std::vector<Alarm> alarms;
