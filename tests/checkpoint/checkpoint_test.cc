@@ -199,6 +199,19 @@ TEST(CheckpointFolder, AReaderLooksAgainIfTheOwnerReplacedAllThatItSaw) {
   EXPECT_TRUE(skipped.empty());
 }
 
+TEST(CheckpointFolder, SaysWhatItLeftOutEvenIfTheCallerRefusesTheNext) {
+  const Folder folder;
+  Model model;
+  CheckpointFolder checkpoints(folder.path("run"));
+  checkpoints.save(1, model.tensors(), "");
+  checkpoints.save(2, model.tensors(), "");
+  folder.write("run/checkpoint-000002.safetensors", "damaged");
+  std::vector<std::string> skipped;
+  const auto take = [](const Checkpoint&) { throw Error(ErrorCode::kMismatch, "Another model."); };
+  expect_error(ErrorCode::kMismatch, "Another model", [&] { checkpoints.load(take, &skipped); });
+  EXPECT_EQ(skipped.size(), 1u);
+}
+
 TEST(CheckpointFolder, WhatWasOpenedToBeReadIsNeverChanged) {
   const Folder folder;
   Model model;

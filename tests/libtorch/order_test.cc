@@ -1,4 +1,5 @@
-// Several calls in a round: unscale_, several optimizers, micro-batches, and calls at the wrong moment.
+// Several calls in a round: unscale_, several optimizers, micro-batches, and calls at the wrong
+// moment.
 #include <cmath>
 
 #include "tests/libtorch/support.h"

@@ -301,6 +301,22 @@ def test_profilers_and_all_hooks_see_the_step():
     torch.testing.assert_close(weight.detach(), torch.full((2,), -2.0))
 
 
+def test_hooks_run_once_in_subclasses_and_see_torchs_arguments():
+    class Counting(headroom.torch.SGD):
+        def step(self, closure=None):
+            return super().step(closure)
+
+    seen = []
+    for kind in (torch.optim.SGD, headroom.torch.SGD, Counting):
+        weight = torch.nn.Parameter(torch.ones(2))
+        optimizer = kind([weight], lr=0.5)
+        weight.grad = torch.ones(2)
+        seen.append([])
+        optimizer.register_step_pre_hook(lambda _, *arguments: seen[-1].append(arguments))
+        optimizer.step()
+        assert [(args[1:], kwargs) for args, kwargs in seen[-1]] == [((), {})]
+
+
 def test_groups_schedulers_closures_and_hooks():
     model, late = net(), torch.nn.Parameter(torch.ones(3))
     optimizer = headroom.torch.SGD(
