@@ -50,6 +50,27 @@ TEST(Step, OverflowSkipsCutsTheScaleAndClearsTheGradients) {
   EXPECT_EQ(scaler.scale(1.0f), 32768.0f) << "the very next pass uses the new scale";
 }
 
+TEST(Step, ABatchMayBeRunAgainInsteadOfBeingSkipped) {
+  for (const ScalePolicy& policy : {preset("headroom"), preset("torch"), preset("mxnet")}) {
+    Loop loop, plain;
+    GradScaler scaler(policy), one(StaticScale{1.0f});
+    for (const float gradient : {0.25f, 100.0f, 0.125f}) {  // 100 overflows from 2^10 on
+      StepReport report;
+      do {
+        loop.backward(scaler.scale(1.0f), gradient);
+        report = scaler.step(loop.optimizer);
+        scaler.update();
+      } while (!report.applied);
+      plain.backward(one.scale(1.0f), gradient);
+      one.step(plain.optimizer);
+      one.update();
+    }
+    EXPECT_GT(scaler.state().skipped, 0);
+    EXPECT_EQ(loop.optimizer.steps(0), 3);
+    EXPECT_EQ(loop.optimizer.master(0)[0], plain.optimizer.master(0)[0]);
+  }
+}
+
 TEST(Step, AFirstStepOverflowLeavesNoMomentum) {
   Loop loop({.lr = 1.0, .momentum = 0.9, .dampening = 0.5});
   GradScaler scaler;
