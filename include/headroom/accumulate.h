@@ -41,11 +41,18 @@ class HEADROOM_API GradAccumulator : public FusedOptimizer {
   /// first.
   StepReport step(Optimizer& optimizer, const StepOptions& options = {});
 
+  /// Throws also if the parameter had no gradient when the accumulator was made: it has no sum.
+  void set_grad(size_t index, const TensorView& grad) override;
+
+  /// Takes the gradients of another list; its weights are not looked at.
+  void rebind(std::vector<Parameter> parameters) override;
+
   void apply(float multiplier, bool clear_grads) override;
   void skipped(const std::string& culprit) override;
 
  private:
   void begin();  // a gradient comes in
+  void check_sum(size_t index, const TensorView& grad) const;
   internal::CudaApply* cuda_side(int device, internal::ApplyJob* job) override;
 
   std::shared_ptr<void> memory_;  // of the sums

@@ -120,7 +120,7 @@ class HEADROOM_API FusedOptimizer : public Optimizer {
   void set_grad(size_t index, const TensorView& grad) override;
 
   /// The same parameters in the same order, with weights of the same counts and types. A weight at
-  /// another address is taken for a new value: its master is refreshed.
+  /// another address may have a new value: its master follows it.
   void rebind(std::vector<Parameter> parameters) override;
 
   /// Steps applied to parameter `index` so far. A skipped step does not count.
@@ -134,6 +134,10 @@ class HEADROOM_API FusedOptimizer : public Optimizer {
   /// hand. Moments and step counts stay.
   void refresh_masters();
   void refresh_master(size_t index);
+
+  /// The same for one that somebody may have written to: only where it is not what its master
+  /// rounds to, so that masters of weights that were swapped out and back stay exact.
+  void follow_weight(size_t index);
 
   OptimizerState state() const;
 

@@ -236,6 +236,7 @@ class HEADROOM_API GradScaler {
     bool fresh = true;    // in a new round
   };
 
+  static uint64_t id_of(const Optimizer& optimizer);
   Known& enter(const Optimizer& optimizer, const char* call);
   Known& meet(const Optimizer& optimizer);
   Known& know(const Optimizer& optimizer);

@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "apply/cuda.cuh"
+#include "apply/follow.h"
 #include "core/cuda.cuh"
 
 namespace headroom::internal {
@@ -302,6 +303,34 @@ void CudaApply::step(const ApplyJob& job, bool clear_skipped) {
     launch_early(kernel, static_cast<unsigned>(kind->pieces), kThreads, tables_,
                  kind->first_piece + kind->pieces - 1, job, clear_skipped);
   }
+}
+
+namespace {
+
+template <typename T>
+__global__ void follow_kernel(const T* weight, float* master, int64_t count, bool at_random) {
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
+       i += stride) {
+    const uint16_t nearest = from_float<T>(master[i]).bits;
+    if (!came_from(master[i], weight[i].bits, nearest, at_random)) master[i] = to_float(weight[i]);
+  }
+}
+
+}  // namespace
+
+void cuda_follow(const TensorView& weight, float* master, bool at_random) {
+  if (weight.count == 0) return;
+  const DeviceScope scope(weight.device.index);
+  const int blocks = 8 * device_facts().multiprocessors;
+  if (weight.dtype == DType::kF16) {
+    follow_kernel<<<blocks, 256, 0, current_stream()>>>(static_cast<const f16*>(weight.data),
+                                                        master, weight.count, at_random);
+  } else {
+    follow_kernel<<<blocks, 256, 0, current_stream()>>>(static_cast<const bf16*>(weight.data),
+                                                        master, weight.count, at_random);
+  }
+  HEADROOM_CUDA(cudaGetLastError());
 }
 
 }  // namespace headroom::internal

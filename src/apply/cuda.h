@@ -95,6 +95,9 @@ class CudaApply {
   CudaArray<CudaGo> go_array_;
 };
 
+/// FusedOptimizer::follow_weight() of a weight on a device; enqueues.
+void cuda_follow(const TensorView& weight, float* master, bool at_random);
+
 }  // namespace headroom::internal
 
 #endif  // HEADROOM_SRC_APPLY_CUDA_H_

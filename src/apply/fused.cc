@@ -9,6 +9,7 @@
 #include <string>
 
 #include "apply/checks.h"
+#include "apply/follow.h"
 #include "core/check.h"
 #include "core/float_environment.h"
 #include "core/parallel.h"
@@ -41,9 +42,13 @@ WeightKind kind_of(const Parameter& parameter, size_t index, const Precision& pr
                                            "bf16 and f32 weights.");
 }
 
-void check_grad_type(const TensorView& grad, const std::string& name) {
+void check_grad(const Parameter& parameter, size_t index) {
+  const TensorView& grad = parameter.grad;
+  const auto name = [&] { return name_of(parameter, index); };
+  require(parameter.weight.count > 0 || grad.count == 0, ErrorCode::kMismatch,
+          [&] { return "Parameter " + name() + " has a gradient but no weight."; });
   require(grad.dtype != DType::kF64 || grad.count == 0, ErrorCode::kUnsupported, [&] {
-    return "The gradient of parameter " + name +
+    return "The gradient of parameter " + name() +
            " is f64; the optimizers compute in FP32 and take f16, bf16 and f32 gradients.";
   });
 }
@@ -87,6 +92,29 @@ void copy_from_master(const TensorView& weight, size_t parameter, const Slot& sl
     rounded[i] = round_stochastic(master[i], static_cast<uint32_t>(i), key);
   }
   copy_bytes(weight, view(rounded));
+}
+
+// Takes over what is not the master's own rounding.
+void follow(const TensorView& weight, const Slot& slot, bool at_random) {
+  if (weight.device.type == DeviceType::kCUDA) {
+    cuda_follow(weight, slot.master, at_random);
+    return;
+  }
+  constexpr int64_t kPiece = 1 << 18;
+  std::vector<uint16_t> rounded(static_cast<size_t>(std::min(weight.count, kPiece)));
+  std::vector<float> wide(rounded.size());
+  const auto* const values = static_cast<const uint16_t*>(weight.data);
+  for (int64_t first = 0; first < weight.count; first += kPiece) {
+    const int64_t count = std::min(weight.count - first, kPiece);
+    float* const master = slot.master + first;
+    convert(view(master, count), view(static_cast<void*>(rounded.data()), weight.dtype, count));
+    convert(view(static_cast<const void*>(values + first), weight.dtype, count),
+            view(wide.data(), count));
+    for (int64_t i = 0; i < count; ++i) {
+      const auto at = static_cast<size_t>(i);
+      if (!came_from(master[i], values[first + i], rounded[at], at_random)) master[i] = wide[at];
+    }
+  }
 }
 
 // Room for masters and state on one device. All masters, then all first buffers, then all second
@@ -230,12 +258,8 @@ size_t FusedOptimizer::append_group(std::vector<Parameter> added,
     return arenas[weight.device.type == DeviceType::kCUDA ? weight.device.index : -1];
   };
   for (size_t i = slots.size(); i < all.size(); ++i) {
-    const bool no_weight = all[i].weight.count == 0 && all[i].grad.count > 0;
-    require(!no_weight, ErrorCode::kMismatch, [&] {
-      return "Parameter " + internal::name_of(all[i], i) + " has a gradient but no weight.";
-    });
     const internal::WeightKind kind = internal::kind_of(all[i], i, state_->precision);
-    internal::check_grad_type(all[i].grad, internal::name_of(all[i], i));
+    internal::check_grad(all[i], i);
     slots.push_back({state_->groups.size(), kind, nullptr, {nullptr, nullptr}, 0});
     arena_of(all[i].weight).plan(all[i].weight.count, internal::has_master(kind));
   }
@@ -279,7 +303,11 @@ void FusedOptimizer::change_group(size_t group, const internal::RuleSettings& se
 }
 
 void FusedOptimizer::set_grad(size_t index, const TensorView& grad) {
-  internal::check_grad_type(grad, std::to_string(index));
+  if (index < parameters().size()) {
+    Parameter changed = parameters()[index];
+    changed.grad = grad;
+    internal::check_grad(changed, index);
+  }
   Optimizer::set_grad(index, grad);
   state_->planned = state_->devices_planned = false;
 }
@@ -293,7 +321,7 @@ void FusedOptimizer::rebind(std::vector<Parameter> changed) {
   for (size_t i = 0; i < changed.size(); ++i) {
     const TensorView& before = parameters()[i].weight;
     const TensorView& after = changed[i].weight;
-    internal::check_grad_type(changed[i].grad, internal::name_of(changed[i], i));
+    internal::check_grad(changed[i], i);
     require(after.dtype == before.dtype && after.count == before.count, ErrorCode::kMismatch, [&] {
       return "The weight of parameter " + internal::name_of(changed[i], i) + " was " +
              std::to_string(before.count) + " elements of " + to_string(before.dtype) +
@@ -309,7 +337,7 @@ void FusedOptimizer::rebind(std::vector<Parameter> changed) {
     if (slot.kind == internal::WeightKind::kF32) {
       slot.master = static_cast<float*>(parameters()[i].weight.data);
     }
-    refresh_master(i);
+    follow_weight(i);
   }
 }
 
@@ -366,6 +394,15 @@ void FusedOptimizer::refresh_master(size_t index) {
   if (!internal::has_master(slot.kind)) return;
   const TensorView& weight = parameters()[index].weight;
   convert(weight, internal::master_view(slot, weight));
+}
+
+void FusedOptimizer::follow_weight(size_t index) {
+  const internal::DefaultFloatEnvironment environment;
+  const internal::Slot& slot = internal::slot_at(*state_, index);
+  if (!internal::has_master(slot.kind)) return;
+  const bool at_random =
+      slot.kind == internal::WeightKind::kBF16Master && state_->precision.stochastic_rounding;
+  internal::follow(parameters()[index].weight, slot, at_random);
 }
 
 OptimizerState FusedOptimizer::state() const {

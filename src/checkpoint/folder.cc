@@ -29,9 +29,10 @@ std::string file_name(int64_t step) {
 int64_t step_in(const std::string& name) {
   const size_t digits = std::string(kPrefix).size();
   const size_t end = name.find_first_not_of("0123456789", digits);
-  const bool fits =
-      name.starts_with(kPrefix) && end > digits && end < digits + 19 && name.substr(end) == kSuffix;
-  return fits ? std::stoll(name.substr(digits, end - digits)) : -1;
+  if (!name.starts_with(kPrefix) || end == std::string::npos || name.substr(end) != kSuffix) {
+    return -1;
+  }
+  return internal::step_of(name.substr(digits, end - digits));
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <charconv>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -28,21 +29,21 @@ const char* safetensors_name(DType dtype) {
 }
 
 void check_tensor(const CheckpointTensor& item, std::set<std::string>* names) {
-  const auto called = [&] { return "The tensor '" + item.name + "' of the checkpoint "; };
+  const auto called = [&] { return "The tensor '" + item.name + "' of the checkpoint"; };
   require(item.tensor.device.type == DeviceType::kCPU, ErrorCode::kUnsupported,
-          [&] { return called() + "is not on the CPU; copy it there first."; });
+          [&] { return called() + " is not on the CPU; copy it there first."; });
   if (item.tensor.count != 0) check_view(item.tensor, Access::kRead, called);
   require(!item.name.empty() && item.name != "__metadata__" &&
               item.name.size() <= files::kLongestName && names->insert(item.name).second,
           ErrorCode::kInvalidArgument, [&] {
             return called() +
-                   "has a name that is empty, too long, taken by the format or there twice; give "
+                   " has a name that is empty, too long, taken by the format or there twice; give "
                    "each tensor a name of its own.";
           });
   require(item.shape.empty() ||
               files::element_count(item.shape, item.tensor.count) == item.tensor.count,
           ErrorCode::kMismatch,
-          [&] { return called() + "has a shape of another number of elements."; });
+          [&] { return called() + " has a shape of another number of elements."; });
 }
 
 }  // namespace
@@ -131,14 +132,13 @@ std::shared_ptr<char> read_whole(const files::File& file) {
   return memory;
 }
 
-// Step of a text that has to be a number and nothing else; -1 if it is not.
-int64_t step_of(const std::string& text) {
-  const bool digits = !text.empty() && text.size() < 19 &&
-                      text.find_first_not_of("0123456789") == std::string::npos;
-  return digits ? std::stoll(text) : -1;
-}
-
 }  // namespace
+
+int64_t internal::step_of(std::string_view text) {
+  int64_t step = -1;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), step);
+  return error == std::errc() && end == text.data() + text.size() ? step : -1;
+}
 
 const CheckpointTensor* Checkpoint::find(const std::string& name) const {
   const auto found = std::find_if(tensors_.begin(), tensors_.end(),
@@ -170,7 +170,7 @@ Checkpoint Checkpoint::read(const std::string& path) {
   }
   Checkpoint checkpoint;
   checkpoint.path_ = path;
-  checkpoint.step_ = step_of(metadata["step"]);
+  checkpoint.step_ = internal::step_of(metadata["step"]);
   if (checkpoint.step_ < 0) file.refuse("has no step.");
   checkpoint.state_ = std::move(metadata["state"]);
   for (files::Tensor& tensor : contents.tensors) {

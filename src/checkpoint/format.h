@@ -29,6 +29,9 @@ std::string_view bytes_of(const TensorView& tensor);
 std::string checkpoint_header(int64_t step, const std::vector<CheckpointTensor>& tensors,
                               const std::string& state);
 
+/// The step that a text says: a number and nothing else; below 0 if it does not.
+int64_t step_of(std::string_view text);
+
 }  // namespace headroom::internal
 
 #endif  // HEADROOM_SRC_CHECKPOINT_FORMAT_H_

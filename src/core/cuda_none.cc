@@ -48,6 +48,7 @@ void CudaApply::set_steps(const std::vector<int64_t>&) { without(); }
 std::vector<int64_t> CudaApply::wait_steps(size_t) const { without(); }
 void CudaApply::prepare(float) { without(); }
 void CudaApply::step(const ApplyJob&, bool) { without(); }
+void cuda_follow(const TensorView&, float*, bool) { without(); }
 
 template <typename T>
 uint64_t CudaMailbox<T>::latest() const {

@@ -1,5 +1,6 @@
 #include <headroom/accumulate.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -59,6 +60,28 @@ void GradAccumulator::apply(float multiplier, bool clear_grads) {
   FusedOptimizer::apply(multiplier, clear_grads);
 }
 
+void GradAccumulator::check_sum(size_t index, const TensorView& grad) const {
+  const bool no_sum = index < summed_.size() && grad.count > 0 && summed_[index].grad.count == 0;
+  internal::require(!no_sum, ErrorCode::kMismatch, [&] {
+    return "Parameter '" + summed_[index].name +
+           "' had no gradient when this accumulator was made, and has no sum; make a new one.";
+  });
+}
+
+void GradAccumulator::set_grad(size_t index, const TensorView& grad) {
+  check_sum(index, grad);
+  FusedOptimizer::set_grad(index, grad);
+}
+
+// The weights that it updates are its sums.
+void GradAccumulator::rebind(std::vector<Parameter> changed) {
+  for (size_t i = 0; i < std::min(changed.size(), parameters().size()); ++i) {
+    check_sum(i, changed[i].grad);
+    changed[i].weight = parameters()[i].weight;
+  }
+  FusedOptimizer::rebind(std::move(changed));
+}
+
 // What it sums up has to know of every skip.
 internal::CudaApply* GradAccumulator::cuda_side(int, internal::ApplyJob*) { return nullptr; }
 
@@ -82,8 +105,8 @@ StepReport GradAccumulator::step(Optimizer& optimizer, const StepOptions& option
   });
   if (bad_) {
     stepped_ = true;
-    optimizer.zero_grad();
     optimizer.skipped(culprit_);
+    optimizer.zero_grad();
     StepReport report;
     report.skip = Skip::kNotFinite;
     report.grad_norm = std::nan("");

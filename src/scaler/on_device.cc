@@ -3,6 +3,7 @@
 #include <headroom/scaler.h>
 
 #include "core/check.h"
+#include "core/float_environment.h"
 #include "scaler/cuda.h"
 
 namespace headroom {
@@ -41,6 +42,7 @@ void GradScaler::scale(const TensorView& loss, const TensorView& scaled) {
     internal::cuda_scale(loss, factor, scaled);
     return;
   }
+  const internal::DefaultFloatEnvironment environment;
   if (loss.data != scaled.data) convert(loss, scaled);
   auto* const out = static_cast<float*>(scaled.data);
   for (int64_t i = 0; i < scaled.count; ++i) out[i] *= factor;
@@ -112,8 +114,8 @@ StepReport GradScaler::step_on_device(Optimizer& optimizer, const StepOptions& o
     if (report.applied) {
       optimizer.apply(known->cuda->reports.read()->verdict.multiplier, job.clear_grads);
     } else {
-      if (clear_skipped) optimizer.zero_grad();
       optimizer.skipped(report.culprit);
+      if (clear_skipped) optimizer.zero_grad();
     }
   }
   if (enabled()) {
@@ -181,8 +183,9 @@ std::optional<StepReport> GradScaler::report_of(uint64_t optimizer, bool wait) c
   const auto found = known_.find(optimizer);
   const bool any =
       found != known_.end() && (found->second.report.steps > 0 || found->second.cuda != nullptr);
-  require(any || !wait, ErrorCode::kWrongOrder,
-          [] { return "report() was called before any step()."; });
+  require(any || !wait, ErrorCode::kWrongOrder, [] {
+    return "report() was called before any step(), or after its optimizer was destroyed.";
+  });
   if (!any) return std::nullopt;
   if (cuda_ == nullptr) return found->second.report;
   if (wait) internal::cuda_wait();
@@ -193,11 +196,11 @@ std::optional<StepReport> GradScaler::report_of(uint64_t optimizer, bool wait) c
 
 StepReport GradScaler::report() const { return report_of(last_stepped_, true).value(); }
 StepReport GradScaler::report(const Optimizer& optimizer) const {
-  return report_of(optimizer.identity_->id, true).value();
+  return report_of(id_of(optimizer), true).value();
 }
 std::optional<StepReport> GradScaler::try_report() const { return report_of(last_stepped_, false); }
 std::optional<StepReport> GradScaler::try_report(const Optimizer& optimizer) const {
-  return report_of(optimizer.identity_->id, false);
+  return report_of(id_of(optimizer), false);
 }
 
 }  // namespace headroom

@@ -113,7 +113,9 @@ void GradScaler::set_policy(const ScalePolicy& policy) {
           });
   policy_ = policy;
   if (!policy_.late) state_.pending = state_.scale;
-  state_.growth_tracker = std::min(state_.growth_tracker, policy_.growth_interval - 1);
+  state_.growth_tracker = std::clamp(
+      state_.growth_tracker, -std::max(policy_.first_growth_extra, policy_.next_growth_extra),
+      policy_.growth_interval - 1);
   state_.delay_left = std::min(state_.delay_left, policy_.hysteresis);
   if (cuda_ != nullptr) cuda_->set_state(policy_, state_);
 }
@@ -131,15 +133,20 @@ float GradScaler::scale(float loss) {
   return loss * state_.scale;
 }
 
-// Looks the optimizer up.
-GradScaler::Known& GradScaler::meet(const Optimizer& optimizer) {
+uint64_t GradScaler::id_of(const Optimizer& optimizer) {
   require(optimizer.identity_ != nullptr, ErrorCode::kInvalidArgument, [] {
     return "This optimizer was moved from and is empty; use the one it was moved to.";
   });
-  const auto found = known_.find(optimizer.identity_->id);
+  return optimizer.identity_->id;
+}
+
+// Looks the optimizer up.
+GradScaler::Known& GradScaler::meet(const Optimizer& optimizer) {
+  const uint64_t id = id_of(optimizer);
+  const auto found = known_.find(id);
   if (found != known_.end()) return found->second;
   std::erase_if(known_, [](const auto& entry) { return entry.second.identity.expired(); });
-  Known& known = known_[optimizer.identity_->id];
+  Known& known = known_[id];
   known.identity = optimizer.identity_;
   known.ordinal = met_++;
   return known;
@@ -148,9 +155,9 @@ GradScaler::Known& GradScaler::meet(const Optimizer& optimizer) {
 // The same, and checks that no other one under this scaler has its memory: a
 // parameter in two would be unscaled and updated twice.
 GradScaler::Known& GradScaler::know(const Optimizer& optimizer) {
-  Known& known = meet(optimizer);
+  const auto found = known_.find(id_of(optimizer));
   const internal::OptimizerIdentity& identity = *optimizer.identity_;
-  if (known.revision == identity.revision) return known;
+  if (found != known_.end() && found->second.revision == identity.revision) return found->second;
   std::vector<TensorView> memory = memory_of(optimizer);
   for (const auto& [id, other] : known_) {
     if (other.identity.expired() || id == identity.id) continue;
@@ -162,6 +169,7 @@ GradScaler::Known& GradScaler::know(const Optimizer& optimizer) {
              "too; give each parameter to one optimizer only.";
     });
   }
+  Known& known = meet(optimizer);                      // one that is refused leaves nothing behind
   if (known.revision == 0) known.scale = used_scale_;  // seen for the first time
   known.revision = identity.revision;
   known.memory = std::move(memory);
@@ -176,6 +184,13 @@ GradScaler::Known& GradScaler::enter(const Optimizer& optimizer, const char* cal
   });
   Known& known = know(optimizer);
   if (known.round != round_) {
+    const bool mixed =
+        known.stage == Stage::kUnscaled && known.losses != losses_ && losses_ == losses_before_;
+    require(!mixed, ErrorCode::kWrongOrder, [&] {
+      return std::string(call) + " was called for gradients that were unscaled before the last " +
+             "update() and may have got more from a loss that was scaled since; step an " +
+             "optimizer in the round in which it is unscaled, or zero them and scale a new loss.";
+    });
     // Gradients that were unscaled but not stepped stay unscaled until the next loss.
     const bool still_unscaled = known.stage == Stage::kUnscaled && known.losses == losses_;
     if (!still_unscaled) {
@@ -247,6 +262,7 @@ StepReport GradScaler::step(Optimizer& optimizer, const StepOptions& options) {
     return "outside_scale, outside_found and tell_skipped are for a disabled scaler without ranks; "
            "this one has a scale of its own, or ranks that know nothing of them.";
   });
+  id_of(optimizer);
   require(has_gradient(optimizer) || options_.ranks != nullptr, ErrorCode::kWrongOrder, [] {
     return "step() was called for an optimizer none of whose parameters has a gradient; set them, "
            "or do not step it.";
@@ -281,8 +297,8 @@ StepReport GradScaler::step(Optimizer& optimizer, const StepOptions& options) {
   if (verdict.apply()) {
     optimizer.apply(verdict.multiplier, options.clear_grads == ClearGrads::kAlways);
   } else {
-    if (options.clear_grads != ClearGrads::kNever) optimizer.zero_grad();
     optimizer.skipped(found.culprit);
+    if (options.clear_grads != ClearGrads::kNever) optimizer.zero_grad();
   }
   if (options.tell_skipped != nullptr) *options.tell_skipped = verdict.apply() ? 0.0f : 1.0f;
   StepReport report;

@@ -127,12 +127,13 @@ json parse(std::string_view text) {
   if (root.is_discarded() || !root.is_object()) {
     bad("The saved scaler is not a JSON object; it is damaged or something else.");
   }
-  if (root.value("format", json()) != kFormat) {
+  const auto format = root.find("format");  // not value(), which copies what may be deep
+  if (format == root.end() || *format != kFormat) {
     bad(std::string("The saved scaler does not say \"format\": \"") + kFormat +
         "\"; it is something else.");
   }
-  const json version = root.value("version", json());
-  if (version != 1 && version != kVersion) {
+  const auto version = root.find("version");
+  if (version == root.end() || (*version != 1 && *version != kVersion)) {
     bad("The saved scaler has another version than 1 and " + std::to_string(kVersion) +
         ", those that this library reads.");
   }

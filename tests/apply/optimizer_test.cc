@@ -207,8 +207,14 @@ TEST(Rebind, GivesAllParametersOtherMemoryAndKeepsWhatIsRemembered) {
   EXPECT_EQ(static_cast<float>(g2[0]), 0.0f);
   EXPECT_EQ(static_cast<float>(g[0]), 1.0f);
   EXPECT_EQ(optimizer.steps(0), 2);
+  const std::vector<f16> moved = w;
+  refill(w2, moved);
+  const float exact = optimizer.master(0)[0];
+  EXPECT_NE(exact, static_cast<float>(w[0]));
+  w2[1] = f16(2.0f);
   optimizer.rebind({{"w", view(w2), view(g)}});
-  EXPECT_EQ(optimizer.master(0)[1], 2.0f) << "a weight at another address is a new value";
+  EXPECT_EQ(optimizer.master(0)[0], exact) << "the same value at another address";
+  EXPECT_EQ(optimizer.master(0)[1], 2.0f) << "another one";
   EXPECT_EQ(optimizer.steps(0), 2);
 }
 
@@ -229,6 +235,11 @@ TEST(Rebind, RefusesOtherParametersAndChangesNothing) {
 TEST(Gradients, WithoutAWeightAreForOptimizersOfOnesOwn) {
   std::vector<float> g = {1.0f};
   expect_error(ErrorCode::kMismatch, "no weight", [&] { SGD({{"w", TensorView{}, view(g)}}); });
+  SGD optimizer({{"w", TensorView{}, TensorView{}}});
+  expect_error(ErrorCode::kMismatch, "no weight", [&] { optimizer.set_grad(0, view(g)); });
+  expect_error(ErrorCode::kMismatch, "no weight", [&] {
+    optimizer.rebind({{"w", TensorView{}, view(g)}});
+  });
 }
 
 TEST(Gradients, AreReadOnlyUnlessToBeCleared) {

@@ -116,5 +116,30 @@ TEST(OptimizerState, RefreshTakesWeightsThatWereChangedByHand) {
   EXPECT_EQ(run.optimizer.master(0)[3], 42.0f);
 }
 
+template <typename T>
+void expect_masters_follow(const Precision& precision) {
+  constexpr size_t kMany = 300000;  // more than one piece
+  std::vector<T> weight = random_values<T>(kMany, 1), grad = random_values<T>(kMany, 2);
+  SGD optimizer({{"w", view(weight), view(grad)}}, {.lr = 1e-3}, precision);
+  optimizer.apply(1.0f, false);
+  const std::vector<float> exact(optimizer.master(0), optimizer.master(0) + kMany);
+  const std::vector<T> kept = weight;
+  refill(weight, random_values<T>(kMany, 3));
+  refill(weight, kept);
+  weight[kMany - 1] = T(42.0f);
+  weight[5] = T(-42.0f);
+  optimizer.follow_weight(0);
+  for (size_t i = 0; i < kMany; ++i) {
+    const float expected = i == 5 ? -42.0f : i == kMany - 1 ? 42.0f : exact[i];
+    ASSERT_EQ(optimizer.master(0)[i], expected) << i;
+  }
+}
+
+TEST(OptimizerState, MastersOfWeightsThatWereSwappedOutAndBackStayExact) {
+  expect_masters_follow<f16>({});
+  expect_masters_follow<bf16>({});
+  expect_masters_follow<bf16>({.stochastic_rounding = true, .seed = 3});
+}
+
 }  // namespace
 }  // namespace headroom

@@ -281,5 +281,14 @@ TEST(CheckpointFolder, RefusesWhatItCannotWriteAndChangesNothing) {
   checkpoints.save(0, {}, "");  // nothing at all is a checkpoint too
 }
 
+TEST(CheckpointFolder, TakesEveryStepThatFits64Bits) {
+  const Folder folder;
+  constexpr int64_t kLast = std::numeric_limits<int64_t>::max();
+  CheckpointFolder checkpoints(folder.path("run"));
+  for (const int64_t step : {kLast - 2, kLast - 1, kLast}) checkpoints.save(step, {}, "");
+  EXPECT_EQ(checkpoints_in(folder.path("run")).size(), 2u);
+  EXPECT_EQ(checkpoints.load().step(), kLast);
+}
+
 }  // namespace
 }  // namespace headroom

@@ -56,6 +56,31 @@ TEST(Accumulator, SumsSmallGradientsThatFP16WouldDrop) {
   EXPECT_NEAR(loop.master(), 1.0 - 0.6, 1e-4);
 }
 
+TEST(Accumulator, FollowsGradientsThatAreAllocatedAnew) {
+  Accumulating loop;
+  GradScaler scaler(StaticScale{4.0f});
+  std::vector<f16> next(2), other(3);
+  loop.sums.rebind({{"w", view(loop.weight), view(next)}});
+  scaler.scale(1.0f);
+  for (f16& g : next) g = f16(2.0f);
+  scaler.step(loop.sums);
+  EXPECT_EQ(static_cast<float>(loop.weight[0]), 1.0f) << "its weights are the sums";
+  loop.sums.step(loop.optimizer);
+  EXPECT_EQ(loop.master(), 0.5f);
+  expect_error(ErrorCode::kMismatch, "gradient of 3", [&] {
+    loop.sums.rebind({{"w", view(loop.weight), view(other)}});
+  });
+}
+
+TEST(Accumulator, AParameterThatHadNoGradientHasNoSum) {
+  std::vector<f16> weight(2), grad(2);
+  GradAccumulator sums({{"w", view(weight), TensorView{}}});
+  expect_error(ErrorCode::kMismatch, "'w' had no gradient", [&] { sums.set_grad(0, view(grad)); });
+  expect_error(ErrorCode::kMismatch, "'w' had no gradient", [&] {
+    sums.rebind({{"w", view(weight), view(grad)}});
+  });
+}
+
 TEST(Accumulator, ClipsTheSum) {
   Accumulating loop;
   GradScaler scaler(StaticScale{16.0f});

@@ -54,6 +54,10 @@ TEST(ScalerState, MissingExtraAndImpossibleValuesAreRefusedAndNothingChanges) {
     without.erase(section);
     refuse(section, without.dump());
   }
+  const std::string deep = std::string(1'000'000, '[') + std::string(1'000'000, ']');
+  for (const char* key : {"format", "version", "policy", "state", "more"}) {
+    refuse("saved scaler", "{\"" + std::string(key) + "\":" + deep + "}");
+  }
   const auto with = [&](const char* section, const char* key, const json& value) {
     json changed = good;
     changed[section][key] = value;
