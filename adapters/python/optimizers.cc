@@ -70,7 +70,7 @@ void bind_one(py::module_& m, const char* name) {
 }  // namespace
 
 void bind_optimizers(py::module_& m) {
-  py::class_<Optimizer>(m, "Optimizer")
+  py::class_<Optimizer>(m, "Optimizer", py::dynamic_attr())
       .def(
           "zero_grad",
           [](Optimizer& self, uintptr_t stream) {
@@ -100,6 +100,11 @@ void bind_optimizers(py::module_& m) {
            [](FusedOptimizer& self, size_t index, uintptr_t stream) {
              const Work work(stream);
              self.refresh_master(index);
+           })
+      .def("follow_weight",
+           [](FusedOptimizer& self, size_t index, uintptr_t stream) {
+             const Work work(stream);
+             self.follow_weight(index);
            })
       .def(
           "state",

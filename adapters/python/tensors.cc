@@ -123,6 +123,18 @@ py::capsule to_capsule(const Tensor& tensor) {
   });
 }
 
+Tensor copy_of(const Tensor& tensor) {
+  if (tensor.view.device.type != DeviceType::kCPU) {
+    throw py::buffer_error("This tensor is on a CUDA device; take it without a copy, and copy it.");
+  }
+  auto memory = std::shared_ptr<char[]>(new char[tensor.view.bytes()]);
+  if (tensor.view.count > 0) std::memcpy(memory.get(), tensor.view.data, tensor.view.bytes());
+  Tensor copy{tensor.view, memory};
+  if (copy.view.count > 0) copy.view.data = memory.get();
+  copy.view.read_only = false;
+  return copy;
+}
+
 py::buffer_info to_buffer(const Tensor& tensor) {
   const TensorView& view = tensor.view;
   if (view.device.type != DeviceType::kCPU) {
@@ -204,7 +216,12 @@ void bind_tensors(py::module_& m) {
                                return "cuda:" + std::to_string(t.view.device.index);
                              })
       .def("__len__", [](const Tensor& t) { return t.view.count; })
-      .def("__dlpack__", [](const Tensor& t, const py::kwargs&) { return to_capsule(t); })
+      .def("__dlpack__",
+           [](const Tensor& t, const py::kwargs& options) {
+             const bool copy =
+                 options.contains("copy") && py::object(options["copy"]).is(py::bool_(true));
+             return to_capsule(copy ? copy_of(t) : t);
+           })
       .def("__dlpack_device__",
            [](const Tensor& t) {
              const bool cuda = t.view.device.type == DeviceType::kCUDA;

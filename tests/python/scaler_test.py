@@ -1,9 +1,11 @@
 """headroom.GradScaler, its optimizers and policies over NumPy arrays."""
 
+import gc
 import pickle
 import subprocess
 import sys
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -210,3 +212,66 @@ def test_the_program_runs():
     shown = subprocess.run([*run, "--version"], capture_output=True, text=True)
     assert shown.stdout.strip() == f"headroom {headroom.__version__}" and shown.returncode == 0
     assert subprocess.run([*run, "replay", "/nowhere"], capture_output=True).returncode == 2
+
+
+def test_arrays_live_as_long_as_what_shows_the_state():
+    _, _, optimizer = make()
+    other_weight, other_grad, other = make()
+    scaler = headroom.GradScaler(headroom.ScalePolicy(init_scale=4.0, growth_interval=1))
+    scaler.scale(1.0)
+    scaler.step(optimizer)
+    scaler.step(other)
+    moments = optimizer.state()[1]
+    kept = weakref.ref(optimizer._core.kept[0][1])
+    del optimizer
+    gc.collect()
+    assert kept() is not None  # the scaler still rescales this gradient
+    scaler.scale(1.0)
+    scaler.update()
+    del moments
+    gc.collect()
+    assert kept() is None
+
+
+def test_groups_are_counted_as_lists_are():
+    weight, grad = np.ones(1, np.float32), np.ones(1, np.float32)
+    optimizer = headroom.SGD({"w": (weight, grad)}, lr=1.0)
+    optimizer.set_options(-1, lr=0.25)
+    optimizer.apply()
+    assert weight[0] == 0.75
+    with pytest.raises(IndexError):
+        optimizer.set_options(1, lr=1.0)
+
+
+def test_a_state_is_known_by_its_names():
+    weight, grad, optimizer = make()
+    optimizer.apply()
+    steps, tensors = optimizer.state()
+    saved = {name: np.array(tensors[name]) for name in sorted(tensors, reverse=True)}
+    optimizer.apply()
+    optimizer.load_state(steps, saved)
+    assert (np.array(optimizer.state()[1]["w/exp_avg"]) == saved["w/exp_avg"]).all()
+    with pytest.raises(ValueError, match="same name"):
+        optimizer.add_group({"w": (np.ones(1, np.float32), None)})
+
+
+def test_a_copy_by_dlpack_is_one():
+    _, _, optimizer = make()
+    optimizer.apply()
+    shown = optimizer.state()[1]["w/exp_avg"]
+    capsule = shown.__dlpack__(copy=True)
+    copied = headroom.tensor(_Capsule(capsule))
+    before = np.array(shown)
+    optimizer.apply()
+    assert (np.array(copied) == before).all() and (np.array(shown) != before).all()
+
+
+class _Capsule:
+    def __init__(self, capsule):
+        self._capsule = capsule
+
+    def __dlpack__(self, **_):
+        return self._capsule
+
+    def __dlpack_device__(self):
+        return (1, 0)

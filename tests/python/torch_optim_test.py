@@ -393,3 +393,168 @@ def test_torch_tensors_go_through_the_plain_api_too():
     scaler.scale(1.0)
     assert scaler.step(optimizer).applied
     assert weight.tolist() == [0.5, 0.5]
+
+
+def half_weight(values=(1.0, 2.0)):
+    return torch.tensor(values, dtype=torch.bfloat16).requires_grad_()
+
+
+def stepped(weight, **options):
+    optimizer = headroom.torch.AdamW([weight], lr=1e-4, weight_decay=0.0, **options)
+    for _ in range(3):
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+    return optimizer
+
+
+def master_of(optimizer, index=0):
+    return optimizer.state_dict()["state"][index]["master"].clone()
+
+
+@pytest.mark.usefixtures("looking")
+@pytest.mark.parametrize("write", ["copy", "data", "same place"])
+def test_what_is_saved_has_the_weights_as_they_are(write):
+    weight = half_weight()
+    optimizer = stepped(weight)
+    new = torch.tensor([7.0, 8.0], dtype=torch.bfloat16)
+    with torch.no_grad():
+        if write == "copy":
+            weight.copy_(new)
+        elif write == "data":
+            weight.data = new.clone()
+        else:  # whose memory the next tensor would get, were the old one gone
+            weight.data = weight.data.float()
+            weight.data = new.clone()
+    assert master_of(optimizer).tolist() == [7.0, 8.0]
+    copied = copy.deepcopy(optimizer)
+    assert copied.param_groups[0]["params"][0].tolist() == [7.0, 8.0]
+    other = half_weight([7.0, 8.0])
+    loaded = headroom.torch.AdamW([other])
+    loaded.load_state_dict(optimizer.state_dict())
+    assert other.tolist() == [7.0, 8.0]
+
+
+@pytest.mark.usefixtures("looking")
+def test_weights_that_were_swapped_out_and_back_keep_their_masters():
+    weight = half_weight()
+    optimizer = stepped(weight)
+    exact = master_of(optimizer)
+    assert exact.tolist() != weight.tolist()
+    with torch.no_grad():
+        kept = weight.clone()
+        weight.fill_(5.0)
+        weight.copy_(kept)
+    assert torch.equal(master_of(optimizer), exact)
+    saved = copy.deepcopy(optimizer.state_dict())
+    fresh = half_weight([0.0, 0.0])
+    resumed = headroom.torch.AdamW([fresh])
+    resumed.load_state_dict(saved)  # the optimizer first, the model then
+    with torch.no_grad():
+        fresh.copy_(kept)
+    assert torch.equal(master_of(resumed), exact)
+
+
+def test_writes_that_torch_does_not_count_are_taken_when_asked():
+    weight = half_weight()
+    optimizer = stepped(weight)
+    weight.data.clamp_(-0.5, 0.5)
+    optimizer.refresh_masters()
+    assert master_of(optimizer).tolist() == [0.5, 0.5]
+
+
+@pytest.mark.usefixtures("looking")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_moments_follow_a_change_of_memory_format(dtype):
+    models = [torch.nn.Conv2d(2, 3, 3).to(dtype) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    optimizers = [headroom.torch.AdamW(model.parameters(), lr=1e-2) for model in models]
+    for step in range(6):
+        if step == 3:
+            models[1].to(memory_format=torch.channels_last)
+            assert models[1].weight.stride() != models[0].weight.stride()
+        for model, optimizer in zip(models, optimizers):
+            torch.manual_seed(step)
+            for parameter in model.parameters():
+                parameter.grad = torch.randn(parameter.shape).to(dtype)
+            optimizer.step()
+    close(models[0], models[1], rtol=0, atol=0)
+    states = [optimizer.state_dict()["state"][0]["exp_avg"] for optimizer in optimizers]
+    assert torch.equal(*states)
+    models[1].weight.data = models[1].weight.data.reshape(3, 3, 3, 2)
+    with pytest.raises(headroom.Error, match="had shape"):
+        models[1].weight.grad = None
+        optimizers[1].step()
+
+
+def test_random_rounding_goes_on_without_any_buffer():
+    weights = [half_weight([1.0] * 100) for _ in range(2)]
+    options = {"lr": 1e-3, "master_weights": False, "stochastic_rounding": True}
+    whole, first = (headroom.torch.SGD([weight], **options) for weight in weights)
+
+    def step(weight, optimizer):
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+
+    for _ in range(4):
+        step(weights[0], whole)
+    for _ in range(2):
+        step(weights[1], first)
+    second = headroom.torch.SGD([weights[1]], **options)
+    second.load_state_dict(first.state_dict())
+    for _ in range(2):
+        step(weights[1], second)
+    assert torch.equal(*weights)
+
+
+def test_hooks_see_and_change_what_is_loaded():
+    weight = half_weight()
+    saved = stepped(weight).state_dict()
+    optimizer = headroom.torch.AdamW([weight])
+    seen = []
+
+    def double(_, state_dict):
+        state_dict = copy.deepcopy(state_dict)
+        state_dict["state"][0]["exp_avg"].fill_(9.0)
+        return state_dict
+
+    optimizer.register_load_state_dict_pre_hook(double)
+    optimizer.register_load_state_dict_post_hook(lambda o: seen.append(o.state[weight]["exp_avg"][0]))
+    optimizer.load_state_dict(saved)
+    assert seen == [9.0]
+
+
+def test_two_scalers_of_one_optimizer_keep_apart_what_they_found():
+    weight = torch.ones(2, requires_grad=True)
+    optimizer = headroom.torch.SGD([weight], lr=0.1)
+    scalers = [headroom.torch.GradScaler(DEVICE, init_scale=4.0) for _ in range(2)]
+    for scaler, value in zip(scalers, (INF, 1.0)):
+        scaler.scale(weight.sum())
+        weight.grad = torch.full_like(weight, value)
+        scaler.step(optimizer)
+    for scaler in scalers:
+        scaler.update()
+    assert [scaler.get_scale() for scaler in scalers] == [2.0, 4.0]
+
+
+@pytest.mark.parametrize("scaler_class", [None, torch.amp.GradScaler, headroom.torch.GradScaler])
+def test_a_rank_whose_shard_is_empty_may_step(scaler_class):
+    weight = torch.empty(0, requires_grad=True)
+    optimizer = headroom.torch.AdamW([weight], max_norm=1.0)
+    weight.grad = torch.empty(0)
+    if scaler_class is None:
+        optimizer.step()
+        return
+    scaler = scaler_class(DEVICE, init_scale=4.0)
+    scaler.scale(torch.ones((), requires_grad=True))
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 4.0
+
+
+def test_a_state_dict_of_another_kind_of_optimizer_is_refused():
+    weight = half_weight()
+    saved = headroom.torch.SGD([weight]).state_dict()
+    optimizer = headroom.torch.AdamW([weight])
+    with pytest.raises(headroom.Error, match="another kind of optimizer"):
+        optimizer.load_state_dict(saved)
+    assert optimizer.param_groups[0]["betas"] == (0.9, 0.999)

@@ -31,7 +31,9 @@ class Optimizer:
         seed: int = 0,
     ) -> None:
         self._core = self._kind(master_weights, stochastic_rounding, seed)
-        self._kept: list[list[_core.Tensor | None]] = []
+        # At the core, which views of its state keep alive longer than this object.
+        self._core.kept = self._kept = []
+        self._names: set[str] = set()
         self._groups: list[dict[str, Any]] = []
         self._defaults = options
         self.add_group(params)
@@ -46,13 +48,18 @@ class Optimizer:
         triples = []
         for name, (weight, grad) in named:
             triples.append((str(name), tensor(weight), None if grad is None else tensor(grad)))
+        names = [name for name, _, _ in triples]
+        if len({*names, *self._names}) < len(names) + len(self._names):
+            raise ValueError("two parameters have the same name, by which state() tells them apart")
         self._core.add_group(triples, options, 0)
+        self._names.update(names)
         self._kept += [[weight, grad] for _, weight, grad in triples]
         self._groups.append(options)
         return len(self._groups) - 1
 
     def set_options(self, group: int = 0, **options: Any) -> None:
         """Changes options of a group: ``optimizer.set_options(lr=1e-4)``."""
+        group = range(len(self._groups))[group]
         changed = self._groups[group] | options
         if changed.keys() != self._groups[group].keys():
             raise TypeError(f"the options are {', '.join(self._groups[group])}")
@@ -90,7 +97,9 @@ class Optimizer:
 
     def load_state(self, steps: list[int], tensors: Mapping[str, Any]) -> None:
         """Takes over what ``state()`` gave; changes nothing if it does not fit."""
-        loaded = [(name, tensor(values), 0) for name, values in tensors.items()]
+        mine = [name for name, _, _ in self._core.state()[1]]
+        names = mine if set(mine) == tensors.keys() else tensors  # else the core says what is wrong
+        loaded = [(name, tensor(tensors[name]), 0) for name in names]
         self._core.load_state(steps, loaded, 0)
 
 

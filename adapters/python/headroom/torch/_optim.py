@@ -18,8 +18,9 @@ class FusedOptimizer(torch.optim.Optimizer):
     """The base of AdamW and SGD.
 
     FP32 parameters are updated in place; FP16 and BF16 ones have FP32 masters inside, unless
-    ``master_weights`` is False. A weight that was changed by hand or loaded is noticed, and its master
-    follows. Under a GradScaler (Headroom's, or torch's own) gradients are unscaled in the pass that
+    ``master_weights`` is False. A weight that was written to or loaded is noticed, and its master
+    follows (what goes past torch's version counter, through ``.data`` or NumPy, is not: call
+    ``refresh_masters()``). Under a GradScaler (Headroom's, or torch's own) gradients are unscaled in the pass that
     updates; they themselves stay as they are. With ``max_norm`` their norm, over all groups, is
     clipped in the same pass, and step() alone skips if there is inf or nan.
     """
@@ -48,13 +49,15 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._options: list[dict[str, Any]] = []
         self._params: list[torch.Tensor] = []
         self._labels: list[str] = []
+        self._held: list[torch.Tensor] = []  # weights with masters: no other can come to their places
+        self._layouts: list[tuple[Any, Any]] = []  # shapes and strides, the order of the core's memory
         self._places = places()
         self._has_masters = False
         self._written: list[int] = []  # parameters that somebody else has written to
         self._settled = False  # the core has everything as it was at the last look
         self._stepped: list[int] = []  # parameters with a gradient
         self._scaler: Optional[_core.GradScaler] = None  # walks measure, decide and apply
-        self._skipped: Optional[torch.Tensor] = None
+        self._loading: Optional[dict[str, Any]] = None  # a state dict, while it is loaded
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
@@ -81,18 +84,24 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._options.append(options)
         self._labels += [label for label, _, _ in triples]
         self._params += group["params"]
+        self._layouts += [(param.shape, param.stride()) for param in group["params"]]
         self._has_masters = self._precision[0] and any(
             param.dtype is not torch.float32 for param in self._params
         )
         self._places.look(self._params, self._has_masters)
         self._settled = False
+        self._hold()
 
     def _options_of(self, group: dict[str, Any]) -> dict[str, Any]:
         for name in ("amsgrad", "maximize"):
             if group.get(name):
                 raise make("unsupported", f"{name} is not part of headroom's fused optimizers; use "
                            "torch's for it.")
-        options = {name: group[name] for name in self._option_names}
+        try:
+            options = {name: group[name] for name in self._option_names}
+        except KeyError as missing:
+            raise make("bad state", f"A parameter group has no {missing}; it comes from another kind "
+                       "of optimizer.") from None
         options["lr"] = float(options["lr"])  # which may be a tensor
         return options
 
@@ -115,10 +124,34 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._written += written
         self._settled = self._settled and not moved
         kept = [] if self._settled else self._rebind(params)
-        for i in self._written:
-            self._core.refresh_master(i, self._stream(params))
-        self._written.clear()
+        self._follow_written()
         return kept
+
+    def _follow_written(self) -> None:
+        for i in self._written:
+            self._core.follow_weight(i, self._stream(self._params))
+        self._written.clear()
+
+    def _follow(self) -> None:
+        """The masters take over what was written to the weights since the last step."""
+        if not self._has_masters or not all(map(is_whole, self._params)):
+            return
+        moved, written = self._places.look(self._params, True)
+        self._written += written
+        if moved:
+            self._settled = False
+            views = [view_of(param) for param in self._params]
+            self._reorder()
+            self._core.rebind([*zip(self._labels, views, [None] * len(views))], self._stream(self._params))
+            self._hold()
+        self._follow_written()
+
+    def refresh_masters(self) -> None:
+        """Copies the values of 16-bit weights to their masters, after writes that torch does not count:
+        through ``.data``, NumPy or a kernel of your own. Moments stay."""
+        self._follow()
+        for i in range(len(self._params)):
+            self._core.refresh_master(i, self._stream(self._params))
 
     def _rebind(self, params: list[torch.Tensor]) -> list[torch.Tensor]:
         kept = []
@@ -136,10 +169,34 @@ class FusedOptimizer(torch.optim.Optimizer):
                     raise make("unsupported", f"The gradient of {label} is of a type or on a device "
                                "that Headroom does not have; use torch's optimizers for it.")
             triples.append((label, view_of(param), view))
+        self._reorder()
         self._core.rebind(triples, self._stream(params))
+        self._hold()
         self._settled = not kept  # copies have to be made in every step
-        self._stepped = [i for i, param in enumerate(params) if param.grad is not None]
+        self._stepped = [i for i, param in enumerate(params) if _has_gradient(param)]
         return kept
+
+    def _hold(self) -> None:
+        """Keeps the memory that was looked at, lest ``.data = other`` bring a weight to its address."""
+        if self._has_masters:
+            self._held = [param.detach() for param in self._params if param.dtype is not torch.float32]
+
+    def _reorder(self) -> None:
+        """Brings masters and moments into the order of weights whose strides have changed."""
+        now = [(param.shape, param.stride()) for param in self._params]
+        if now == self._layouts:
+            return
+        for label, memory, i in self._core.state()[1]:
+            (shape, stride), (new_shape, new_stride) = self._layouts[i], now[i]
+            if new_shape != shape:
+                raise make("mismatch", f"{label.rpartition('/')[0]} had shape {tuple(shape)} and has "
+                           f"{tuple(new_shape)} now; make a new optimizer for it.")
+            flat = torch.from_dlpack(memory)
+            if new_stride != stride and flat.numel() > 0:
+                fresh = torch.empty_strided(shape, new_stride, dtype=flat.dtype, device=flat.device)
+                fresh.copy_(flat.as_strided(shape, stride))
+                flat.copy_(fresh.as_strided((flat.numel(),), (1,)))
+        self._layouts = now
 
     @staticmethod
     def _check_whole(label: str, param: torch.Tensor) -> None:
@@ -210,15 +267,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def has_gradients_on(self, device: torch.device) -> bool:
         """Whether this device has the parameters, and a step would do something."""
-        return any(param.grad is not None for param in self._params) and (
-            self._params[0].device == device
-        )
-
-    def flag(self) -> torch.Tensor:
-        """A number beside the parameters, in which a step under a scaler says whether it skipped."""
-        if self._skipped is None:
-            self._skipped = torch.empty((), dtype=torch.float32, device=self._params[0].device)
-        return self._skipped
+        return any(map(_has_gradient, self._params)) and self._params[0].device == device
 
     def report(self) -> _core.StepReport:
         """What the last step under a scaler, or with ``max_norm``, did. Waits for a CUDA device."""
@@ -245,15 +294,18 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def _publish(self) -> None:
         """Fills ``state`` as torch's optimizers have it, with views of the core's memory."""
+        self._follow()
         steps, tensors = self._core.state()
+        for param, count in zip(self._params, steps):
+            if count == 0:
+                self.state.pop(param, None)
+            else:
+                self.state[param]["step"] = torch.tensor(float(count))
         for label, memory, i in tensors:
             param = self._params[i]
-            if steps[i] == 0:
-                self.state.pop(param, None)
-                continue
-            view = torch.from_dlpack(memory).as_strided(param.shape, param.stride())
-            self.state[param]["step"] = torch.tensor(float(steps[i]))
-            self.state[param][_torch_name(label)] = view
+            if steps[i] > 0:
+                view = torch.from_dlpack(memory).as_strided(param.shape, param.stride())
+                self.state[param][_torch_name(label)] = view
 
     def state_dict(self) -> dict[str, Any]:
         """Torch's own format, and beside it ``master``, the FP32 values of 16-bit weights."""
@@ -264,16 +316,24 @@ class FusedOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes ours, and that of torch's optimizer of the same name. Without masters in it, they
         are made from the weights as they are."""
+
+        def keep_state(_: Any, given: dict[str, Any]) -> dict[str, Any]:
+            self._loading = given
+            return {**given, "state": {}}  # torch would round moments to 16 bits
+
         before = [dict(group) for group in self.param_groups]
-        super().load_state_dict({**state_dict, "state": {}})  # which would round moments to 16 bits
-        keys = [key for group in state_dict["param_groups"] for key in group["params"]]
+        last = self.register_load_state_dict_pre_hook(keep_state)
         try:
-            self._take([state_dict["state"].get(key, {}) for key in keys])
+            super().load_state_dict(state_dict)
         except Exception:
-            for group, old in zip(self.param_groups, before):
-                group.clear()
-                group.update(old)
+            if self._loading is not None:  # not taken
+                for group, old in zip(self.param_groups, before):
+                    group.clear()
+                    group.update(old)
             raise
+        finally:
+            last.remove()
+            self._loading = None
 
     def _take(self, saved: list[dict[str, Any]]) -> None:
         self._bind()
@@ -306,12 +366,22 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        given = self.__dict__.get("_loading")
+        if given is not None:
+            keys = [key for group in given["param_groups"] for key in group["params"]]
+            self._take([given["state"].get(key, {}) for key in keys])
+            self._loading = None
+            self._publish()  # for hooks that come after
         if "_core" not in self.__dict__:  # unpickled or copied
             self._start()
             for group in self.param_groups:
                 self._add_to_core(group)
             with torch.no_grad():
                 self._take([dict(self.state.get(param, {})) for param in self._params])
+
+
+def _has_gradient(param: torch.Tensor) -> bool:
+    return param.grad is not None and param.numel() > 0
 
 
 def _torch_name(label: str) -> str:

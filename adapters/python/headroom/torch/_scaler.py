@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import weakref
 from dataclasses import dataclass
 from typing import Any, Optional
 
@@ -77,6 +78,8 @@ class GradScaler(torch.amp.GradScaler):
         self._last: Optional[_Seen] = None
         self._stepped = False
         self._names = WeakTensorKeyDictionary()
+        self._flags: weakref.WeakKeyDictionary[FusedOptimizer, torch.Tensor]
+        self._flags = weakref.WeakKeyDictionary()
 
     def name_parameters(self, module: torch.nn.Module) -> None:
         """From now on reports call the module's parameters by their names."""
@@ -223,7 +226,9 @@ class GradScaler(torch.amp.GradScaler):
 
     def _step_fused(self, optimizer: FusedOptimizer) -> None:
         state = self._per_optimizer_states[id(optimizer)]
-        found = optimizer.flag()
+        found = self._flags.get(optimizer)  # in which the step says whether it skipped
+        if found is None:
+            found = self._flags[optimizer] = torch.empty_like(self._scale, dtype=torch.float32)
         seen = _Seen(None, {found.device: found}, optimizer)
         optimizer.grad_scale, optimizer.skipped_there = self._scale, found
         try:
@@ -241,7 +246,7 @@ class GradScaler(torch.amp.GradScaler):
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        for own in ("_seen", "_last", "_names", "_stepped"):
+        for own in ("_seen", "_last", "_names", "_flags", "_stepped"):
             state.pop(own)
         return state
 
