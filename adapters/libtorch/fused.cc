@@ -50,6 +50,7 @@ std::vector<Parameter> FusedBody::new_parameters(const std::vector<torch::Tensor
       throw Error(ErrorCode::kUnsupported,
                   "The weight of " + name + " is complex; use torch's optimizers for it.");
     }
+    check_storage(parameter, "The weight of " + name);
     added.push_back({name, view_of(parameter, "The weight of " + name), {}});
   }
   return added;
@@ -72,12 +73,58 @@ void FusedBody::refresh() {
   for (size_t i = versions_.size(); i < core().parameters().size(); ++i) {
     versions_.push_back(version_of(tensors_[i]));
   }
-  core().rebind(memory(true));
+  show(true);
+}
+
+void FusedBody::follow() { show(false); }
+
+// Shows the core the memory as it is; masters follow weights that somebody has written to.
+void FusedBody::show(bool with_gradients) {
   for (size_t i = 0; i < tensors_.size(); ++i) {
+    check_storage(tensors_[i], "The weight of " + names_[i]);
+  }
+  std::vector<Parameter> now = memory(with_gradients);
+  reorder();
+  core().rebind(std::move(now));
+  for (size_t i = 0; i < versions_.size(); ++i) {
     if (version_of(tensors_[i]) == versions_[i]) continue;
-    core().refresh_master(i);  // somebody wrote to the weight
+    core().follow_weight(i);
     versions_[i] = version_of(tensors_[i]);
   }
+  // As long as the memory is held, no other weight can come to its address unseen.
+  held_.clear();
+  for (const torch::Tensor& tensor : tensors_) held_.push_back(tensor.storage());
+}
+
+// Brings masters and moments into the order of weights whose strides have changed.
+void FusedBody::reorder() {
+  const torch::NoGradGuard no_grad;
+  for (size_t i = layouts_.size(); i < tensors_.size(); ++i) {  // just added
+    layouts_.push_back({tensors_[i].sizes().vec(), tensors_[i].strides().vec()});
+  }
+  bool same = true;
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    if (tensors_[i].sizes() != torch::IntArrayRef(layouts_[i].sizes)) {
+      throw Error(ErrorCode::kMismatch,
+                  "The weight of " + names_[i] +
+                      " has another shape than when the optimizer was made; make a new one.");
+    }
+    same = same && tensors_[i].strides() == torch::IntArrayRef(layouts_[i].strides);
+  }
+  if (same) return;
+  for (const NamedTensor& named : core().state().tensors) {
+    const torch::Tensor& weight = tensors_[named.parameter];
+    const Layout& before = layouts_[named.parameter];
+    if (weight.strides() == torch::IntArrayRef(before.strides) || weight.numel() == 0) continue;
+    const auto options = weight.options().dtype(torch::kFloat).requires_grad(false);
+    const auto memory = [&](torch::IntArrayRef sizes, torch::IntArrayRef strides) {
+      return torch::from_blob(named.tensor.data, sizes, strides, options);
+    };
+    const torch::Tensor values = torch::empty_strided(weight.sizes(), weight.strides(), options)
+                                     .copy_(memory(before.sizes, before.strides));
+    memory(weight.sizes(), weight.strides()).copy_(values);
+  }
+  for (size_t i = 0; i < tensors_.size(); ++i) layouts_[i].strides = tensors_[i].strides().vec();
 }
 
 void FusedBody::release() { core().rebind(memory(false)); }
@@ -166,6 +213,7 @@ torch::Tensor FusedOptimizer::step(LossClosure closure) {
 
 void FusedOptimizer::save(torch::serialize::OutputArchive& archive) const {
   const internal::TorchStream stream;
+  body_->follow();
   body_->save(*this, archive);
 }
 
@@ -206,6 +254,13 @@ void FusedOptimizer::load_fused_state(const FusedState& state) {
   body_->bind(*this, {});
   body_->release();
   body_->load_state(state);
+}
+
+void FusedOptimizer::refresh_masters() {
+  const internal::TorchStream stream;
+  body_->bind(*this, {});
+  body_->core().refresh_masters();
+  body_->release();
 }
 
 int64_t FusedOptimizer::steps(size_t index) const { return body_->core().steps(index); }

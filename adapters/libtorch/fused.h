@@ -13,6 +13,9 @@ class FusedBody : public Binding {
   headroom::Optimizer& bind(torch::optim::Optimizer& optimizer, const Names& names) override;
   void refresh() override;
   void release() override;
+
+  /// The same without gradients: the core sees the weights as they are.
+  void follow();
   void weights_written() override;
 
   virtual headroom::FusedOptimizer& core() = 0;
@@ -42,6 +45,15 @@ class FusedBody : public Binding {
  private:
   void check_same(const torch::optim::Optimizer& optimizer) const;
   std::vector<Parameter> memory(bool with_gradients);
+  void show(bool with_gradients);
+  void reorder();
+
+  struct Layout {
+    std::vector<int64_t> sizes;
+    std::vector<int64_t> strides;
+  };
+  std::vector<Layout> layouts_;     // of tensors_: the order of the core's memory
+  std::vector<c10::Storage> held_;  // of tensors_, as they were last shown
 
   std::vector<int64_t> versions_;  // of tensors_ when their masters were last right
 };

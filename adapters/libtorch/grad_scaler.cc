@@ -20,8 +20,21 @@ class Bridges {
  public:
   Names names;
 
-  /// Losses whose backward ran since the last step or unscale_. Shared with the hooks on them.
-  std::shared_ptr<int64_t> waiting = std::make_shared<int64_t>(0);
+  /// Losses whose backward ran. Shared with the hooks on them.
+  std::shared_ptr<int64_t> backwards = std::make_shared<int64_t>(0);
+
+  /// Whether gradients wait that no step or unscale_ has used.
+  bool waiting() const { return *backwards != used_; }
+
+  /// The gradients of this optimizer, or of all, are used or dropped.
+  void used(const torch::optim::Optimizer& optimizer) {
+    entries_[&optimizer].used = *backwards;
+    used_ = *backwards;
+  }
+  void discard() {
+    for (auto& [optimizer, entry] : entries_) entry.used = *backwards;
+    used_ = *backwards;
+  }
 
   /// What a scaler on a CUDA device multiplies there.
   torch::Tensor one;
@@ -64,7 +77,7 @@ class Bridges {
     const TorchStream stream;
     std::vector<std::shared_ptr<Binding>> bound;
     for (auto& [optimizer, entry] : entries_) {
-      if (entry.round == round_ && *waiting == 0) continue;
+      if (entry.round == round_ && entry.used == *backwards) continue;
       if (auto binding = entry.alive()) bound.push_back(std::move(binding));
     }
     const auto release = [&] {
@@ -88,6 +101,7 @@ class Bridges {
     std::shared_ptr<PlainBinding> plain;  // of a torch optimizer, whose death goes unseen
     std::weak_ptr<FusedBody> fused;
     int64_t round = -1;
+    int64_t used = -1;  // backwards when its gradients were last used
 
     std::shared_ptr<Binding> alive() const {
       if (plain != nullptr) return plain;
@@ -96,6 +110,7 @@ class Bridges {
   };
   std::map<const torch::optim::Optimizer*, Entry> entries_;
   int64_t round_ = 0;
+  int64_t used_ = 0;  // backwards when any were
 };
 
 namespace {
@@ -238,7 +253,7 @@ torch::Tensor GradScaler::scale(const torch::Tensor& loss) {
   const torch::Tensor scaled =
       on_device_ ? wide * scale_on_device(loss) : wide * static_cast<double>(core_->scale(1.0f));
   if (scaled.requires_grad()) {
-    scaled.register_hook([waiting = bridges_->waiting](const torch::Tensor&) { ++*waiting; });
+    scaled.register_hook([backwards = bridges_->backwards](const torch::Tensor&) { ++*backwards; });
   }
   return scaled;
 }
@@ -266,7 +281,7 @@ UnscaleResult GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   Bound bound(optimizer, *bridges_);
   const UnscaleResult result = core_->unscale_(bound.core());
   bound->grads_written();
-  *bridges_->waiting = 0;
+  bridges_->used(optimizer);
   return result;
 }
 
@@ -288,7 +303,7 @@ StepReport GradScaler::step(torch::optim::Optimizer& optimizer, const StepOption
   }
   if (report.applied || report.pending) bound->weights_written();
   if (clears || !report.applied) bound->grads_written();
-  *bridges_->waiting = 0;
+  bridges_->used(optimizer);
   return report;
 }
 
@@ -328,7 +343,7 @@ void GradScaler::update() {
 
 // Takes another scale, once it is sure that no gradients wait.
 void GradScaler::take_state(const ScaleState& state) {
-  if (*bridges_->waiting > 0) {
+  if (bridges_->waiting()) {
     throw Error(ErrorCode::kWrongOrder,
                 "The scale was set by hand while gradients wait that were made with the old one; "
                 "step first, or drop them and call discard().");
@@ -340,6 +355,7 @@ void GradScaler::take_state(const ScaleState& state) {
 
 StateDict GradScaler::state_dict() const {
   if (!is_enabled()) return {};
+  save();  // throws in the middle of a round
   return internal::to_state_dict({policy(), state()});
 }
 
@@ -381,7 +397,7 @@ void GradScaler::update(const torch::Tensor& new_scale) {
 }
 
 void GradScaler::discard() {
-  *bridges_->waiting = 0;
+  bridges_->discard();
   core_->discard();
 }
 
@@ -426,7 +442,7 @@ std::string GradScaler::save() const {
   return core_->save();
 }
 void GradScaler::load(const std::string& json) {
-  if (*bridges_->waiting == 0) core_->discard();
+  if (!bridges_->waiting()) core_->discard();
   bridges_->with_all([&] { core_->load(json); });
   bridges_->next_round();
 }

@@ -66,11 +66,18 @@ struct Cast : torch::autograd::Function<Cast> {
   }
 };
 
-// The type a product of `input` runs in now.
-torch::ScalarType compute_type(const Tensor& input) {
+// What is casted: not FP64, integers and complex numbers.
+bool is_castable(const Tensor& tensor) {
+  return !tensor.defined() ||
+         (tensor.is_floating_point() && tensor.scalar_type() != torch::kDouble);
+}
+
+// The type a product of `input` and others runs in now.
+torch::ScalarType compute_type(const Tensor& input, const Tensor& other, const Tensor& bias = {}) {
   const torch::ScalarType active = Autocast::active(input.device());
-  return is_sixteen_bit(active) && input.scalar_type() != torch::kDouble ? active
-                                                                         : input.scalar_type();
+  const bool castable = is_castable(input) && is_castable(other) && is_castable(bias);
+  if (!castable) return torch::kDouble;  // left to torch
+  return is_sixteen_bit(active) ? active : input.scalar_type();
 }
 
 bool emulates(const Tensor& input, torch::ScalarType type) {
@@ -102,14 +109,14 @@ Tensor cast(const Tensor& tensor, torch::ScalarType dtype) {
 }
 
 Tensor linear(const Tensor& input, const Tensor& weight, const Tensor& bias) {
-  const torch::ScalarType type = compute_type(input);
+  const torch::ScalarType type = compute_type(input, weight, bias);
   if (!emulates(input, type)) return torch::linear(input, weight, bias);
   const Emulation wide(type);
   return wide.out(torch::linear(wide.in(input), wide.in(weight), wide.in(bias)));
 }
 
 Tensor matmul(const Tensor& a, const Tensor& b) {
-  const torch::ScalarType type = compute_type(a);
+  const torch::ScalarType type = compute_type(a, b);
   if (!emulates(a, type)) return torch::matmul(a, b);
   const Emulation wide(type);
   return wide.out(torch::matmul(wide.in(a), wide.in(b)));
@@ -118,7 +125,7 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
 Tensor conv2d(const Tensor& input, const Tensor& weight, const Tensor& bias,
               torch::IntArrayRef stride, torch::IntArrayRef padding, torch::IntArrayRef dilation,
               int64_t groups) {
-  const torch::ScalarType type = compute_type(input);
+  const torch::ScalarType type = compute_type(input, weight, bias);
   // LibTorch's FP16 convolutions on the CPU, where it has them, add up in FP16.
   const bool poor_sums = input.is_cpu() && type == torch::kHalf;
   if (!emulates(input, type) && !poor_sums) {

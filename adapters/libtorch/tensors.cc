@@ -59,19 +59,23 @@ void check_whole(const torch::Tensor& parameter, const torch::Tensor& grad,
              << grad.sizes() << "; they have to be equal.";
     throw Error(ErrorCode::kMismatch, sentence.str());
   }
-  if (grad.layout() != torch::kStrided) return;
-  const size_t needed = at::detail::computeStorageNbytes(
-      grad.sizes(), grad.strides(), static_cast<size_t>(grad.element_size()),
-      static_cast<size_t>(grad.storage_offset()));
-  if (grad.numel() > 0 && grad.storage().nbytes() < needed) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "The gradient of " + name + " needs " + std::to_string(needed) +
-                    " bytes and its storage has " + std::to_string(grad.storage().nbytes()) +
-                    "; it was given back or cut. Run backward again.");
-  }
+  check_storage(grad, "The gradient of " + name);
 }
 
 }  // namespace
+
+void check_storage(const torch::Tensor& tensor, const std::string& name) {
+  if (tensor.layout() != torch::kStrided || tensor.numel() == 0) return;
+  const size_t needed = at::detail::computeStorageNbytes(
+      tensor.sizes(), tensor.strides(), static_cast<size_t>(tensor.element_size()),
+      static_cast<size_t>(tensor.storage_offset()));
+  if (tensor.storage().nbytes() >= needed) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              name + " needs " + std::to_string(needed) + " bytes and its storage has " +
+                  std::to_string(tensor.storage().nbytes()) +
+                  "; it was given back, cut, or loaded from a file of another type. Run backward "
+                  "or load again.");
+}
 
 TensorView view_of(const torch::Tensor& tensor, const std::string& name) {
   const torch::Tensor plain = as_real(tensor);

@@ -101,6 +101,17 @@ TEST_P(Ops, SecondDerivativesWork) {
   EXPECT_EQ(value(x.grad()), 24.0);
 }
 
+TEST(UnderAutocast, ProductsOfOtherNumbersAreLeftAlone) {
+  const Autocast amp(torch::kCPU, torch::kHalf);
+  const torch::Tensor z = torch::full({1, 1}, c10::complex<float>(1.0f, 2.0f));
+  EXPECT_TRUE(
+      torch::equal(libtorch::matmul(z, z), torch::full({1, 1}, c10::complex<float>(-3.0f, 4.0f))));
+  const torch::Tensor n = torch::full({1, 1}, 3001, torch::kLong);
+  EXPECT_EQ(libtorch::matmul(n, n).item<int64_t>(), 3001 * 3001);
+  const torch::Tensor d = torch::full({1, 1}, 1.0 + 0x1p-40, torch::kDouble);
+  EXPECT_EQ(libtorch::matmul(d, d).scalar_type(), torch::kDouble);
+}
+
 TEST(Cast, AgreesWithTorchAndGivesTheGradientBack) {
   const torch::Tensor values =
       torch::tensor({0.0f, -0.0f, 1.0f, -2.5f, 65504.0f, 65520.0f, 0x1p-24f, 0x1p-25f,

@@ -152,6 +152,26 @@ TEST(SeveralOptimizers, GradientsThatWaitOverAnUpdateAreTakenAlong) {
   EXPECT_EQ(round(true), 3.0);
 }
 
+TEST(SeveralOptimizers, OneThatHasSteppedIsTakenAlongTooIfMoreCame) {
+  for (const bool fused : {false, true}) {
+    GradScaler scaler(GradScalerOptions().init_scale(4.0).growth_interval(1));
+    torch::Tensor a = leaf({0.0f}), b = leaf({0.0f});
+    auto first = sgd({a});
+    auto plain = sgd({b});
+    FusedSGD alike({b}, torch::optim::SGDOptions(1.0));
+    torch::optim::Optimizer& second = fused ? static_cast<torch::optim::Optimizer&>(alike) : plain;
+    scaler.scale(b.sum()).backward();
+    scaler.step(second);
+    second.zero_grad();
+    scaler.scale(a.sum() + b.sum()).backward();
+    scaler.step(first);
+    scaler.update();  // the scale doubles while b's gradient waits
+    scaler.scale(a.sum() + b.sum()).backward();
+    EXPECT_EQ(scaler.step(second).grad_norm, 2.0);
+    EXPECT_EQ(value(b), -3.0);
+  }
+}
+
 TEST(Accumulation, GradientsOfMicroBatchesAddUp) {
   GradScaler scaler;
   torch::Tensor w = leaf({0.0f});

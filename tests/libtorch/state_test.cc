@@ -20,6 +20,17 @@ TEST(StateDict, HasPyTorchsFiveKeys) {
                               {"_growth_tracker", 0.0}}));
 }
 
+TEST(StateDict, BelongsAfterUpdate) {
+  GradScaler scaler;
+  torch::Tensor w = leaf({1.0f});
+  auto optimizer = sgd({w});
+  scaler.scale(w.sum() * kInfinity).backward();
+  scaler.step(optimizer);
+  expect_error(ErrorCode::kWrongOrder, "after update()", [&] { scaler.state_dict(); });
+  scaler.update();
+  EXPECT_EQ(scaler.state_dict().at("scale"), 32768.0);
+}
+
 TEST(StateDict, IsJsonThatPythonCanLoad) {
   GradScaler scaler;
   scaler.load_state_dict(state_dict_from_json(kFromPython));

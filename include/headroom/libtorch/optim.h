@@ -38,8 +38,9 @@ class FusedBody;
 /// torch::load, in files that torch's SGD, Adam and AdamW read and write too.
 ///
 /// FP32 parameters are updated in place. FP16 and BF16 parameters have FP32 masters inside, unless
-/// Precision says otherwise; a weight that was changed by hand or loaded is noticed, and its master
-/// follows. Weights have to be dense in memory; gradients may have any strides, or be sparse.
+/// Precision says otherwise; a weight that was written to or loaded is noticed, and its master
+/// follows (not what goes through tensor.data(): see refresh_masters()). Weights have to be dense
+/// in memory; gradients may have any strides, or be sparse.
 ///
 /// Under GradScaler::step the step is skipped if a gradient is not finite, and unscaling and
 /// clipping cost nothing. step() alone is torch's: no scale, no check. One thread at a time may use
@@ -56,6 +57,10 @@ class HEADROOM_API FusedOptimizer : public torch::optim::Optimizer {
   /// themselves where they are FP32. Tensors over the optimizer's own memory: read them, and do not
   /// keep them longer than it.
   std::vector<torch::Tensor> master_params();
+
+  /// Copies the values of 16-bit weights to their masters, after writes that torch does not count:
+  /// through tensor.data(), or a kernel of your own. Moments stay.
+  void refresh_masters();
 
   /// How often parameter `index`, counted over all groups, was updated. A skipped step does not
   /// count.
@@ -80,7 +85,7 @@ class HEADROOM_API FusedOptimizer : public torch::optim::Optimizer {
   std::shared_ptr<internal::FusedBody> body_;
 };
 
-/// torch::optim::SGD, fused. Whether momentum is 0 cannot change once a group has been stepped.
+/// torch::optim::SGD, fused. Whether momentum is 0 cannot change.
 class HEADROOM_API FusedSGD : public FusedOptimizer {
  public:
   FusedSGD(std::vector<torch::optim::OptimizerParamGroup> groups, torch::optim::SGDOptions defaults,
