@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <headroom/error.h>
 #include <headroom/runtime.h>
 
 #include <cstdio>
@@ -48,7 +49,9 @@ int bench(const BenchOptions& options) {
                options.settings.repetitions);
     fmt::print("{:<28}{:>9}{:>9}{:>10}   {}\n", "", "GB/s", "floor", "of floor", "floor is");
   }
+  bool any = false;
   bench::run(options.settings, [&](const bench::Figure& figure) {
+    any = true;
     if (options.json) {
       const nlohmann::ordered_json object = {{"name", figure.name},
                                              {"gbps", figure.gbps},
@@ -61,6 +64,12 @@ int bench(const BenchOptions& options) {
     }
     std::fflush(stdout);
   });
+  if (!any) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("No figure has '{}' in its name; run bench without --filter to see them.",
+                    options.settings.filter));
+  }
   return 0;
 }
 

@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 
 #include "cli/commands.h"
@@ -11,7 +12,19 @@
 namespace headroom::cli {
 namespace {
 
+void check_apart(const InspectOptions& options) {
+  for (const std::string& file : options.files) {
+    std::error_code missing;
+    if (std::filesystem::equivalent(options.html, file, missing)) {
+      throw Error(
+          ErrorCode::kInvalidArgument,
+          "--html names '" + file + "', which is to be read; name another file for the page.");
+    }
+  }
+}
+
 int run(const InspectOptions& options) {
+  check_apart(options);
   const Inspection inspection = scan(options);
   if (!options.html.empty()) write_file(options.html, html_page(inspection));
   options.json ? print_json(inspection) : print_table(inspection);

@@ -119,8 +119,8 @@ struct Summary {
   explicit Summary(const std::vector<Step>& steps) {
     for (const Step& step : steps) {
       skipped += step.overflow;
-      values += step.values;
-      lost += step.lost;
+      values = saturating_sum(values, step.values);
+      lost = saturating_sum(lost, step.lost);
     }
   }
   double percent_lost() const {

@@ -30,6 +30,12 @@ int report(const ReportOptions& options) {
     std::fflush(stdout);
     while (true) std::this_thread::sleep_for(std::chrono::hours(1));
   }
+  if (std::filesystem::path(options.out).filename() == "history.jsonl") {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("--out is '{}', which is the name of a history; name another file for "
+                            "the report.",
+                            options.out));
+  }
   write_report(options.folder, options.out);
   const auto path = std::filesystem::path(options.folder) / "report.html";
   fmt::print(stderr, "{}\n", options.out.empty() ? path.string() : options.out);

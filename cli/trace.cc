@@ -9,6 +9,7 @@
 #include <cstring>
 #include <fstream>
 #include <iostream>
+#include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string_view>
@@ -36,6 +37,8 @@ std::string quoted(std::string_view text) {
   return "'" + shown + (text.size() > 40 ? "...'" : "'");
 }
 
+constexpr int kFarthest = 1100;  // exponent that any format has
+
 // The step that an object tells of; throws std::invalid_argument with what is wrong.
 TraceStep step_of(const nlohmann::json& object) {
   TraceStep step;
@@ -46,9 +49,9 @@ TraceStep step_of(const nlohmann::json& object) {
       throw std::invalid_argument(fmt::format("\"{}\" has to be a number, 0 or more.", key));
     }
     *value = found->get<double>();
-    return *value > 0.0;
+    return true;
   };
-  const bool by_scale = positive("overflow_at", &step.overflow_at);
+  const bool by_scale = positive("overflow_at", &step.overflow_at) && step.overflow_at > 0.0;
   const bool measured = positive("amax", &step.amax);
   const auto overflow = object.find("overflow");
   if (overflow == object.end() && !by_scale && !measured) {
@@ -66,7 +69,7 @@ TraceStep step_of(const nlohmann::json& object) {
     int e = 0;
     const char* const end = exponent.data() + exponent.size();
     const auto parsed = std::from_chars(exponent.data(), end, e);
-    const bool whole = parsed.ec == std::errc() && parsed.ptr == end && std::abs(e) <= 1100;
+    const bool whole = parsed.ec == std::errc() && parsed.ptr == end && std::abs(e) <= kFarthest;
     if (!whole || !count.is_number_unsigned() || count > int64_t{1} << 48) {
       throw std::invalid_argument("\"log2\" has to map exponents to counts.");
     }
@@ -79,12 +82,18 @@ TraceStep step_of(const nlohmann::json& object) {
 Log2Counts look_of(const nlohmann::json& object) {
   std::map<int, int64_t> counts;
   try {
-    const int shift = std::ilogb(object.at("scale").get<double>());
+    const double scale = object.at("scale").get<double>();
+    if (!std::isfinite(scale) || scale <= 0.0) return {};
+    const int shift = std::ilogb(scale);
     for (const nlohmann::json& layer : object.at("layers")) {
       const int from = layer.at("from").get<int>();
       const nlohmann::json& histogram = layer.at("histogram");
+      if (std::abs(int64_t{from}) > kFarthest || histogram.size() > kFarthest) return {};
       for (size_t i = 0; i < histogram.size(); ++i) {
-        counts[from + static_cast<int>(i) - shift] += histogram[i].get<int64_t>();
+        const auto count = histogram[i].get<int64_t>();
+        if (count < 0) return {};
+        int64_t& sum = counts[from + static_cast<int>(i) - shift];
+        sum = saturating_sum(sum, count);
       }
     }
   } catch (const nlohmann::json::exception&) {
@@ -94,6 +103,11 @@ Log2Counts look_of(const nlohmann::json& object) {
 }
 
 }  // namespace
+
+int64_t saturating_sum(int64_t a, int64_t b) {
+  int64_t sum = 0;
+  return __builtin_add_overflow(a, b, &sum) ? std::numeric_limits<int64_t>::max() : sum;
+}
 
 StepSeen TraceStep::at(float scale) const {
   constexpr double kRoundsToInf = 65520.0;
@@ -105,7 +119,7 @@ StepSeen TraceStep::at(float scale) const {
 
 int64_t TraceStep::values() const {
   int64_t sum = 0;
-  for (const auto& [exponent, count] : log2) sum += count;
+  for (const auto& [exponent, count] : log2) sum = saturating_sum(sum, count);
   return sum;
 }
 
@@ -114,7 +128,7 @@ int64_t TraceStep::lost_at(float scale) const {
   const int shift = std::ilogb(scale);
   int64_t sum = 0;
   for (const auto& [exponent, count] : log2) {
-    if (exponent + shift < kRoundsToZero) sum += count;
+    if (exponent + shift < kRoundsToZero) sum = saturating_sum(sum, count);
   }
   return sum;
 }
@@ -135,7 +149,8 @@ std::vector<TraceStep> read_trace(std::istream& in, const std::string& name) {
     if (!object.is_object()) {
       bad_line(name, line, fmt::format("{} is neither 0, 1 nor a JSON object.", quoted(content)));
     }
-    if (object.value("format", nlohmann::json()) == internal::kHistoryFormat) history = true;
+    const auto format = object.find("format");
+    if (format != object.end() && *format == internal::kHistoryFormat) history = true;
     if (history && object.contains("layers")) look = look_of(object);
     if (history && !object.contains("overflow")) continue;
     try {

@@ -29,6 +29,9 @@ struct TraceStep {
   int64_t lost_at(float scale) const;  // of which FP16 has only 0
 };
 
+/// The largest number if the sum is beyond it, which only traces that lie come to.
+int64_t saturating_sum(int64_t a, int64_t b);
+
 /// Blank lines and lines that start with # are left out. A line that is neither throws
 /// Error(kInvalidArgument) with `name` and the line's number.
 std::vector<TraceStep> read_trace(std::istream& in, const std::string& name);

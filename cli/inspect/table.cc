@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 #include <set>
+#include <string_view>
 
 #include "cli/inspect/inspection.h"
 #include "cli/output.h"
@@ -16,6 +17,14 @@ constexpr size_t kTensorsShown = 20;
 constexpr int kNumbersWidth = 54;  // all columns but the name
 
 using Characters = std::vector<std::string>;
+
+/// Whether a character changes the direction of those around it, or breaks the line.
+bool turns_text(std::string_view character) {
+  const auto within = [&](std::string_view first, std::string_view last) {
+    return character >= first && character <= last && character.size() == first.size();
+  };
+  return within("\u200e", "\u200f") || within("\u2028", "\u202e") || within("\u2066", "\u2069");
+}
 
 /// Characters of UTF-8 text, with control characters and broken ones replaced: names come from
 /// files, and a terminal obeys what it is sent.
@@ -35,6 +44,7 @@ Characters characters(const std::string& text) {
     }
     // U+0080 to U+009F are control characters too.
     good = good && !(byte == 0xC2 && static_cast<unsigned char>(text[i + 1]) < 0xA0);
+    good = good && !turns_text(std::string_view(text).substr(i, length));
     out.push_back(good ? text.substr(i, length) : "?");
     i += good ? length : 1;
   }

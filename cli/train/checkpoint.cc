@@ -22,6 +22,16 @@ constexpr int kVersion = 1;
   throw Error(ErrorCode::kBadState, fmt::format("'{}' {}.", checkpoint.path(), why));
 }
 
+[[noreturn]] void refuse_setting(const std::string& path, const std::string& name,
+                                 const std::string& now, const std::string& before) {
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      fmt::format("{} is {}, but the run in '{}' has {}; leave {} out to go on with that run, or "
+                  "choose another --out.",
+                  name, now.empty() ? "not given" : now, path, before.empty() ? "none" : before,
+                  name));
+}
+
 // Calls use(state) with the checkpoint's JSON. Whatever is not as it should be there makes it bad.
 template <typename Use>
 auto with_state(const Checkpoint& checkpoint, const Use& use) {
@@ -119,6 +129,9 @@ void Checkpoints::take_settings(CLI::App& command) {
   last_ = newest.step();
   for (const auto& [name, value] : settings_) {
     CLI::Option* const option = command.get_option_no_throw(name);
+    const bool other_model =
+        name == "--model" && option->count() > 0 && option->as<std::string>() != value;
+    if (other_model) refuse_setting(path_, name, option->as<std::string>(), value);
     if (option == nullptr || option->count() > 0 || value.empty()) continue;
     option->add_result(value);
     option->run_callback();
@@ -136,15 +149,7 @@ void Checkpoints::resume(TrainConfig* config) {
                   fmt::format("The run in '{}' had {} ranks, and these are {}; go on with as many.",
                               path_, i < settings_.size() ? settings_[i].second : "1", value));
     }
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        fmt::format("{} is {}, but the run in '{}' has {}; leave {} out to go on with that run, or "
-                    "choose another --out.",
-                    name, value.empty() ? "not given" : value, path_,
-                    i < settings_.size()
-                        ? (settings_[i].second.empty() ? "none" : settings_[i].second)
-                        : "no such setting",
-                    name));
+    refuse_setting(path_, name, value, i < settings_.size() ? settings_[i].second : "");
   }
   if (config->steps < last_) {
     throw Error(ErrorCode::kInvalidArgument,
@@ -177,6 +182,13 @@ bool Checkpoints::restore(const Training& training, RunResult* result, int64_t* 
     fmt::print(stderr, "headroom: going on after step {}, from '{}'\n", used.step(), used.path());
   }
   read_steps(path_, used.step(), result);
+  const auto known = static_cast<int64_t>(result->steps.size());
+  if (writes_ && known < used.step()) {
+    fmt::print(stderr,
+               "headroom: the history in '{}' is damaged or cut; the report will lack {} of the "
+               "first {} steps.\n",
+               path_, used.step() - known, used.step());
+  }
   result->final_scale = training.scaler.get_scale();
   last_ = *step = used.step();
   return true;

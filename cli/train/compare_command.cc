@@ -143,6 +143,9 @@ bool compare_model(const CompareOptions& options, const std::string& model) {
   for (size_t i = 0; i < results.size(); ++i) {
     for (const RunResult& run : results[i]) {
       if (!run.alarm.empty()) fmt::print("  {}: stopped. {}\n", rows[i].name, run.alarm);
+      if (run.interrupted) {
+        fmt::print("  {}: stopped by hand after {} steps.\n", rows[i].name, run.steps.size());
+      }
     }
   }
   if (!can_draw()) return !interrupted;

@@ -187,10 +187,14 @@ void HistoryReader::take(std::string_view content) {
 }
 
 void HistoryReader::take_header(const ordered_json& line) {
-  if (line.value("format", ordered_json()) != kHistoryFormat) {
+  const auto has = [&](const char* key, const ordered_json& value) {
+    const auto found = line.find(key);  // not value(), which copies what may be deep
+    return found != line.end() && *found == value;
+  };
+  if (!has("format", kHistoryFormat)) {
     throw BadLine{std::string("it does not say \"format\": \"") + kHistoryFormat + "\""};
   }
-  if (line.value("version", ordered_json()) != kHistoryVersion) {
+  if (!has("version", kHistoryVersion)) {
     throw BadLine{"its version is not " + std::to_string(kHistoryVersion) +
                   ", the one this program reads"};
   }

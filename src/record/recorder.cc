@@ -10,6 +10,8 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
+#include <string>
 
 #include "core/check.h"
 #include "files/write.h"
@@ -207,9 +209,10 @@ void Recorder::step(int64_t step, double loss, const StepReport& report, const S
   }
   line["seconds"] = seconds;
   for (const auto& [name, value] : more) {
-    internal::require(!line.contains(name) && name != "culprit" && name != "amax" &&
-                          name != "overflow_at" && name != "layers" && name != "end",
-                      ErrorCode::kInvalidArgument, [&] {
+    static const std::set<std::string> kOwn = {"culprit", "amax", "overflow_at", "layers",
+                                               "end",     "note", "log2"};
+    internal::require(!line.contains(name) && !kOwn.contains(name), ErrorCode::kInvalidArgument,
+                      [&] {
                         return "Recorder::step() got a number named '" + name +
                                "', which the history uses for itself; choose another name.";
                       });
@@ -237,6 +240,10 @@ void Recorder::step(int64_t step, double loss, const StepReport& report, const S
 void Recorder::layers(int64_t step, double scale, const std::vector<LayerStats>& layers) {
   files_->check_open("Recorder::layers()");
   Files::check_later("Recorder::layers()", step, files_->last_look);
+  internal::require(std::isfinite(scale) && scale > 0.0, ErrorCode::kInvalidArgument, [&] {
+    return "Recorder::layers() got a scale of " + internal::number(scale) +
+           "; it has to be the one that the gradients have.";
+  });
   ordered_json line = {{"step", step}, {"scale", internal::number_json(scale)}};
   line.update(bounds_json(layers));
   line["layers"] = ordered_json::array();

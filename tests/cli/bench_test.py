@@ -20,6 +20,9 @@ for name in ("measure/f32", "measure/f16", "measure/bf16", "measure/f64", "adamw
              "measure/f16/tensors=10000", "adamw/f16/tensors=10000"):
     assert name in figures, name
 
+result = subprocess.run([sys.argv[1], "bench", "--json", "--filter", "nothing"], capture_output=True, text=True)
+assert result.returncode == 2 and "No figure has 'nothing'" in result.stderr, result
+
 # A SIMD target that does not exist: a sentence and exit 2, not a crash.
 result = subprocess.run([sys.argv[1], "bench"], capture_output=True, text=True,
                         env={**os.environ, "HEADROOM_SIMD": "nonsense"})

@@ -165,6 +165,10 @@ assert sum("weight" in line for line in run(long, "--all").stdout.splitlines()) 
 evil = write("evil.safetensors", safetensors({"\x1b[2J<script>\u009b\n": ("F32", [1], bytes(4))}))
 assert "\x1b" not in run(evil).stdout and "\u009b" not in run(evil).stdout
 assert inspect(evil)["tensors"][0]["name"] == "\x1b[2J<script>\u009b\n"
+before = open(mixed, "rb").read()
+result = run(evil, mixed, "--html", mixed)
+assert result.returncode == 2 and "is to be read" in result.stderr, result
+assert open(mixed, "rb").read() == before
 page = os.path.join(FOLDER.name, "page.html")
 assert run(evil, mixed, "--html", page).returncode == 0
 html = open(page, encoding="utf-8").read()

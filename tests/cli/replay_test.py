@@ -70,6 +70,17 @@ assert rows[0]["values"] == 80 and rows[0]["skipped"] == 0, result
 result = run("replay", "--policy", "torch,static", "-", text='{"amax": 0.5, "log2": {"-45": 4}}')
 assert result.returncode == 0 and "100.0000 %" in result.stdout, result
 
+# A gradient of 0 is one; numbers that no run has do not run over.
+assert scales(['{"amax": 0}'] * 3, "overflow") == [False] * 3
+much = '{"amax": 0.5, "log2": {"-90": 281474976710656, "-1": 1}}\n' * 40000
+result = run("replay", "--policy", "torch,static", "--json", "-", text=much)
+assert [json.loads(line)["lost"] for line in result.stdout.splitlines()] == [2**63 - 1] * 2, result
+for scale, start, counts in ((0, 1, [1]), (1, 2**31 - 1, [1, 1]), (1, 0, [2**63 - 1] * 2), (1, 0, [-1])):
+    text = json.dumps({"format": "headroom-history", "version": 1}) + "\n"
+    text += json.dumps({"step": 1, "scale": scale, "layers": [{"from": start, "histogram": counts}]})
+    result = run("replay", "-", text=text + '\n{"step": 1, "amax": 1.0, "overflow": false}\n')
+    assert result.returncode == 0 and "0.0000 %" in result.stdout or "lost" not in result.stdout, result
+
 # What cannot be used: one sentence, the line's number, exit 2, nothing on standard output.
 for text, part in (("0\n2\n", ":2:"), ("0\nyes\n", ":2:"), ('{"over": 1}\n', "no \"overflow\""),
                    ('{"overflow": 3}\n', "true, false"), ("[1]\n", ":1:"), ("0\n{\n", ":2:"),

@@ -184,6 +184,7 @@ with tempfile.TemporaryDirectory() as temp:
     refused("There is no folder", f"{temp}/nowhere")
     refused("could not be written", f"{temp}/run", "--out", "/proc/report.html")
     refused("the disk is full", f"{temp}/run", "--out", "/dev/full")
+    refused("the name of a history", f"{temp}/run", "--out", f"{temp}/run/history.jsonl")
     with open(f"{temp}/run/history.jsonl") as file:
         lines = file.readlines()
     lines[6] = lines[6][:20] + "\n"

@@ -129,6 +129,8 @@ with tempfile.TemporaryDirectory() as temp:
         shutil.copy(f"{other}/{name}", f"{out}/{name}")
     result = train("--resume", "--out", out, "--width", 8)
     check(result.returncode == 2 and "--width is 8, but the run in" in result.stderr, result.stderr)
+    result = train("gpt", "--resume", "--out", good)
+    check(result.returncode == 2 and "--model is gpt, but the run in" in result.stderr, result.stderr)
 
     # What would change the course is refused; the same settings, and more steps, are not.
     for option, value in (("--lr", 0.5), ("--seed", 2), ("--precision", "bf16"), ("--model", "cnn"), ("--clip", 2),

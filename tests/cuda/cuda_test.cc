@@ -239,6 +239,28 @@ TEST_F(Cuda, AStateGoesFromDeviceToHostAndBack) {
   }
 }
 
+TEST_F(Cuda, MastersFollowWeightsThatSomebodyWroteTo) {
+  for (const DType weight : {DType::kF16, DType::kBF16}) {
+    for (const Precision& precision :
+         {Precision{}, Precision{.stochastic_rounding = true, .seed = 3}}) {
+      Pair<SGD, SGDOptions> pair(weight, weight, {.lr = 1e-4}, precision, 1);
+      pair.cpu->apply(0x1p-10f, false);
+      pair.cuda->apply(0x1p-10f, false);
+      for (const int64_t i : {0, 69}) {
+        pair.hosts[2]->set(i, 42.0);
+        cudaMemcpy(pair.devices[2]->view().data, pair.hosts[2]->view().data,
+                   pair.hosts[2]->view().bytes(), cudaMemcpyDefault);
+      }
+      for (size_t i = 0; i < 4; ++i) {
+        pair.cpu->follow_weight(i);
+        pair.cuda->follow_weight(i);
+      }
+      pair.expect_same_bits();
+      EXPECT_EQ(pair.cpu->master(1)[69], 42.0f);
+    }
+  }
+}
+
 TEST_F(Cuda, AScalerRunsTheSameCourse) {
   using P = Pair<AdamW, AdamWOptions>;
   P pair(DType::kF16, DType::kF16, {.lr = 0.01}, {}, 0);

@@ -256,6 +256,13 @@ TEST(Recorder, RefusesWhatCannotBe) {
   recorder.step(5, 1.0, applied());
   expect_error(ErrorCode::kInvalidArgument, "step 5 after step 5",
                [&] { recorder.step(5, 1.0, applied()); });
+  for (const char* name : {"note", "log2", "layers", "end", "culprit"}) {
+    expect_error(ErrorCode::kInvalidArgument, name,
+                 [&] { recorder.step(6, 1.0, applied(), {{name, 1.0}}); });
+  }
+  for (const double scale : {0.0, -1.0, std::nan(""), HUGE_VAL}) {
+    expect_error(ErrorCode::kInvalidArgument, "scale", [&] { recorder.layers(6, scale, {}); });
+  }
   expect_error(ErrorCode::kInvalidArgument, "'loss'", [&] {
     recorder.step(6, 1.0, applied(), {{"loss", 1.0}});
   });
