@@ -50,7 +50,7 @@ std::vector<Parameter> FusedBody::new_parameters(const std::vector<torch::Tensor
       throw Error(ErrorCode::kUnsupported,
                   "The weight of " + name + " is complex; use torch's optimizers for it.");
     }
-    check_storage(parameter, "The weight of " + name);
+    check_storage(parameter, "weight", name);
     added.push_back({name, view_of(parameter, "The weight of " + name), {}});
   }
   return added;
@@ -80,9 +80,7 @@ void FusedBody::follow() { show(false); }
 
 // Shows the core the memory as it is; masters follow weights that somebody has written to.
 void FusedBody::show(bool with_gradients) {
-  for (size_t i = 0; i < tensors_.size(); ++i) {
-    check_storage(tensors_[i], "The weight of " + names_[i]);
-  }
+  for (size_t i = 0; i < tensors_.size(); ++i) check_storage(tensors_[i], "weight", names_[i]);
   std::vector<Parameter> now = memory(with_gradients);
   reorder();
   core().rebind(std::move(now));
@@ -93,7 +91,9 @@ void FusedBody::show(bool with_gradients) {
   }
   // As long as the memory is held, no other weight can come to its address unseen.
   held_.clear();
-  for (const torch::Tensor& tensor : tensors_) held_.push_back(tensor.storage());
+  for (const torch::Tensor& tensor : tensors_) {
+    if (tensor.scalar_type() != torch::kFloat) held_.push_back(tensor.storage());
+  }
 }
 
 // Brings masters and moments into the order of weights whose strides have changed.
@@ -112,6 +112,7 @@ void FusedBody::reorder() {
     same = same && tensors_[i].strides() == torch::IntArrayRef(layouts_[i].strides);
   }
   if (same) return;
+  std::vector<std::pair<torch::Tensor, torch::Tensor>> moves;  // to memory, from its new order
   for (const NamedTensor& named : core().state().tensors) {
     const torch::Tensor& weight = tensors_[named.parameter];
     const Layout& before = layouts_[named.parameter];
@@ -120,14 +121,21 @@ void FusedBody::reorder() {
     const auto memory = [&](torch::IntArrayRef sizes, torch::IntArrayRef strides) {
       return torch::from_blob(named.tensor.data, sizes, strides, options);
     };
-    const torch::Tensor values = torch::empty_strided(weight.sizes(), weight.strides(), options)
-                                     .copy_(memory(before.sizes, before.strides));
-    memory(weight.sizes(), weight.strides()).copy_(values);
+    moves.emplace_back(memory(weight.sizes(), weight.strides()),
+                       torch::empty_strided(weight.sizes(), weight.strides(), options)
+                           .copy_(memory(before.sizes, before.strides)));
   }
+  for (const auto& [to, from] : moves) to.copy_(from);  // nothing can fail any more
   for (size_t i = 0; i < tensors_.size(); ++i) layouts_[i].strides = tensors_[i].strides().vec();
 }
 
-void FusedBody::release() { core().rebind(memory(false)); }
+// The weights stay as they were last shown.
+void FusedBody::release() {
+  gradients_.clear();
+  std::vector<Parameter> parameters = core().parameters();
+  for (Parameter& parameter : parameters) parameter.grad = {};
+  core().rebind(std::move(parameters));
+}
 
 void FusedBody::masters_are_right() {
   for (size_t i = 0; i < tensors_.size(); ++i) versions_[i] = version_of(tensors_[i]);

@@ -298,7 +298,10 @@ StepReport GradScaler::step(torch::optim::Optimizer& optimizer, const StepOption
   try {
     report = core_->step(bound.core(), options);
   } catch (const Error& error) {
-    if (error.code() == ErrorCode::kOverflow) bound->grads_written();  // zeroed
+    if (error.code() == ErrorCode::kOverflow) {
+      bound->grads_written();  // zeroed
+      bridges_->used(optimizer);
+    }
     throw;
   }
   if (report.applied || report.pending) bound->weights_written();
@@ -341,13 +344,16 @@ void GradScaler::update() {
   bridges_->next_round();
 }
 
+void GradScaler::check_no_waiting() const {
+  if (!bridges_->waiting()) return;
+  throw Error(ErrorCode::kWrongOrder,
+              "The scale was set by hand while gradients wait that were made with the old one; "
+              "step first, or drop them and call discard().");
+}
+
 // Takes another scale, once it is sure that no gradients wait.
 void GradScaler::take_state(const ScaleState& state) {
-  if (bridges_->waiting()) {
-    throw Error(ErrorCode::kWrongOrder,
-                "The scale was set by hand while gradients wait that were made with the old one; "
-                "step first, or drop them and call discard().");
-  }
+  check_no_waiting();
   core_->discard();  // losses that no backward went through
   bridges_->with_all([&] { core_->load_state(state); });
   bridges_->next_round();
@@ -361,6 +367,7 @@ StateDict GradScaler::state_dict() const {
 
 void GradScaler::load_state_dict(const StateDict& saved) {
   if (!is_enabled()) return;
+  check_no_waiting();
   const internal::PolicyAndState next = internal::with_state_dict({policy(), state()}, saved);
   const ScalePolicy before = policy();
   core_->set_policy(next.policy);

@@ -59,20 +59,20 @@ void check_whole(const torch::Tensor& parameter, const torch::Tensor& grad,
              << grad.sizes() << "; they have to be equal.";
     throw Error(ErrorCode::kMismatch, sentence.str());
   }
-  check_storage(grad, "The gradient of " + name);
+  check_storage(grad, "gradient", name);
 }
 
 }  // namespace
 
-void check_storage(const torch::Tensor& tensor, const std::string& name) {
+void check_storage(const torch::Tensor& tensor, const char* what, const std::string& name) {
   if (tensor.layout() != torch::kStrided || tensor.numel() == 0) return;
   const size_t needed = at::detail::computeStorageNbytes(
       tensor.sizes(), tensor.strides(), static_cast<size_t>(tensor.element_size()),
       static_cast<size_t>(tensor.storage_offset()));
   if (tensor.storage().nbytes() >= needed) return;
   throw Error(ErrorCode::kInvalidArgument,
-              name + " needs " + std::to_string(needed) + " bytes and its storage has " +
-                  std::to_string(tensor.storage().nbytes()) +
+              std::string("The ") + what + " of " + name + " needs " + std::to_string(needed) +
+                  " bytes and its storage has " + std::to_string(tensor.storage().nbytes()) +
                   "; it was given back, cut, or loaded from a file of another type. Run backward "
                   "or load again.");
 }

@@ -18,7 +18,7 @@ TensorView view_of(const torch::Tensor& tensor, const std::string& name);
 
 /// Throws Error(kInvalidArgument) if the storage is smaller than the tensor: it was cut, or given
 /// back.
-void check_storage(const torch::Tensor& tensor, const std::string& name);
+void check_storage(const torch::Tensor& tensor, const char* what, const std::string& name);
 
 /// As long as it lives, the core's work on CUDA tensors goes to LibTorch's current stream.
 class TorchStream {

@@ -68,26 +68,26 @@ class Places {
     return same;
   }
 
-  // Whether anything moved since the last call, and on request the parameters whose values somebody
-  // changed since then and the last advance().
+  // Whether anything moved since the last call, whether a parameter itself did, and on request the
+  // parameters whose values somebody changed since then and the last advance().
   py::tuple look(const py::list& parameters, bool with_versions) {
     std::vector<int64_t> versions;
     versions.reserve(parameters.size());
-    place_ = 0;
-    moved_ = false;
+    weights_.begin();
+    grads_.begin();
     for (const py::handle parameter : parameters) {
-      add(parameter);
-      add(grad_(parameter));
+      add(parameter, &weights_);
+      add(grad_(parameter), &grads_);
       if (with_versions) versions.push_back(version_(parameter).cast<int64_t>());
     }
-    moved_ = moved_ || place_ != seen_.size();
-    seen_.resize(place_);
+    const bool weights_moved = weights_.moved();
+    const bool moved = grads_.moved() || weights_moved;
     py::list changed;
     for (size_t i = 0; i < versions.size(); ++i) {
       if (i >= versions_.size() || versions[i] != versions_[i]) changed.append(i);
     }
     versions_ = std::move(versions);
-    return py::make_tuple(moved_, changed);
+    return py::make_tuple(moved, weights_moved, changed);
   }
 
   // These parameters were changed by the optimizer itself.
@@ -105,15 +105,46 @@ class Places {
     return false;
   }
 
-  void add(py::handle tensor) {
+  // Where some tensors are, beside where they were the last time.
+  class Seen {
+   public:
+    void begin() {
+      place_ = 0;
+      moved_ = false;
+    }
+    void note(int64_t value) {
+      if (place_ == values_.size() || values_[place_] != value) {
+        moved_ = true;
+        values_.resize(place_);
+        values_.push_back(value);
+      }
+      ++place_;
+    }
+    void cannot_tell() { moved_ = true; }
+
+    // At the end: whether anything is another than the last time.
+    bool moved() {
+      moved_ = moved_ || place_ != values_.size();
+      values_.resize(place_);
+      return moved_;
+    }
+
+   private:
+    std::vector<int64_t> values_;
+    size_t place_ = 0;
+    bool moved_ = false;
+  };
+
+  void add(py::handle tensor, Seen* seen) {
+    const auto note = [seen](int64_t value) { seen->note(value); };
     DLTensor view;
     if (tensor.is_none()) {
       note(-1);
     } else if (!is_plain(tensor)) {
-      moved_ = true;
+      seen->cannot_tell();
     } else if (tensor_from_object_(tensor.ptr(), &view) != 0) {
       PyErr_Clear();
-      moved_ = true;
+      seen->cannot_tell();
     } else {
       note(reinterpret_cast<intptr_t>(view.data) + static_cast<int64_t>(view.byte_offset));
       note(int64_t{view.dtype.code} << 32 | int64_t{view.dtype.bits} << 16 |
@@ -125,22 +156,11 @@ class Places {
     }
   }
 
-  // Compares with what was here the last time.
-  void note(int64_t value) {
-    if (place_ == seen_.size() || seen_[place_] != value) {
-      moved_ = true;
-      seen_.resize(place_);
-      seen_.push_back(value);
-    }
-    ++place_;
-  }
-
   int (*tensor_from_object_)(void*, DLTensor*) = nullptr;
   std::vector<py::type> plain_;
   Getter grad_, version_;
-  std::vector<int64_t> seen_, versions_;
-  size_t place_ = 0;
-  bool moved_ = false;
+  Seen weights_, grads_;
+  std::vector<int64_t> versions_;
 };
 
 }  // namespace

@@ -129,10 +129,12 @@ void Checkpoints::take_settings(CLI::App& command) {
   last_ = newest.step();
   for (const auto& [name, value] : settings_) {
     CLI::Option* const option = command.get_option_no_throw(name);
-    const bool other_model =
-        name == "--model" && option->count() > 0 && option->as<std::string>() != value;
-    if (other_model) refuse_setting(path_, name, option->as<std::string>(), value);
-    if (option == nullptr || option->count() > 0 || value.empty()) continue;
+    if (option == nullptr || value.empty()) continue;
+    if (option->count() > 0) {
+      const auto given = option->as<std::string>();
+      if (name == "--model" && given != value) refuse_setting(path_, name, given, value);
+      continue;
+    }
     option->add_result(value);
     option->run_callback();
   }

@@ -129,7 +129,10 @@ void GradScaler::update_on_device() {
   cuda_->update();
   for (auto& [id, known] : known_) {
     const auto identity = known.identity.lock();
-    if (identity == nullptr || known.cuda == nullptr || known.losses == losses_) continue;
+    const bool unscaled = known.stage == Stage::kUnscaled && known.round == round_;
+    if (identity == nullptr || unscaled || known.cuda == nullptr || known.losses == losses_) {
+      continue;
+    }
     enqueue_list(*identity->owner, &known);
     cuda_->rescale(known.cuda.get());
   }

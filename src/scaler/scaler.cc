@@ -372,7 +372,10 @@ void GradScaler::check_no_waiting(const char* call) const {
 void GradScaler::move_to(const ScaleState& next) {
   for (auto& [id, known] : known_) {
     const auto identity = known.identity.lock();
-    if (identity == nullptr || known.losses == losses_ || next.scale == state_.scale) continue;
+    const bool unscaled = known.stage == Stage::kUnscaled && known.round == round_;
+    if (identity == nullptr || unscaled || known.losses == losses_ || next.scale == state_.scale) {
+      continue;
+    }
     rescale(*identity->owner, state_.scale, next.scale);
     known.scale = next.scale;
     if (known.cuda != nullptr) known.cuda->set_scale(next.scale);

@@ -79,7 +79,7 @@ for scale, start, counts in ((0, 1, [1]), (1, 2**31 - 1, [1, 1]), (1, 0, [2**63 
     text = json.dumps({"format": "headroom-history", "version": 1}) + "\n"
     text += json.dumps({"step": 1, "scale": scale, "layers": [{"from": start, "histogram": counts}]})
     result = run("replay", "-", text=text + '\n{"step": 1, "amax": 1.0, "overflow": false}\n')
-    assert result.returncode == 0 and "0.0000 %" in result.stdout or "lost" not in result.stdout, result
+    assert result.returncode == 0 and ("0.0000 %" in result.stdout or "lost" not in result.stdout), result
 
 # What cannot be used: one sentence, the line's number, exit 2, nothing on standard output.
 for text, part in (("0\n2\n", ":2:"), ("0\nyes\n", ":2:"), ('{"over": 1}\n', "no \"overflow\""),

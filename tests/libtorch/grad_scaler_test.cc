@@ -276,6 +276,16 @@ TEST(NewScale, IsSetAndBadOnesAreRefused) {
   EXPECT_EQ(scaler.get_scale(), 256.0);
 }
 
+TEST(NewScale, MayBeSetAfterAnOverflowThatThrows) {
+  GradScaler scaler(GradScalerOptions().on_overflow(OnOverflow::kThrow));
+  torch::Tensor w = leaf({1.0f});
+  auto optimizer = sgd({w});
+  scaler.scale(w.sum() * kInfinity).backward();
+  expect_error(ErrorCode::kOverflow, "Lower the scale", [&] { scaler.step(optimizer); });
+  scaler.update(2.0);
+  EXPECT_EQ(scaler.get_scale(), 2.0);
+}
+
 TEST(NewScale, WaitsForGradientsThatWereMadeWithTheOldOne) {
   GradScaler scaler;
   torch::Tensor w = leaf({1.0f});

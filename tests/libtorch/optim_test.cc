@@ -214,6 +214,27 @@ TEST(Fused, MomentsFollowAChangeOfStrides) {
   }
 }
 
+TEST(Fused, AFailureWhileStridesChangeLeavesMastersRight) {
+  GradScaler scaler(GradScalerOptions().init_scale(4.0).growth_interval(1));
+  torch::Tensor w = torch::randn({4, 3, 2, 2}).to(torch::kHalf).requires_grad_(true);
+  torch::Tensor other = leaf({1.0f});
+  FusedSGD optimizer({w}, SGDOptions(1e-3));
+  auto plain = sgd({other});
+  scaler.scale(w.to(torch::kFloat).square().sum()).backward();
+  scaler.step(optimizer);
+  scaler.update();
+  const torch::Tensor exact = optimizer.master_params()[0].clone();
+  w.set_data(w.data().contiguous(torch::MemoryFormat::ChannelsLast));
+  w.mutable_grad() = torch::zeros({4, 3, 2, 2}, torch::kHalf);
+  w.grad().storage().unsafeGetStorageImpl()->set_nbytes(4);
+  scaler.scale(other.sum()).backward();
+  scaler.step(plain);
+  expect_error(ErrorCode::kInvalidArgument, "gradient of", [&] { scaler.update(); });
+  w.mutable_grad() = torch::Tensor();
+  scaler.update();
+  EXPECT_TRUE(same_bits(optimizer.master_params()[0], exact));
+}
+
 TEST(Fused, RefusesAWeightWhoseStorageWasCut) {
   torch::Tensor w = torch::ones({100});
   FusedSGD optimizer({w}, SGDOptions(1.0));

@@ -31,6 +31,24 @@ TEST(StateDict, BelongsAfterUpdate) {
   EXPECT_EQ(scaler.state_dict().at("scale"), 32768.0);
 }
 
+TEST(StateDict, OneThatIsRefusedChangesNothing) {
+  GradScaler scaler;
+  torch::Tensor w = leaf({1.0f});
+  auto optimizer = sgd({w});
+  for (int i = 0; i < 20; ++i) {
+    scaler.scale(w.sum()).backward();
+    scaler.step(optimizer);
+    scaler.update();
+  }
+  const StateDict before = scaler.state_dict();
+  StateDict other = before;
+  other["growth_interval"] = 10.0;
+  other["_growth_tracker"] = 0.0;
+  scaler.scale(w.sum()).backward();
+  expect_error(ErrorCode::kWrongOrder, "gradients wait", [&] { scaler.load_state_dict(other); });
+  EXPECT_EQ(scaler.state_dict(), before);
+}
+
 TEST(StateDict, IsJsonThatPythonCanLoad) {
   GradScaler scaler;
   scaler.load_state_dict(state_dict_from_json(kFromPython));

@@ -253,6 +253,9 @@ def test_a_state_is_known_by_its_names():
     assert (np.array(optimizer.state()[1]["w/exp_avg"]) == saved["w/exp_avg"]).all()
     with pytest.raises(ValueError, match="same name"):
         optimizer.add_group({"w": (np.ones(1, np.float32), None)})
+    optimizer.add_group({"3": (np.ones(1, np.float32), None)})
+    optimizer.add_group([(np.ones(1, np.float32), None) for _ in range(2)])  # takes names that are free
+    assert len(optimizer.state()[1]) == 3 + 3 * 2
 
 
 def test_a_copy_by_dlpack_is_one():

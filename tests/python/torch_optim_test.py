@@ -534,6 +534,10 @@ def test_two_scalers_of_one_optimizer_keep_apart_what_they_found():
     for scaler in scalers:
         scaler.update()
     assert [scaler.get_scale() for scaler in scalers] == [2.0, 4.0]
+    assert [scaler.last_step_applied for scaler in scalers] == [False, True]
+    assert scalers[1].report().applied
+    with pytest.raises(RuntimeError, match="stepped by others"):
+        scalers[0].report()
 
 
 @pytest.mark.parametrize("scaler_class", [None, torch.amp.GradScaler, headroom.torch.GradScaler])
@@ -558,3 +562,63 @@ def test_a_state_dict_of_another_kind_of_optimizer_is_refused():
     with pytest.raises(headroom.Error, match="another kind of optimizer"):
         optimizer.load_state_dict(saved)
     assert optimizer.param_groups[0]["betas"] == (0.9, 0.999)
+
+
+@pytest.mark.usefixtures("looking")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_state_dict_right_after_a_change_of_memory_format(dtype):
+    layer = torch.nn.Conv2d(2, 3, 3).to(dtype)
+    optimizer = headroom.torch.AdamW(layer.parameters(), lr=1e-2)
+    for parameter in layer.parameters():
+        parameter.grad = torch.randn(parameter.shape).to(dtype)
+    optimizer.step()
+    before = copy.deepcopy(optimizer.state_dict()["state"])
+    layer.to(memory_format=torch.channels_last)
+    after = optimizer.state_dict()["state"]
+    for key, state in before.items():
+        assert all(torch.equal(state[name], after[key][name]) for name in state)
+    duplicate = copy.deepcopy(optimizer).state_dict()["state"]
+    assert torch.equal(duplicate[0]["exp_avg"], before[0]["exp_avg"])
+
+
+@pytest.mark.usefixtures("looking")
+@pytest.mark.parametrize("move", [False, True])
+def test_a_group_added_after_a_write_does_not_hide_it(move):
+    weight = half_weight()
+    optimizer = stepped(weight)
+    with torch.no_grad():
+        if move:
+            weight.data = torch.full_like(weight, 6.0)
+        weight.fill_(7.0)
+    optimizer.add_param_group({"params": [half_weight()]})
+    assert master_of(optimizer).tolist() == [7.0, 7.0]
+    with torch.no_grad():
+        weight.fill_(3.0)
+    assert master_of(optimizer).tolist() == [3.0, 3.0]
+
+
+@pytest.mark.usefixtures("looking")
+def test_what_is_saved_after_a_step_that_raised():
+    weight, other = half_weight(), torch.ones(6, requires_grad=True)
+    optimizer = headroom.torch.AdamW([weight, other])
+    weight.grad, other.grad = torch.ones_like(weight), torch.ones_like(other)
+    optimizer.step()
+    weight.data = torch.full_like(weight, 7.0)
+    other.data = other.data.reshape(2, 3)
+    other.grad = None
+    with pytest.raises(headroom.Error, match="had shape"):
+        optimizer.step()
+    saved = [copy.deepcopy(optimizer.state_dict()["state"]) for _ in range(2)]
+    assert torch.equal(saved[0][0]["master"], saved[1][0]["master"])
+    other.data = other.data.reshape(6)
+    assert master_of(optimizer).tolist() == [7.0, 7.0]
+    optimizer.step()
+
+
+def test_masters_are_not_refreshed_from_memory_that_is_gone():
+    weight = half_weight()
+    optimizer = stepped(weight)
+    weight.untyped_storage().resize_(0)
+    with pytest.raises(headroom.Error, match="less memory"):
+        optimizer.refresh_masters()
+    assert optimizer.state_dict()["state"][0]["master"].tolist() != [0.0, 0.0]

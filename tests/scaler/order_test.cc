@@ -109,6 +109,7 @@ TEST(Order, UnscaledGradientsDoNotSurviveAnotherLossAndAnUpdate) {
   scaler.update();
   wrong_order("unscaled before the last update()", [&] { scaler.step(loop.optimizer); });
   EXPECT_EQ(loop.weight[0], 1.0f);
+  EXPECT_EQ(loop.grad[0], 0.5f);
   loop.grad[0] = 0.25f * scaler.scale(1.0f);
   EXPECT_EQ(scaler.step(loop.optimizer).grad_norm, 0.25);
 }

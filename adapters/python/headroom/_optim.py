@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any, Optional, Union
 
@@ -32,7 +33,8 @@ class Optimizer:
     ) -> None:
         self._core = self._kind(master_weights, stochastic_rounding, seed)
         # At the core, which views of its state keep alive longer than this object.
-        self._core.kept = self._kept = []
+        self._kept: list[list[Optional[_core.Tensor]]] = []
+        self._core.kept = self._kept
         self._names: set[str] = set()
         self._groups: list[dict[str, Any]] = []
         self._defaults = options
@@ -44,7 +46,8 @@ class Optimizer:
         if unknown:
             raise TypeError(f"{type(self).__name__} has no option {sorted(unknown)[0]!r}")
         options = self._defaults | options
-        named = params.items() if isinstance(params, Mapping) else enumerate(params, len(self._kept))
+        free = (i for i in itertools.count(len(self._kept)) if str(i) not in self._names)
+        named = params.items() if isinstance(params, Mapping) else zip(free, params)
         triples = []
         for name, (weight, grad) in named:
             triples.append((str(name), tensor(weight), None if grad is None else tensor(grad)))

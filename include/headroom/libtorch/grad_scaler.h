@@ -131,7 +131,8 @@ class HEADROOM_API GradScaler {
   void set_growth_interval(int64_t steps);
   bool is_enabled() const;
 
-  /// PyTorch's five numbers; empty if disabled. load_state_dict() does nothing if disabled, and
+  /// PyTorch's five numbers; empty if disabled. Belongs after update(): between step() and it, it
+  /// throws Error(kWrongOrder), as save() does. load_state_dict() does nothing if disabled, and
   /// throws Error(kBadState), changing nothing, if a number is missing or impossible.
   StateDict state_dict() const;
   void load_state_dict(const StateDict& state);
@@ -150,6 +151,7 @@ class HEADROOM_API GradScaler {
  private:
   torch::Tensor scale_on_device(const torch::Tensor& loss);
   void change(const std::function<void(ScalePolicy&)>& change);
+  void check_no_waiting() const;
   void take_state(const ScaleState& state);
 
   bool on_device_ = false;

@@ -61,29 +61,33 @@ class _Places:
     """What ``_core.Places`` does, for a torch without DLPack's exchange API."""
 
     def __init__(self) -> None:
-        self._seen: list[Any] = []
+        self._seen: tuple[list[Any], list[Any]] = ([], [])
         self._versions: list[int] = []
 
     @staticmethod
     def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
         return len(a) == len(b) and not any(map(operator.is_not, a, b))
 
-    def look(self, parameters: list[torch.Tensor], versions: bool) -> tuple[bool, list[int]]:
-        seen: list[Any] = []
-        for tensor in (t for param in parameters for t in (param, param.grad)):
-            plain = tensor is None or (type(tensor) in _PLAIN and tensor.layout is _STRIDED)
-            if not plain:
-                seen.append(object())  # which equals nothing
-            elif tensor is None:
-                seen.append(None)
-            else:
-                seen.append((tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()))
-        moved, self._seen = seen != self._seen, seen
+    @staticmethod
+    def _place(tensor: Optional[torch.Tensor]) -> Any:
+        if tensor is None:
+            return None
+        if type(tensor) not in _PLAIN or tensor.layout is not _STRIDED:
+            return object()  # which equals nothing
+        return (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+
+    def look(self, parameters: list[torch.Tensor], versions: bool) -> tuple[bool, bool, list[int]]:
+        weights = [self._place(param) for param in parameters]
+        grads = [self._place(param.grad) for param in parameters]
+        weights_moved = weights != self._seen[0]
+        moved = weights_moved or grads != self._seen[1]
+        self._seen = (weights, grads)
         if not versions:
-            return moved, []
+            return moved, weights_moved, []
         before, self._versions = self._versions, [param._version for param in parameters]
         before += [-1] * (len(parameters) - len(before))
-        return moved, [i for i, version in enumerate(self._versions) if version != before[i]]
+        written = [i for i, version in enumerate(self._versions) if version != before[i]]
+        return moved, weights_moved, written
 
     def advance(self, parameters: list[int]) -> None:
         for i in parameters if self._versions else ():
@@ -92,8 +96,8 @@ class _Places:
 
 def places() -> _core.Places | _Places:
     """Whether the tensors of an optimizer are where they were in the last step: ``look`` says whether
-    any was moved and, if asked for versions, which parameters somebody has written to since then and
-    ``advance``."""
+    any was moved, whether a parameter itself was, and, if asked for versions, which parameters somebody
+    has written to since then and ``advance``."""
     api = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     try:
         return _core.Places(api, list(_PLAIN))

@@ -10,7 +10,7 @@ from torch.autograd.graph import increment_version
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from headroom import _core
-from headroom._errors import make
+from headroom._errors import Error, make
 from headroom.torch._memory import View, is_whole, places, stream_of, view_of
 
 
@@ -55,6 +55,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._has_masters = False
         self._written: list[int] = []  # parameters that somebody else has written to
         self._settled = False  # the core has everything as it was at the last look
+        self._weights_moved = False  # since the core was last shown them
+        self._walked = 0  # steps under a scaler, or with max_norm
         self._stepped: list[int] = []  # parameters with a gradient
         self._scaler: Optional[_core.GradScaler] = None  # walks measure, decide and apply
         self._loading: Optional[dict[str, Any]] = None  # a state dict, while it is loaded
@@ -88,9 +90,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._has_masters = self._precision[0] and any(
             param.dtype is not torch.float32 for param in self._params
         )
-        self._places.look(self._params, self._has_masters)
-        self._settled = False
-        self._hold()
+        self._look()
+        self._held += self._with_masters(group["params"])
 
     def _options_of(self, group: dict[str, Any]) -> dict[str, Any]:
         for name in ("amsgrad", "maximize"):
@@ -120,12 +121,16 @@ class FusedOptimizer(torch.optim.Optimizer):
             if options != self._options[g]:
                 self._core.set_options(g + 1, options)  # the core's first group is empty
                 self._options[g] = options
-        moved, written = self._places.look(params, self._has_masters)
-        self._written += written
-        self._settled = self._settled and not moved
-        kept = [] if self._settled else self._rebind(params)
+        self._look()
+        kept = [] if self._settled else self._rebind(with_gradients=True)
         self._follow_written()
         return kept
+
+    def _look(self) -> None:
+        moved, weights_moved, written = self._places.look(self._params, self._has_masters)
+        self._settled = self._settled and not moved
+        self._weights_moved = self._weights_moved or weights_moved
+        self._written += written
 
     def _follow_written(self) -> None:
         for i in self._written:
@@ -133,17 +138,10 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._written.clear()
 
     def _follow(self) -> None:
-        """The masters take over what was written to the weights since the last step."""
-        if not self._has_masters or not all(map(is_whole, self._params)):
-            return
-        moved, written = self._places.look(self._params, True)
-        self._written += written
-        if moved:
-            self._settled = False
-            views = [view_of(param) for param in self._params]
-            self._reorder()
-            self._core.rebind([*zip(self._labels, views, [None] * len(views))], self._stream(self._params))
-            self._hold()
+        """Masters and moments follow the weights as they are now."""
+        self._look()
+        if not self._settled:
+            self._rebind(with_gradients=False)
         self._follow_written()
 
     def refresh_masters(self) -> None:
@@ -153,12 +151,12 @@ class FusedOptimizer(torch.optim.Optimizer):
         for i in range(len(self._params)):
             self._core.refresh_master(i, self._stream(self._params))
 
-    def _rebind(self, params: list[torch.Tensor]) -> list[torch.Tensor]:
+    def _rebind(self, with_gradients: bool) -> list[torch.Tensor]:
         kept = []
         triples: list[tuple[str, Optional[View], Optional[View]]] = []
-        for label, param in zip(self._labels, params):
-            grad, view = param.grad, None
-            self._check_whole(label, param)
+        for label, param in zip(self._labels, self._params):
+            grad, view = param.grad if with_gradients else None, None
+            self._check_whole(label, param, grad)
             if grad is not None:
                 if grad.is_sparse or grad.stride() != param.stride():
                     dense = grad.detach().to_dense() if grad.is_sparse else grad.detach()
@@ -168,40 +166,52 @@ class FusedOptimizer(torch.optim.Optimizer):
                 if view is None:
                     raise make("unsupported", f"The gradient of {label} is of a type or on a device "
                                "that Headroom does not have; use torch's optimizers for it.")
-            triples.append((label, view_of(param), view))
-        self._reorder()
-        self._core.rebind(triples, self._stream(params))
-        self._hold()
-        self._settled = not kept  # copies have to be made in every step
-        self._stepped = [i for i, param in enumerate(params) if _has_gradient(param)]
+            weight = view_of(param)
+            if weight is None:
+                raise make("unsupported", f"{label} is not a dense FP16, BF16 or FP32 tensor any more; "
+                           "make a new optimizer for it.")
+            triples.append((label, weight, view))
+        if self._weights_moved:
+            self._reorder()
+        self._core.rebind(triples, self._stream(self._params))
+        if self._weights_moved:
+            self._held = self._with_masters(self._params)
+        self._weights_moved = False
+        self._settled = with_gradients and not kept  # copies have to be made in every step
+        if with_gradients:
+            self._stepped = [i for i, param in enumerate(self._params) if _has_gradient(param)]
         return kept
 
-    def _hold(self) -> None:
-        """Keeps the memory that was looked at, lest ``.data = other`` bring a weight to its address."""
-        if self._has_masters:
-            self._held = [param.detach() for param in self._params if param.dtype is not torch.float32]
+    def _with_masters(self, params: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Their memory, kept so that ``.data = other`` cannot bring another weight to an address that
+        was looked at."""
+        kept = params if self._precision[0] else []
+        return [param.detach() for param in kept if param.dtype is not torch.float32]
 
     def _reorder(self) -> None:
         """Brings masters and moments into the order of weights whose strides have changed."""
-        now = [(param.shape, param.stride()) for param in self._params]
-        if now == self._layouts:
-            return
-        for label, memory, i in self._core.state()[1]:
-            (shape, stride), (new_shape, new_stride) = self._layouts[i], now[i]
-            if new_shape != shape:
-                raise make("mismatch", f"{label.rpartition('/')[0]} had shape {tuple(shape)} and has "
-                           f"{tuple(new_shape)} now; make a new optimizer for it.")
-            flat = torch.from_dlpack(memory)
-            if new_stride != stride and flat.numel() > 0:
-                fresh = torch.empty_strided(shape, new_stride, dtype=flat.dtype, device=flat.device)
-                fresh.copy_(flat.as_strided(shape, stride))
-                flat.copy_(fresh.as_strided((flat.numel(),), (1,)))
-        self._layouts = now
+        changed = {}
+        for i, (param, (shape, stride)) in enumerate(zip(self._params, self._layouts)):
+            if param.shape != shape:
+                raise make("mismatch", f"{self._labels[i]} had shape {tuple(shape)} and has "
+                           f"{tuple(param.shape)} now; make a new optimizer for it.")
+            if param.stride() != stride:
+                changed[i] = []
+        for _, memory, i in self._core.state()[1] if changed else ():
+            if i in changed and self._params[i].numel() > 0:
+                changed[i].append(torch.from_dlpack(memory))
+        for i, buffers in changed.items():
+            shape, stride = self._layouts[i]
+            now = self._params[i].stride()
+            fresh = [torch.empty_strided(shape, now, dtype=flat.dtype, device=flat.device).copy_(
+                flat.as_strided(shape, stride)) for flat in buffers]
+            for flat, values in zip(buffers, fresh):  # nothing can fail any more
+                flat.copy_(values.as_strided((flat.numel(),), (1,)))
+            self._layouts[i] = (shape, now)
 
     @staticmethod
-    def _check_whole(label: str, param: torch.Tensor) -> None:
+    def _check_whole(label: str, param: torch.Tensor, grad: Optional[torch.Tensor]) -> None:
         """Refuses tensors that were resized in place, or whose storage was."""
-        grad = param.grad
         if grad is not None and grad.shape != param.shape:
             raise make("mismatch", f"{label} has shape {tuple(param.shape)} and a gradient of shape "
                        f"{tuple(grad.shape)}; they have to be equal.")
@@ -244,6 +254,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         if scale is None and found is None and self.max_norm == 0.0:
             self._core.apply(1.0, stream=stream)
         else:
+            self._walked += 1
             self._walk().step(
                 self._core,
                 self.max_norm,
@@ -259,6 +270,11 @@ class FusedOptimizer(torch.optim.Optimizer):
         return loss
 
     _watched_step = torch.optim.Optimizer.profile_hook_step(_step)
+
+    @property
+    def walked(self) -> int:
+        """Steps so far of which report() tells the last."""
+        return self._walked
 
     @property
     def listed(self) -> list[torch.Tensor]:
@@ -294,7 +310,10 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def _publish(self) -> None:
         """Fills ``state`` as torch's optimizers have it, with views of the core's memory."""
-        self._follow()
+        try:
+            self._follow()
+        except Error:
+            pass  # of weights that cannot be read now, or were changed in kind: as after the last step
         steps, tensors = self._core.state()
         for param, count in zip(self._params, steps):
             if count == 0:
@@ -304,7 +323,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         for label, memory, i in tensors:
             param = self._params[i]
             if steps[i] > 0:
-                view = torch.from_dlpack(memory).as_strided(param.shape, param.stride())
+                view = torch.from_dlpack(memory).as_strided(*self._layouts[i])
                 self.state[param][_torch_name(label)] = view
 
     def state_dict(self) -> dict[str, Any]:

@@ -38,7 +38,8 @@ class _Seen:
 
     scale: Optional[torch.Tensor]  # a copy, which no update() moves; None: `fused` knows it
     found: dict[torch.device, torch.Tensor]
-    fused: Optional[FusedOptimizer] = None  # that knows more
+    fused: Optional[FusedOptimizer] = None  # that knows more,
+    walked: int = 0  # as long as it has made so many steps
     culprit: str = ""
 
 
@@ -94,6 +95,8 @@ class GradScaler(torch.amp.GradScaler):
         if self._last is None:
             raise RuntimeError("report() was called before any step(); step first.")
         last = self._last
+        if last.fused is not None and last.fused.walked != last.walked:
+            raise RuntimeError("report() cannot tell: the optimizer was stepped by others since.")
         if last.fused is not None:
             told = last.fused.report()
             culprit = self._culprit(told.stats, last.fused, last.fused.listed) or told.culprit
@@ -105,6 +108,9 @@ class GradScaler(torch.amp.GradScaler):
     @property
     def last_step_applied(self) -> bool:
         """Whether the last step ran; a disabled scaler runs every one. Waits for a CUDA device."""
+        last = self._last
+        if last is not None and last.fused is not None and last.fused.walked != last.walked:
+            return not any(map(float, last.found.values()))
         return not self._enabled or self.report().applied
 
     def _views(self, optimizer: torch.optim.Optimizer) -> tuple[list[View], list[torch.Tensor]]:
@@ -206,7 +212,7 @@ class GradScaler(torch.amp.GradScaler):
         self._stepped = True
         self._last = self._seen.get(id(optimizer))
         if self._last is not None and fused:
-            self._last.fused = optimizer
+            self._last.fused, self._last.walked = optimizer, optimizer.walked
         elif self._last is not None and not self._last.culprit:
             found = self._last.found.values()  # on CUDA, asking a fused optimizer's would wait
             if all(flag.is_cpu for flag in found) and any(map(float, found)):
@@ -237,6 +243,7 @@ class GradScaler(torch.amp.GradScaler):
             del optimizer.grad_scale, optimizer.skipped_there
         state["stage"] = OptState.STEPPED
         state["found_inf_per_device"] = seen.found
+        seen.walked = optimizer.walked
         self._seen[id(optimizer)] = self._last = seen
         self._stepped = True
 
