@@ -383,10 +383,11 @@ void GradScaler::update(double new_scale) {
   if (!is_enabled()) return;
   const float scale = internal::checked_scale(new_scale);
   if (!allows(policy(), scale)) {
-    throw Error(ErrorCode::kInvalidArgument, "A scale of " + std::to_string(new_scale) +
-                                                 " cannot be set; the policy allows " +
-                                                 std::to_string(policy().min_scale) + " to " +
-                                                 std::to_string(policy().max_scale) + ".");
+    throw Error(ErrorCode::kInvalidArgument,
+                "A scale of " + std::to_string(new_scale) + " cannot be set; the policy allows " +
+                    std::to_string(policy().min_scale) + " to " +
+                    std::to_string(policy().max_scale) +
+                    (policy().grad_limit > 0.0f ? ", powers of two." : "."));
   }
   ScaleState state = core_->state();
   state.scale = scale;

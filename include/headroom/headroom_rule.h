@@ -19,6 +19,7 @@ namespace internal {
 inline constexpr int32_t kBit = 65536;  // one power of two
 inline constexpr int32_t kMaxSamples = 1 << 30;
 inline constexpr int32_t kMaxWait = 1 << 24;
+inline constexpr int32_t kShaken = 16;  // clean steps after an overflow with a bit of care
 
 // log2 of a positive finite number, rounded up. Exact for what 16-bit formats hold.
 HEADROOM_HOST_DEVICE inline int32_t bits_of(double value) {
@@ -151,17 +152,21 @@ HEADROOM_HOST_DEVICE inline void learn_from_failure(const ScalePolicy& policy, S
   state->failed_scale = 0.0f;
   state->trial_left = 0;
   state->calm = 0;
+  // If it failed when it had just come back, it climbs from here, bit by bit.
+  const bool soon = calm < kShaken;
+  const int32_t here = exponent_of(state->scale);
   if (repeated) {  // far below it failed too: come back at once only to gradients of 1
-    state->back = balanced(policy, *state) - floor_bits(bits_of(policy.grad_limit));
+    const int32_t of_one = balanced(policy, *state) - floor_bits(bits_of(policy.grad_limit));
+    state->back = soon ? here : of_one;
     return;
   }
   const bool grown = target_of(policy, *state) < failed;
   if (state->samples == 1 && calm == 0) {
     // No clean step before: the start was too high, or backward has a limit.
-    state->back = grown ? failed : exponent_of(state->scale);
+    state->back = grown ? failed : here;
     return;
   }
-  if (!grown && !growth_failed && calm >= policy.retry_interval) {
+  if (!grown && !growth_failed && calm >= policy.retry_interval / 2) {
     // Out of the blue. Once in a long while is no reason to give up a scale that works, and where
     // less did not help, even less will not.
     if (state->retry_left > policy.retry_interval) state->retry_left = policy.retry_interval;
@@ -170,7 +175,7 @@ HEADROOM_HOST_DEVICE inline void learn_from_failure(const ScalePolicy& policy, S
       return;
     }
   }
-  state->back = failed - 1;
+  state->back = soon ? here : failed - 1;
   if (state->scatter < kBit) state->scatter = kBit;
   if (grown) return;
   const int32_t left = highest(policy, *state) + failed * kBit - kBit / 2;
@@ -227,7 +232,6 @@ HEADROOM_HOST_DEVICE inline float headroom_after_clean_step(const ScalePolicy& p
   const int32_t room = bits_of(policy.grad_limit) - (known ? bits_of(amax) : 0);
   if (known && room < state.gap) state.gap = room;  // what passed is trusted
 
-  constexpr int32_t kShaken = 16;  // clean steps after an overflow with a bit of care
   const bool at_start = state.samples > 0 && state.samples - state.calm < kShaken;
   const bool shaken = state.skipped > 0 && state.calm <= kShaken && !at_start;
   const int32_t now = exponent_of(state.scale);

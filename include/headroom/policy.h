@@ -7,6 +7,7 @@
 #include <headroom/export.h>
 
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -117,10 +118,13 @@ HEADROOM_API const std::vector<PresetInfo>& presets();
 /// Throws Error(kInvalidArgument) with a sentence unless every setting is possible.
 HEADROOM_API void validate(const ScalePolicy& policy);
 
-/// Whether the policy's bounds allow this scale.
+/// Whether the policy's bounds allow this scale. With a grad_limit only powers of two.
 HEADROOM_HOST_DEVICE inline bool allows(const ScalePolicy& policy, float scale) {
   const bool above = policy.stay_above_min ? scale > policy.min_scale : scale >= policy.min_scale;
-  return above && scale <= policy.max_scale;
+  if (!above || !(scale <= policy.max_scale)) return false;
+  uint32_t bits = 0;
+  memcpy(&bits, &scale, sizeof bits);
+  return !(policy.grad_limit > 0.0f) || (bits & 0x7fffffu) == 0;  // no scale is subnormal
 }
 
 inline constexpr int32_t kLevels = 32;  // of ScaleState::ages

@@ -57,6 +57,11 @@ std::string unscale_culprit(const Optimizer& optimizer, float scale) {
   return "";
 }
 
+std::string scales_of(const ScalePolicy& policy) {
+  return (policy.grad_limit > 0.0f ? "powers of two from " : "") + number(policy.min_scale) +
+         " to " + number(policy.max_scale);
+}
+
 // Brings gradients that were made with one scale to another.
 void rescale(const Optimizer& optimizer, float from, float to) {
   const double ratio = static_cast<double>(to) / static_cast<double>(from);
@@ -109,7 +114,7 @@ void GradScaler::set_policy(const ScalePolicy& policy) {
   require(allows(policy, state_.scale) && allows(policy, state_.pending),
           ErrorCode::kInvalidArgument, [&] {
             return "The scale is " + number(state_.scale) + ", but the new policy allows " +
-                   number(policy.min_scale) + " to " + number(policy.max_scale) + " only.";
+                   scales_of(policy) + " only.";
           });
   policy_ = policy;
   if (!policy_.late) state_.pending = state_.scale;
@@ -346,7 +351,7 @@ void GradScaler::update(float new_scale) {
   check_no_waiting("update(new_scale)");
   require(allows(policy_, new_scale), ErrorCode::kInvalidArgument, [&] {
     return "A scale of " + number(new_scale) + " cannot be set; the policy allows " +
-           number(policy_.min_scale) + " to " + number(policy_.max_scale) + ".";
+           scales_of(policy_) + ".";
   });
   ScaleState next = initial_state(policy_);
   next.scale = new_scale;

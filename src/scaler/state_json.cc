@@ -150,8 +150,10 @@ void check_state(const ScalePolicy& policy, const ScaleState& state) {
   };
   const auto in_bounds = [&](float scale) { return allows(policy, scale); };
   const auto wide = [](int64_t value) { return static_cast<double>(value); };
-  check(in_bounds(state.scale), "scale", state.scale, "within min_scale and max_scale");
-  check(in_bounds(state.pending), "pending", state.pending, "within min_scale and max_scale");
+  check(in_bounds(state.scale), "scale", state.scale,
+        "within min_scale and max_scale, and a power of two if grad_limit is set");
+  check(in_bounds(state.pending), "pending", state.pending,
+        "within min_scale and max_scale, and a power of two if grad_limit is set");
   check(policy.late || state.pending == state.scale, "pending", state.pending,
         "equal to scale, because this policy is not a late one");
   check(state.growth_tracker >= -std::max(policy.first_growth_extra, policy.next_growth_extra) &&

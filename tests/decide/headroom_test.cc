@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
+#include <random>
+
 #include "tests/support.h"
 
 namespace headroom {
@@ -179,6 +181,39 @@ TEST(HeadroomRule, NeitherDoesASingleOneEveryTwoThousandStepsOrMore) {
     }
     run.steps(100, 0.1);
     EXPECT_GE(run.state.scale, largest_safe(0.1) / 4.0f) << pace;
+  }
+}
+
+TEST(HeadroomRule, NorDoSingleOnesAtRandom) {
+  for (const int mean : {2500, 4000, 8000}) {
+    double below = 0.0;
+    for (uint32_t seed = 1; seed <= 5; ++seed) {
+      std::mt19937 random(seed);
+      std::bernoulli_distribution bad(1.0 / mean);
+      Training run;
+      run.steps(10000, 0.1);
+      for (int i = 0; i < 100000; ++i) {
+        run.steps(1, 0.1, bad(random) ? 0x1p-126 : HUGE_VAL);
+        below += std::log2(largest_safe(0.1) / run.state.scale) / 500000.0;
+      }
+    }
+    EXPECT_LT(below, 3.0) << mean;
+  }
+}
+
+TEST(HeadroomRule, OverflowInsideBackwardIsFoundInAFewSkipsHoweverFarInside) {
+  for (int inside = 0; inside <= 40; ++inside) {
+    for (int right = -20; right <= 15; ++right) {
+      Training run;
+      const double limit = std::exp2(right + 1);               // backward overflows from there on,
+      const double amax = kLimit / limit / std::exp2(inside);  // with gradients of this size
+      run.steps(3000, amax, limit);
+      const int skipped = static_cast<int>(run.state.skipped);
+      EXPECT_LE(skipped, 4) << inside << " " << right;
+      EXPECT_LE(run.state.scale, std::exp2(static_cast<float>(right)));
+      EXPECT_GE(run.state.scale, std::exp2(static_cast<float>(right - 1)))
+          << inside << " " << right;
+    }
   }
 }
 

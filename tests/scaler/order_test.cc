@@ -283,6 +283,19 @@ TEST(NewScale, IsSetWithinBoundsOnly) {
   EXPECT_EQ(scaler.get_scale(), 1024.0f);
 }
 
+TEST(NewScale, IsAPowerOfTwoWhereTheRuleNeedsOne) {
+  GradScaler scaler{HeadroomScale{}};
+  expect_error(ErrorCode::kInvalidArgument, "powers of two", [&] { scaler.update(1000.0f); });
+  ScaleState state = scaler.state();
+  state.scale = state.pending = 1000.0f;
+  expect_error(ErrorCode::kBadState, "power of two", [&] { scaler.load_state(state); });
+  scaler.update(1024.0f);
+  GradScaler other;
+  other.update(1000.0f);
+  expect_error(ErrorCode::kInvalidArgument, "powers of two",
+               [&] { other.set_policy(HeadroomScale{}); });
+}
+
 TEST(NewPolicy, KeepsTheScaleAndWhatCountsAreStillPossible) {
   OneWeight loop;
   GradScaler scaler(DynamicScale{.growth_interval = 10});
