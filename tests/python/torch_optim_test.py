@@ -1,8 +1,10 @@
 """headroom.torch.AdamW and SGD: torch optimizers with masters inside."""
 
 import copy
+import gc
 import io
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -622,3 +624,113 @@ def test_masters_are_not_refreshed_from_memory_that_is_gone():
     with pytest.raises(headroom.Error, match="less memory"):
         optimizer.refresh_masters()
     assert optimizer.state_dict()["state"][0]["master"].tolist() != [0.0, 0.0]
+
+
+def test_state_is_there_without_a_state_dict():
+    weight = half_weight()
+    optimizer = stepped(weight)
+    assert set(optimizer.state[weight]) == {"step", "master", "exp_avg", "exp_avg_sq"}
+    assert optimizer.state[weight]["step"] == 3
+    optimizer.step()
+    assert optimizer.state[weight]["step"] == 4  # helpers of torch.distributed.checkpoint look there
+
+
+def test_loading_leaves_the_weights_to_the_model():
+    saved = stepped(half_weight()).state_dict()
+    weight = half_weight([0.5, 0.25])  # an average, or the best so far
+    optimizer = headroom.torch.AdamW([weight])
+    optimizer.load_state_dict(saved)
+    assert weight.tolist() == [0.5, 0.25]
+    assert master_of(optimizer).tolist() == [0.5, 0.25]
+
+
+@pytest.mark.usefixtures("looking")
+def test_groups_may_be_added_where_gradients_were():
+    for _ in range(20):
+        first = torch.nn.Linear(64, 64)
+        optimizer = headroom.torch.SGD(first.parameters())
+        first(torch.ones(1, 64)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        optimizer.add_param_group({"params": torch.nn.Linear(64, 64).parameters()})
+
+
+def test_a_scaler_does_not_keep_an_optimizer_alive_and_believes_no_old_flag():
+    class Gated(headroom.torch.SGD):
+        open = True
+
+        def step(self, closure=None):
+            return super().step(closure) if self.open else None
+
+    weight = torch.ones(2, requires_grad=True)
+    optimizer, scaler = Gated([weight]), headroom.torch.GradScaler(DEVICE, init_scale=8.0)
+    for value, expected in ((INF, 4.0), (1.0, 4.0), (1.0, 4.0)):
+        scaler.scale(weight.sum())
+        weight.grad = torch.full_like(weight, value)
+        scaler.step(optimizer)
+        scaler.update()
+        assert scaler.get_scale() == expected
+        Gated.open = False
+    Gated.open = True
+    scaler.scale(weight.sum())
+    scaler.step(optimizer)
+    alive = weakref.ref(optimizer)
+    scaler.update()
+    del optimizer
+    gc.collect()
+    assert alive() is None
+
+
+def test_torchs_own_arguments():
+    weight = half_weight()
+    headroom.torch.AdamW([weight], fused=True, foreach=None, capturable=False, amsgrad=False)
+    with pytest.raises(headroom.Error, match="amsgrad"):
+        headroom.torch.AdamW([weight], amsgrad=True)
+    with pytest.raises(TypeError, match="'learning'"):
+        headroom.torch.AdamW([weight], learning=1)
+    for norm in (None, INF, -1, "1"):
+        with pytest.raises(headroom.Error, match="max_norm"):
+            headroom.torch.AdamW([weight], max_norm=norm)
+
+
+def test_options_changed_in_place_are_noticed():
+    weights = [torch.ones(2, requires_grad=True) for _ in range(2)]
+    betas = [0.9, 0.999]
+    decay = torch.tensor(0.0)
+    optimizers = [kind([weight], lr=0.1, betas=betas, weight_decay=decay)
+                  for kind, weight in zip((torch.optim.AdamW, headroom.torch.AdamW), weights)]
+    for optimizer in optimizers:
+        optimizer.param_groups[0]["betas"] = betas
+    for step in range(3):
+        if step == 1:
+            betas[0] = 0.0
+            decay.fill_(0.5)
+        for weight, optimizer in zip(weights, optimizers):
+            weight.grad = torch.tensor([1.0, -1.0 - step])
+            optimizer.step()
+    torch.testing.assert_close(*weights)
+
+
+def test_subclasses_of_parameters_that_have_their_memory():
+    class Named(torch.nn.Parameter):
+        pass
+
+    weight = Named(torch.ones(3))
+    optimizer = headroom.torch.SGD([weight], lr=1.0)
+    weight.grad = torch.ones(3)
+    optimizer.step()
+    assert weight.tolist() == [0.0] * 3
+
+
+def test_step_counts_are_exact_whatever_the_default_type():
+    weight = half_weight()
+    optimizer = headroom.torch.SGD([weight], lr=0.0, momentum=0.9)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        for _ in range(257):
+            weight.grad = torch.ones_like(weight)
+            optimizer.step()
+        assert optimizer.state_dict()["state"][0]["step"] == 257
+        assert optimizer.state[weight]["step"].dtype is torch.float32
+    finally:
+        torch.set_default_dtype(torch.float32)

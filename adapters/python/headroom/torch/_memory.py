@@ -33,11 +33,17 @@ def is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether the tensor has its memory itself; subclasses that dispatch may stand for others."""
+    kind = type(tensor)
+    return kind in _PLAIN or kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+
+
 def view_of(tensor: torch.Tensor) -> Optional[View]:
     """The memory of a dense tensor on the CPU or a CUDA device; None if it is something else: a
     subclass that stands for memory elsewhere, or on CUDA while the core was built without it."""
     code = _CODES.get(tensor.dtype)
-    if code is None or type(tensor) not in _PLAIN or tensor.layout is not _STRIDED:
+    if code is None or not _is_plain(tensor) or tensor.layout is not _STRIDED:
         return None
     if not (tensor.is_contiguous() or is_dense(tensor)) or tensor.is_neg():
         return None

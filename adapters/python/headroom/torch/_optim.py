@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, Optional
 
@@ -12,6 +14,11 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from headroom import _core
 from headroom._errors import Error, make
 from headroom.torch._memory import View, is_whole, places, stream_of, view_of
+
+
+# Arguments of torch's optimizers: True where any value goes, because it changes no numbers.
+_TORCHS = {"fused": True, "foreach": True, "capturable": True, "amsgrad": False, "maximize": False,
+           "differentiable": False}
 
 
 class FusedOptimizer(torch.optim.Optimizer):
@@ -38,7 +45,17 @@ class FusedOptimizer(torch.optim.Optimizer):
         master_weights: bool,
         stochastic_rounding: bool,
         seed: int,
+        torchs: dict[str, Any],
     ) -> None:
+        for name, value in torchs.items():  # that people pass to torch's optimizers
+            if name not in _TORCHS:
+                raise TypeError(f"{type(self).__name__} got an unexpected keyword argument {name!r}")
+            if value and not _TORCHS[name]:
+                raise make("unsupported", f"{name} is not part of headroom's fused optimizers; use "
+                           "torch's for it.")
+        if not isinstance(max_norm, (int, float)) or not 0.0 <= max_norm < math.inf:
+            raise make("invalid argument", f"max_norm is {max_norm!r}; it has to be a number above 0, or 0 "
+                       "for no clipping.")
         self.max_norm = max_norm
         self._precision = (master_weights, stochastic_rounding, seed)
         self._start()
@@ -57,6 +74,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._settled = False  # the core has everything as it was at the last look
         self._weights_moved = False  # since the core was last shown them
         self._walked = 0  # steps under a scaler, or with max_norm
+        self._changes = 0  # steps, loads and groups
+        self._published = -1  # changes when `state` was last filled
         self._stepped: list[int] = []  # parameters with a gradient
         self._scaler: Optional[_core.GradScaler] = None  # walks measure, decide and apply
         self._loading: Optional[dict[str, Any]] = None  # a state dict, while it is loaded
@@ -75,13 +94,16 @@ class FusedOptimizer(torch.optim.Optimizer):
             view = view_of(param)
             label = f"param_groups[{g}].params[{i}]"
             if view is None:
-                raise make("unsupported", f"{label} has type {param.dtype} on {param.device}; it has "
-                           "to be a dense FP16, BF16 or FP32 tensor on the CPU or a CUDA device.")
+                raise make("unsupported", f"{label} is a {type(param).__name__} of {param.dtype} on "
+                           f"{param.device}; it has to be a dense FP16, BF16 or FP32 tensor on the CPU or "
+                           "a CUDA device, not one that stands for others (DTensor).")
             triples.append((label, view, None))
         if len({param.device for param in [*self._params, *group["params"]]}) > 1:
             raise make("unsupported", "The parameters are on several devices; give each device an "
                        "optimizer of its own, under one scaler.")
         options = self._options_of(group)
+        if self._params:
+            self._follow()  # the core forgets gradients that may be gone
         self._core.add_group(triples, options, self._stream(group["params"]))
         self._options.append(options)
         self._labels += [label for label, _, _ in triples]
@@ -92,6 +114,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         )
         self._look()
         self._held += self._with_masters(group["params"])
+        self._changes += 1
 
     def _options_of(self, group: dict[str, Any]) -> dict[str, Any]:
         for name in ("amsgrad", "maximize"):
@@ -99,11 +122,10 @@ class FusedOptimizer(torch.optim.Optimizer):
                 raise make("unsupported", f"{name} is not part of headroom's fused optimizers; use "
                            "torch's for it.")
         try:
-            options = {name: group[name] for name in self._option_names}
+            options = {name: _plain(group[name]) for name in self._option_names}
         except KeyError as missing:
             raise make("bad state", f"A parameter group has no {missing}; it comes from another kind "
                        "of optimizer.") from None
-        options["lr"] = float(options["lr"])  # which may be a tensor
         return options
 
     @staticmethod
@@ -264,6 +286,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                 0 if found is None else found.data_ptr(),
                 0 if told is None else told.data_ptr(),
             )
+        self._changes += 1
         increment_version([self._params[i] for i in self._stepped])
         self._places.advance(self._stepped)
         del kept
@@ -308,18 +331,34 @@ class FusedOptimizer(torch.optim.Optimizer):
             self._scaler = _core.GradScaler(policy, False, place, None, self._stream(self._params))
         return self._scaler
 
+    @property
+    def state(self) -> defaultdict[torch.Tensor, Any]:
+        """As torch's optimizers have it: steps, and views of the core's memory."""
+        if self.__dict__.get("_changes", 0) != self.__dict__.get("_published", 0):
+            self._fill_state()
+        return self.__dict__["state"]
+
+    @state.setter
+    def state(self, value: defaultdict[torch.Tensor, Any]) -> None:
+        self.__dict__["state"] = value
+
     def _publish(self) -> None:
-        """Fills ``state`` as torch's optimizers have it, with views of the core's memory."""
+        """Fills ``state`` with what agrees with the weights as they are."""
         try:
             self._follow()
         except Error:
             pass  # of weights that cannot be read now, or were changed in kind: as after the last step
+        self._fill_state()
+
+    def _fill_state(self) -> None:
+        self._published = self._changes
         steps, tensors = self._core.state()
         for param, count in zip(self._params, steps):
             if count == 0:
                 self.state.pop(param, None)
             else:
-                self.state[param]["step"] = torch.tensor(float(count))
+                step = torch.tensor(float(count), dtype=torch.float32, device="cpu")
+                self.state[param]["step"] = step
         for label, memory, i in tensors:
             param = self._params[i]
             if steps[i] > 0:
@@ -333,8 +372,8 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes ours, and that of torch's optimizer of the same name. Without masters in it, they
-        are made from the weights as they are."""
+        """Takes ours, and that of torch's optimizer of the same name. The weights stay as they are;
+        masters that do not round to them, or are missing, follow them."""
 
         def keep_state(_: Any, given: dict[str, Any]) -> dict[str, Any]:
             self._loading = given
@@ -374,9 +413,14 @@ class FusedOptimizer(torch.optim.Optimizer):
                 memory.copy_(value)
             kept.append(memory)
             loaded.append((label, view_of(memory), i))
+        # The core writes weights from masters. They stay the model's own, as with torch; masters that
+        # do not round to them follow, when the weights are next looked at.
+        weights = [(param, param.detach().clone()) for param in self._with_masters(self._params)]
         self._core.load_state(steps, loaded, self._stream(self._params))
         increment_version(self._params)
-        self._places.advance(list(range(len(self._params))))
+        for param, values in weights:
+            param.copy_(values)
+        self._changes += 1
 
     def __getstate__(self) -> dict[str, Any]:
         self._publish()
@@ -390,13 +434,20 @@ class FusedOptimizer(torch.optim.Optimizer):
             keys = [key for group in given["param_groups"] for key in group["params"]]
             self._take([given["state"].get(key, {}) for key in keys])
             self._loading = None
-            self._publish()  # for hooks that come after
         if "_core" not in self.__dict__:  # unpickled or copied
+            saved = self.__dict__["state"]
             self._start()
             for group in self.param_groups:
                 self._add_to_core(group)
             with torch.no_grad():
-                self._take([dict(self.state.get(param, {})) for param in self._params])
+                self._take([dict(saved.get(param, {})) for param in self._params])
+
+
+def _plain(option: Any) -> Any:
+    """An option as numbers of its own: it may be a tensor, or a list that is changed in place."""
+    if isinstance(option, bool):
+        return option
+    return tuple(map(float, option)) if isinstance(option, (tuple, list)) else float(option)
 
 
 def _has_gradient(param: torch.Tensor) -> bool:
@@ -437,9 +488,10 @@ class AdamW(FusedOptimizer):
         master_weights: bool = True,
         stochastic_rounding: bool = False,
         seed: int = 0,
+        **torchs: Any,
     ) -> None:
         defaults = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
-        super().__init__(params, defaults, max_norm, master_weights, stochastic_rounding, seed)
+        super().__init__(params, defaults, max_norm, master_weights, stochastic_rounding, seed, torchs)
 
 
 class SGD(FusedOptimizer):
@@ -462,7 +514,8 @@ class SGD(FusedOptimizer):
         master_weights: bool = True,
         stochastic_rounding: bool = False,
         seed: int = 0,
+        **torchs: Any,
     ) -> None:
         defaults = dict(lr=lr, momentum=momentum, dampening=dampening)
         defaults |= dict(weight_decay=weight_decay, nesterov=nesterov)
-        super().__init__(params, defaults, max_norm, master_weights, stochastic_rounding, seed)
+        super().__init__(params, defaults, max_norm, master_weights, stochastic_rounding, seed, torchs)

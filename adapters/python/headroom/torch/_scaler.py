@@ -38,7 +38,7 @@ class _Seen:
 
     scale: Optional[torch.Tensor]  # a copy, which no update() moves; None: `fused` knows it
     found: dict[torch.device, torch.Tensor]
-    fused: Optional[FusedOptimizer] = None  # that knows more,
+    fused: Optional[weakref.ref[FusedOptimizer]] = None  # that knows more,
     walked: int = 0  # as long as it has made so many steps
     culprit: str = ""
 
@@ -95,11 +95,13 @@ class GradScaler(torch.amp.GradScaler):
         if self._last is None:
             raise RuntimeError("report() was called before any step(); step first.")
         last = self._last
-        if last.fused is not None and last.fused.walked != last.walked:
-            raise RuntimeError("report() cannot tell: the optimizer was stepped by others since.")
         if last.fused is not None:
-            told = last.fused.report()
-            culprit = self._culprit(told.stats, last.fused, last.fused.listed) or told.culprit
+            fused = last.fused()
+            if fused is None or fused.walked != last.walked:
+                raise RuntimeError("report() cannot tell: the optimizer was stepped by others since, or "
+                                   "is gone.")
+            told = fused.report()
+            culprit = self._culprit(told.stats, fused, fused.listed) or told.culprit
             scale = told.scale if last.scale is None else float(last.scale)
             return Report(told.applied, scale, told.grad_norm, "" if told.applied else culprit)
         applied = not sum(float(found) for found in last.found.values())
@@ -109,7 +111,8 @@ class GradScaler(torch.amp.GradScaler):
     def last_step_applied(self) -> bool:
         """Whether the last step ran; a disabled scaler runs every one. Waits for a CUDA device."""
         last = self._last
-        if last is not None and last.fused is not None and last.fused.walked != last.walked:
+        fused = None if last is None or last.fused is None else last.fused()
+        if last is not None and last.fused is not None and (fused is None or fused.walked != last.walked):
             return not any(map(float, last.found.values()))
         return not self._enabled or self.report().applied
 
@@ -212,7 +215,7 @@ class GradScaler(torch.amp.GradScaler):
         self._stepped = True
         self._last = self._seen.get(id(optimizer))
         if self._last is not None and fused:
-            self._last.fused, self._last.walked = optimizer, optimizer.walked
+            self._last.fused, self._last.walked = weakref.ref(optimizer), optimizer.walked
         elif self._last is not None and not self._last.culprit:
             found = self._last.found.values()  # on CUDA, asking a fused optimizer's would wait
             if all(flag.is_cpu for flag in found) and any(map(float, found)):
@@ -235,7 +238,8 @@ class GradScaler(torch.amp.GradScaler):
         found = self._flags.get(optimizer)  # in which the step says whether it skipped
         if found is None:
             found = self._flags[optimizer] = torch.empty_like(self._scale, dtype=torch.float32)
-        seen = _Seen(None, {found.device: found}, optimizer)
+        seen = _Seen(None, {found.device: found}, weakref.ref(optimizer))
+        walked = optimizer.walked
         optimizer.grad_scale, optimizer.skipped_there = self._scale, found
         try:
             optimizer.step()
@@ -244,8 +248,12 @@ class GradScaler(torch.amp.GradScaler):
         state["stage"] = OptState.STEPPED
         state["found_inf_per_device"] = seen.found
         seen.walked = optimizer.walked
-        self._seen[id(optimizer)] = self._last = seen
         self._stepped = True
+        if optimizer.walked == walked:  # a hook or a subclass made no step of it
+            found.zero_()
+            self._last = None
+        else:
+            self._seen[id(optimizer)] = self._last = seen
 
     def update(self, new_scale: Any = None) -> None:
         super().update(new_scale)
