@@ -12,20 +12,6 @@ using torch::optim::AdamWOptions;
 using torch::optim::OptimizerParamGroup;
 using torch::optim::SGDOptions;
 
-torch::nn::Sequential small_model(torch::ScalarType dtype = torch::kFloat) {
-  torch::manual_seed(3);
-  torch::nn::Sequential model(torch::nn::Linear(5, 7), torch::nn::Linear(7, 2));
-  model->to(dtype);
-  return model;
-}
-
-void set_random_grads(const torch::nn::Sequential& model, int step) {
-  torch::manual_seed(100 + step);
-  for (torch::Tensor& parameter : model->parameters()) {
-    parameter.mutable_grad() = torch::randn(parameter.sizes()).to(parameter.scalar_type());
-  }
-}
-
 // Steps both and expects the same weights, to rounding.
 void expect_same_course(const torch::nn::Sequential& ours, torch::optim::Optimizer& fused,
                         const torch::nn::Sequential& theirs, torch::optim::Optimizer& plain) {
@@ -138,112 +124,6 @@ TEST(Fused, KeepsMastersOfSixteenBitParameters) {
     pure.step();
     EXPECT_EQ(value(stuck), 1.0);
   }
-}
-
-TEST(Fused, NoticesWeightsThatWereChangedByHand) {
-  torch::Tensor w = leaf({1.0f, 2.0f}, torch::kHalf);
-  FusedSGD optimizer({w}, SGDOptions(1.0));
-  w.mutable_grad() = torch::ones({2}, torch::kHalf);
-  optimizer.step();
-  {
-    const torch::NoGradGuard no_grad;
-    w.fill_(8.0);
-  }
-  optimizer.step();
-  EXPECT_EQ(value(w[0]), 7.0);
-  w.set_data(torch::full({2}, 4.0, torch::kHalf));  // as torch::load(model) does
-  optimizer.step();
-  EXPECT_EQ(value(w[1]), 3.0);
-}
-
-TEST(Fused, NoticesAWeightThatComesToAFreedAddress) {
-  torch::Tensor w = leaf(std::vector<float>(1000, 1.0f), torch::kHalf);
-  FusedSGD optimizer({w}, SGDOptions(1.0));
-  for (int i = 0; i < 50; ++i) {
-    w.mutable_grad() = torch::ones({1000}, torch::kHalf);
-    optimizer.step();
-    w.set_data(w.data().to(torch::kFloat));  // frees what the next may get
-    w.set_data(torch::full({1000}, 9.0f).to(torch::kHalf));
-    optimizer.step();
-    ASSERT_EQ(value(w[0]), 8.0);
-  }
-  w.data().fill_(3.0);  // which torch does not count
-  optimizer.refresh_masters();
-  optimizer.step();
-  EXPECT_EQ(value(w[0]), 2.0);
-}
-
-TEST(Fused, KeepsMastersOfWeightsThatWereSwappedOutAndBack) {
-  const auto model = small_model(torch::kBFloat16);
-  FusedAdamW optimizer(model->parameters(), AdamWOptions(1e-4));
-  set_random_grads(model, 0);
-  optimizer.step();
-  std::vector<torch::Tensor> exact;
-  for (const torch::Tensor& master : optimizer.master_params()) exact.push_back(master.clone());
-  {
-    const torch::NoGradGuard no_grad;
-    for (torch::Tensor& parameter : model->parameters()) {
-      const torch::Tensor kept = parameter.clone();
-      parameter.zero_();
-      parameter.copy_(kept);
-    }
-  }
-  const auto masters = optimizer.master_params();
-  for (size_t i = 0; i < exact.size(); ++i) EXPECT_TRUE(same_bits(masters[i], exact[i]));
-}
-
-TEST(Fused, MomentsFollowAChangeOfStrides) {
-  for (const auto dtype : {torch::kFloat, torch::kHalf}) {
-    torch::Tensor a = torch::randn({4, 3, 2, 2}).to(dtype).requires_grad_(true);
-    torch::Tensor b = a.detach().clone().requires_grad_(true);
-    FusedAdamW one({a}, AdamWOptions(0.01)), two({b}, AdamWOptions(0.01));
-    for (int step = 0; step < 6; ++step) {
-      if (step == 3) b.set_data(b.data().contiguous(torch::MemoryFormat::ChannelsLast));
-      const torch::Tensor grad = torch::randn({4, 3, 2, 2}).to(dtype);
-      a.mutable_grad() = grad;
-      b.mutable_grad() = grad;
-      one.step();
-      two.step();
-    }
-    EXPECT_NE(a.strides(), b.strides());
-    EXPECT_TRUE(same_bits(a, b));
-    EXPECT_TRUE(same_bits(one.master_params()[0], two.master_params()[0]));
-    b.mutable_grad() = torch::Tensor();
-    b.set_data(b.data().contiguous().reshape({3, 4, 2, 2}));
-    expect_error(ErrorCode::kMismatch, "another shape", [&] { two.step(); });
-  }
-}
-
-TEST(Fused, AFailureWhileStridesChangeLeavesMastersRight) {
-  GradScaler scaler(GradScalerOptions().init_scale(4.0).growth_interval(1));
-  torch::Tensor w = torch::randn({4, 3, 2, 2}).to(torch::kHalf).requires_grad_(true);
-  torch::Tensor other = leaf({1.0f});
-  FusedSGD optimizer({w}, SGDOptions(1e-3));
-  auto plain = sgd({other});
-  scaler.scale(w.to(torch::kFloat).square().sum()).backward();
-  scaler.step(optimizer);
-  scaler.update();
-  const torch::Tensor exact = optimizer.master_params()[0].clone();
-  w.set_data(w.data().contiguous(torch::MemoryFormat::ChannelsLast));
-  w.mutable_grad() = torch::zeros({4, 3, 2, 2}, torch::kHalf);
-  w.grad().storage().unsafeGetStorageImpl()->set_nbytes(4);
-  scaler.scale(other.sum()).backward();
-  scaler.step(plain);
-  expect_error(ErrorCode::kInvalidArgument, "gradient of", [&] { scaler.update(); });
-  w.mutable_grad() = torch::Tensor();
-  scaler.update();
-  EXPECT_TRUE(same_bits(optimizer.master_params()[0], exact));
-}
-
-TEST(Fused, RefusesAWeightWhoseStorageWasCut) {
-  torch::Tensor w = torch::ones({100});
-  FusedSGD optimizer({w}, SGDOptions(1.0));
-  w.mutable_grad() = torch::ones({100});
-  w.storage().unsafeGetStorageImpl()->set_nbytes(200);
-  expect_error(ErrorCode::kInvalidArgument, "needs 400 bytes", [&] { optimizer.step(); });
-  w.storage().unsafeGetStorageImpl()->set_nbytes(400);
-  optimizer.step();
-  EXPECT_EQ(value(w[99]), 0.0);
 }
 
 TEST(Fused, MovesTheVersionOfWhatItWrites) {
@@ -424,22 +304,6 @@ TEST(FusedFiles, ContinueBitForBit) {
     expect_round_trip<FusedAdam>(dtype, AdamOptions(0.01));
     expect_round_trip<FusedAdamW>(dtype, AdamWOptions(0.01));
   }
-}
-
-TEST(FusedFiles, HaveTheWeightsAsTheyAre) {
-  torch::Tensor w = leaf({1.0f, 2.0f}, torch::kHalf);
-  FusedAdamW optimizer({w}, AdamWOptions(0.01));
-  {
-    const torch::NoGradGuard no_grad;
-    w.fill_(5.0);  // as a pretrained file would
-  }
-  std::stringstream state;
-  torch::save(optimizer, state);
-  torch::Tensor again = leaf({5.0f, 5.0f}, torch::kHalf);
-  FusedAdamW resumed({again}, AdamWOptions(0.01));
-  torch::load(resumed, state);
-  EXPECT_EQ(value(again[0]), 5.0);
-  EXPECT_EQ(value(resumed.master_params()[0][1]), 5.0);
 }
 
 TEST(FusedFiles, AreReadByTorchsOptimizersAndTheOtherWayRound) {

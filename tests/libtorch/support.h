@@ -33,6 +33,20 @@ inline torch::optim::SGD sgd(std::vector<torch::Tensor> params, double lr = 1.0)
   return torch::optim::SGD(std::move(params), torch::optim::SGDOptions(lr));
 }
 
+inline torch::nn::Sequential small_model(torch::ScalarType dtype = torch::kFloat) {
+  torch::manual_seed(3);
+  torch::nn::Sequential model(torch::nn::Linear(5, 7), torch::nn::Linear(7, 2));
+  model->to(dtype);
+  return model;
+}
+
+inline void set_random_grads(const torch::nn::Sequential& model, int step) {
+  torch::manual_seed(100 + step);
+  for (torch::Tensor& parameter : model->parameters()) {
+    parameter.mutable_grad() = torch::randn(parameter.sizes()).to(parameter.scalar_type());
+  }
+}
+
 }  // namespace headroom::libtorch
 
 #endif  // HEADROOM_TESTS_LIBTORCH_SUPPORT_H_

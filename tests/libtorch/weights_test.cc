@@ -1,0 +1,135 @@
+// Weights of fused optimizers that somebody else writes to, moves or saves.
+#include <sstream>
+
+#include "tests/libtorch/support.h"
+
+namespace headroom::libtorch {
+namespace {
+
+using torch::optim::AdamWOptions;
+using torch::optim::SGDOptions;
+
+TEST(FusedWeights, NoticesWeightsThatWereChangedByHand) {
+  torch::Tensor w = leaf({1.0f, 2.0f}, torch::kHalf);
+  FusedSGD optimizer({w}, SGDOptions(1.0));
+  w.mutable_grad() = torch::ones({2}, torch::kHalf);
+  optimizer.step();
+  {
+    const torch::NoGradGuard no_grad;
+    w.fill_(8.0);
+  }
+  optimizer.step();
+  EXPECT_EQ(value(w[0]), 7.0);
+  w.set_data(torch::full({2}, 4.0, torch::kHalf));  // as torch::load(model) does
+  optimizer.step();
+  EXPECT_EQ(value(w[1]), 3.0);
+}
+
+TEST(FusedWeights, NoticesAWeightThatComesToAFreedAddress) {
+  torch::Tensor w = leaf(std::vector<float>(1000, 1.0f), torch::kHalf);
+  FusedSGD optimizer({w}, SGDOptions(1.0));
+  for (int i = 0; i < 50; ++i) {
+    w.mutable_grad() = torch::ones({1000}, torch::kHalf);
+    optimizer.step();
+    w.set_data(w.data().to(torch::kFloat));  // frees what the next may get
+    w.set_data(torch::full({1000}, 9.0f).to(torch::kHalf));
+    optimizer.step();
+    ASSERT_EQ(value(w[0]), 8.0);
+  }
+  w.data().fill_(3.0);  // which torch does not count
+  optimizer.refresh_masters();
+  optimizer.step();
+  EXPECT_EQ(value(w[0]), 2.0);
+}
+
+TEST(FusedWeights, KeepsMastersOfWeightsThatWereSwappedOutAndBack) {
+  const auto model = small_model(torch::kBFloat16);
+  FusedAdamW optimizer(model->parameters(), AdamWOptions(1e-4));
+  set_random_grads(model, 0);
+  optimizer.step();
+  std::vector<torch::Tensor> exact;
+  for (const torch::Tensor& master : optimizer.master_params()) exact.push_back(master.clone());
+  {
+    const torch::NoGradGuard no_grad;
+    for (torch::Tensor& parameter : model->parameters()) {
+      const torch::Tensor kept = parameter.clone();
+      parameter.zero_();
+      parameter.copy_(kept);
+    }
+  }
+  const auto masters = optimizer.master_params();
+  for (size_t i = 0; i < exact.size(); ++i) EXPECT_TRUE(same_bits(masters[i], exact[i]));
+}
+
+TEST(FusedWeights, MomentsFollowAChangeOfStrides) {
+  for (const auto dtype : {torch::kFloat, torch::kHalf}) {
+    torch::Tensor a = torch::randn({4, 3, 2, 2}).to(dtype).requires_grad_(true);
+    torch::Tensor b = a.detach().clone().requires_grad_(true);
+    FusedAdamW one({a}, AdamWOptions(0.01)), two({b}, AdamWOptions(0.01));
+    for (int step = 0; step < 6; ++step) {
+      if (step == 3) b.set_data(b.data().contiguous(torch::MemoryFormat::ChannelsLast));
+      const torch::Tensor grad = torch::randn({4, 3, 2, 2}).to(dtype);
+      a.mutable_grad() = grad;
+      b.mutable_grad() = grad;
+      one.step();
+      two.step();
+    }
+    EXPECT_NE(a.strides(), b.strides());
+    EXPECT_TRUE(same_bits(a, b));
+    EXPECT_TRUE(same_bits(one.master_params()[0], two.master_params()[0]));
+    b.mutable_grad() = torch::Tensor();
+    b.set_data(b.data().contiguous().reshape({3, 4, 2, 2}));
+    expect_error(ErrorCode::kMismatch, "another shape", [&] { two.step(); });
+  }
+}
+
+TEST(FusedWeights, AFailureWhileStridesChangeLeavesMastersRight) {
+  GradScaler scaler(GradScalerOptions().init_scale(4.0).growth_interval(1));
+  torch::Tensor w = torch::randn({4, 3, 2, 2}).to(torch::kHalf).requires_grad_(true);
+  torch::Tensor other = leaf({1.0f});
+  FusedSGD optimizer({w}, SGDOptions(1e-3));
+  auto plain = sgd({other});
+  scaler.scale(w.to(torch::kFloat).square().sum()).backward();
+  scaler.step(optimizer);
+  scaler.update();
+  const torch::Tensor exact = optimizer.master_params()[0].clone();
+  w.set_data(w.data().contiguous(torch::MemoryFormat::ChannelsLast));
+  w.mutable_grad() = torch::zeros({4, 3, 2, 2}, torch::kHalf);
+  w.grad().storage().unsafeGetStorageImpl()->set_nbytes(4);
+  scaler.scale(other.sum()).backward();
+  scaler.step(plain);
+  expect_error(ErrorCode::kInvalidArgument, "gradient of", [&] { scaler.update(); });
+  w.mutable_grad() = torch::Tensor();
+  scaler.update();
+  EXPECT_TRUE(same_bits(optimizer.master_params()[0], exact));
+}
+
+TEST(FusedWeights, RefusesAWeightWhoseStorageWasCut) {
+  torch::Tensor w = torch::ones({100});
+  FusedSGD optimizer({w}, SGDOptions(1.0));
+  w.mutable_grad() = torch::ones({100});
+  w.storage().unsafeGetStorageImpl()->set_nbytes(200);
+  expect_error(ErrorCode::kInvalidArgument, "needs 400 bytes", [&] { optimizer.step(); });
+  w.storage().unsafeGetStorageImpl()->set_nbytes(400);
+  optimizer.step();
+  EXPECT_EQ(value(w[99]), 0.0);
+}
+
+TEST(FusedWeights, FilesHaveTheWeightsAsTheyAre) {
+  torch::Tensor w = leaf({1.0f, 2.0f}, torch::kHalf);
+  FusedAdamW optimizer({w}, AdamWOptions(0.01));
+  {
+    const torch::NoGradGuard no_grad;
+    w.fill_(5.0);  // as a pretrained file would
+  }
+  std::stringstream state;
+  torch::save(optimizer, state);
+  torch::Tensor again = leaf({5.0f, 5.0f}, torch::kHalf);
+  FusedAdamW resumed({again}, AdamWOptions(0.01));
+  torch::load(resumed, state);
+  EXPECT_EQ(value(again[0]), 5.0);
+  EXPECT_EQ(value(resumed.master_params()[0][1]), 5.0);
+}
+
+}  // namespace
+}  // namespace headroom::libtorch
