@@ -27,8 +27,8 @@ class HEADROOM_API LossScaleOptimizer {
   /// step() and update() in one.
   StepReport apply(const StepOptions& options = {});
 
-  /// Steps that were applied; a skipped one does not count.
-  int64_t iterations() const { return iterations_; }
+  /// Steps that were applied; a skipped one does not count. Waits for a CUDA device.
+  int64_t iterations() const;
   float loss_scale() const { return scaler_.get_scale(); }
   GradScaler& scaler() { return scaler_; }
 
@@ -36,6 +36,7 @@ class HEADROOM_API LossScaleOptimizer {
   Optimizer& inner_;
   GradScaler scaler_;
   int64_t iterations_ = 0;
+  bool pending_ = false;  // a scaler on a CUDA device counts them
 };
 
 /// Apex and MXNet: the scaled loss exists only inside a scope, here a function that runs backward.

@@ -74,7 +74,7 @@ struct StepReport {
 /// Training is in trouble: told to ScalerOptions::on_alarm, or thrown.
 struct AlarmReport {
   Alarm alarm = Alarm::kNone;
-  float scale = 0.0f;
+  float scale = 0.0f;  // of the last skipped step
   int64_t skips_in_row = 0;
   std::string culprit;   // of the last skipped step
   std::string sentence;  // what is wrong and what to do

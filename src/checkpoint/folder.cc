@@ -80,7 +80,8 @@ struct CheckpointFolder::Place {
 
   std::string folder;
   std::optional<files::GrowingFile> lock;  // nothing is ever written to it
-  int64_t last = -1;                       // step that was last saved or loaded
+  int64_t last = -1;                       // step that was last saved or loaded,
+  int64_t before = -1;                     // and the other one that is kept
 };
 
 CheckpointFolder::CheckpointFolder(const std::string& folder, FolderUse use) {
@@ -106,7 +107,8 @@ void CheckpointFolder::save(int64_t step, const std::vector<CheckpointTensor>& t
   std::vector<std::string_view> pieces = {header};
   for (const CheckpointTensor& item : tensors) pieces.push_back(internal::bytes_of(item.tensor));
   files::replace_file(place_->path_of(step), pieces, files::Sync::kYes);
-  place_->remove_all_but({step, place_->last});
+  if (step != place_->last) place_->before = place_->last;
+  place_->remove_all_but({step, place_->before});
   place_->last = step;
 }
 
@@ -118,20 +120,25 @@ Checkpoint CheckpointFolder::load(const std::function<void(const Checkpoint&)>& 
     const auto tell = [&] {
       if (skipped != nullptr) skipped->insert(skipped->end(), reasons.begin(), reasons.end());
     };
-    for (const int64_t step : steps) {
+    for (size_t i = 0; i < steps.size(); ++i) {
+      const int64_t step = steps[i];
+      const int64_t older = i + 1 < steps.size() ? steps[i + 1] : -1;
+      bool reading = true;
       try {
         Checkpoint checkpoint = Checkpoint::read(place_->path_of(step));
         internal::require(checkpoint.step() == step, ErrorCode::kBadState, [&] {
           return "'" + checkpoint.path() + "' is of step " + std::to_string(checkpoint.step()) +
                  ", not of the one in its name.";
         });
+        reading = false;
         if (take != nullptr) take(checkpoint);
         place_->last = step;
+        place_->before = older;
         tell();
         return checkpoint;
       } catch (const Error& error) {
         const bool damaged =
-            error.code() == ErrorCode::kBadState || error.code() == ErrorCode::kFile;
+            error.code() == ErrorCode::kBadState || (error.code() == ErrorCode::kFile && reading);
         if (!damaged) {
           tell();
           throw;

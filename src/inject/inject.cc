@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 #include <utility>
 
 #include "core/check.h"
@@ -100,7 +101,12 @@ std::vector<Injected> Injector::inject(int64_t step,
       return "A fault is for '" + fault.tensor + "', and there is no parameter of that name.";
     });
   }
-  std::vector<Injected> done;
+  struct Strike {
+    const Fault* fault;
+    size_t target;
+    Chance chance;
+  };
+  std::vector<Strike> strikes;  // none before all are known to be possible
   for (size_t i = 0; i < faults_.size(); ++i) {
     const Fault& fault = faults_[i];
     if (!fault.applies(rank_, step)) continue;
@@ -116,11 +122,18 @@ std::vector<Injected> Injector::inject(int64_t step,
     const size_t target = targets[chance.below(targets.size())];
     const TensorView& grad = parameters[target].grad;
     internal::check_view(grad, internal::Access::kWrite,
-                         [&] { return "The gradient of " + parameters[target].name + " "; });
-    for (int64_t n = 0; n < std::min(fault.count, grad.count); ++n) {
-      const auto index = static_cast<int64_t>(chance.below(static_cast<size_t>(grad.count)));
-      strike(fault.kind, grad, index, &chance);
-      done.push_back({fault.kind, target, index});
+                         [&] { return "The gradient of " + parameters[target].name; });
+    strikes.push_back({&fault, target, chance});
+  }
+  std::vector<Injected> done;
+  for (Strike& hit : strikes) {
+    const TensorView& grad = parameters[hit.target].grad;
+    std::set<int64_t> hits;
+    while (static_cast<int64_t>(hits.size()) < std::min(hit.fault->count, grad.count)) {
+      const auto index = static_cast<int64_t>(hit.chance.below(static_cast<size_t>(grad.count)));
+      if (!hits.insert(index).second) continue;
+      strike(hit.fault->kind, grad, index, &hit.chance);
+      done.push_back({hit.fault->kind, hit.target, index});
     }
   }
   return done;

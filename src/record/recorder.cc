@@ -155,7 +155,10 @@ Recorder::Recorder(const std::string& folder, const RunInfo& info) {
   constexpr int64_t kEnd = std::numeric_limits<int64_t>::max() - 1;
   std::string wrong;
   if (info.resume && files_->keep(kEnd, &wrong)) {
-    if (!wrong.empty()) note(files_->last_step, "What came after this step is forgotten: " + wrong);
+    if (!wrong.empty()) {
+      note(std::max<int64_t>(files_->last_step, 0),
+           "What came after this step is forgotten: " + wrong);
+    }
   } else {
     files_->history.cut(0);
     std::string name = info.name;

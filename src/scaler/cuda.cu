@@ -194,7 +194,7 @@ __global__ void update_kernel(CudaScale* scale, CudaMail<CudaAlarm>* mail) {
   scale->factor = static_cast<float>(
       fmin(fmax(ratio, static_cast<double>(kSmallestScale)), static_cast<double>(kLargestScale)));
   if (next.alarm == Alarm::kNone) return;
-  const CudaAlarm alarm{next.alarm, next.state.scale, next.state.skips_in_row};
+  const CudaAlarm alarm{next.alarm, before, next.state.skips_in_row};
   tell(alarm, static_cast<uint64_t>(++scale->alarms), mail);
 }
 

@@ -25,7 +25,14 @@ LossScaleOptimizer::LossScaleOptimizer(Optimizer& inner, const ScalePolicy& poli
 StepReport LossScaleOptimizer::apply(const StepOptions& options) {
   StepReport report = step_and_update(scaler_, inner_, options);
   iterations_ += report.applied;
+  pending_ = report.pending;
   return report;
+}
+
+int64_t LossScaleOptimizer::iterations() const {
+  if (!pending_) return iterations_;
+  const StepReport last = scaler_.report(inner_);
+  return last.steps - last.skipped;
 }
 
 StepReport scale_loss(float loss, GradScaler& scaler, Optimizer& optimizer,

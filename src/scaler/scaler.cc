@@ -342,8 +342,9 @@ void GradScaler::update() {
   });
   if (cuda_ != nullptr) return update_on_device();
   const Transition next = next_state(policy_, state_, seen_);
+  const float used = state_.scale;
   move_to(next.state);
-  if (next.alarm != Alarm::kNone) raise(next.alarm, state_.scale, state_.skips_in_row, culprit_);
+  if (next.alarm != Alarm::kNone) raise(next.alarm, used, state_.skips_in_row, culprit_);
 }
 
 void GradScaler::update(float new_scale) {
@@ -411,7 +412,8 @@ void GradScaler::raise(Alarm alarm, float scale, int64_t skips_in_row,
                         ? "The gradients overflowed at a scale of " + number(scale) +
                               " and the policy allows none smaller (min_scale " +
                               number(policy_.min_scale) + "); " + skips
-                        : skips + ", the limit, at a scale of " + number(scale);
+                        : skips + ", the last at a scale of " + number(scale) + "; the limit is " +
+                              std::to_string(policy_.max_skips_in_row);
   report.sentence += ". The last culprit was " +
                      (culprit.empty() ? std::string("not named") : culprit) +
                      ". Scaling cannot help here: look for inf or nan in the data or the forward "

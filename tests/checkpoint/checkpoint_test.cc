@@ -281,6 +281,29 @@ TEST(CheckpointFolder, RefusesWhatItCannotWriteAndChangesNothing) {
   checkpoints.save(0, {}, "");  // nothing at all is a checkpoint too
 }
 
+TEST(CheckpointFolder, KeepsTwoThoughOneIsSavedTwice) {
+  const Folder folder;
+  {
+    CheckpointFolder checkpoints(folder.path("run"));
+    for (const int64_t step : {1, 2, 3, 3}) checkpoints.save(step, {}, "");
+    EXPECT_EQ(checkpoints_in(folder.path("run")).size(), 2u);
+  }
+  CheckpointFolder again(folder.path("run"));
+  EXPECT_EQ(again.load().step(), 3);
+  again.save(3, {}, "");
+  EXPECT_EQ(checkpoints_in(folder.path("run")).size(), 2u);
+}
+
+TEST(CheckpointFolder, AFailureOfTheTakersOwnFilesIsNoDamage) {
+  const Folder folder;
+  CheckpointFolder checkpoints(folder.path("run"));
+  for (const int64_t step : {1, 2}) checkpoints.save(step, {}, "");
+  expect_error(ErrorCode::kFile, "elsewhere", [&] {
+    checkpoints.load([](const Checkpoint&) { throw Error(ErrorCode::kFile, "elsewhere"); });
+  });
+  EXPECT_EQ(checkpoints.load().step(), 2);
+}
+
 TEST(CheckpointFolder, TakesEveryStepThatFits64Bits) {
   const Folder folder;
   constexpr int64_t kLast = std::numeric_limits<int64_t>::max();

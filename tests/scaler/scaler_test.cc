@@ -306,8 +306,10 @@ TEST(Alarm, GoesToTheCallbackIfThereIsOne) {
   ASSERT_EQ(alarms.size(), 2u);
   EXPECT_EQ(alarms[0].alarm, Alarm::kSkipsInRow);
   EXPECT_EQ(alarms[0].skips_in_row, 2);
-  EXPECT_EQ(alarms[1].scale, 8192.0f);
-  EXPECT_NE(alarms[1].sentence.find("3 steps in a row"), std::string::npos);
+  EXPECT_EQ(alarms[1].scale, 16384.0f) << "of the step that was skipped, not of the next";
+  EXPECT_NE(alarms[1].sentence.find("3 steps in a row were skipped, the last at a scale of 16384; "
+                                    "the limit is 2"),
+            std::string::npos);
 }
 
 TEST(Faces, KerasWrapsAnOptimizer) {
