@@ -445,7 +445,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
 def _plain(option: Any) -> Any:
     """An option as numbers of its own: it may be a tensor, or a list that is changed in place."""
-    if isinstance(option, bool):
+    if type(option) is float or isinstance(option, bool):
         return option
     return tuple(map(float, option)) if isinstance(option, (tuple, list)) else float(option)
 
