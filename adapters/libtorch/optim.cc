@@ -200,7 +200,17 @@ void FusedOf<Rule>::load(torch::optim::Optimizer& optimizer,
   for (size_t g = 0; g < options.size(); ++g) {  // throws if momentum comes or goes
     core_.set_options(Rule::core_options(static_cast<const Options&>(*options[g].second)), g + 1);
   }
+  // The weights are the model's: masters that do not round to them follow, when next looked at.
+  std::vector<std::pair<Tensor, Tensor>> weights;
+  for (const Tensor& parameter : tensors_) {
+    if (parameter.scalar_type() == torch::kFloat) continue;
+    weights.emplace_back(parameter, parameter.detach().clone());
+  }
   load_state(state);
+  {
+    const torch::NoGradGuard no_grad;
+    for (auto& [parameter, values] : weights) parameter.copy_(values);
+  }
   for (size_t g = 0; g < optimizer.param_groups().size(); ++g) {
     optimizer.param_groups()[g].set_options(std::move(options[g].second));
   }

@@ -131,5 +131,35 @@ TEST(FusedWeights, FilesHaveTheWeightsAsTheyAre) {
   EXPECT_EQ(value(resumed.master_params()[0][1]), 5.0);
 }
 
+TEST(FusedWeights, LoadingLeavesThemToTheModel) {
+  const auto model = small_model(torch::kBFloat16);
+  FusedAdamW optimizer(model->parameters(), AdamWOptions(1e-4));
+  set_random_grads(model, 0);
+  optimizer.step();
+  std::stringstream weights, state, again;
+  torch::save(model, weights);
+  torch::save(optimizer, state);
+  again << state.str();
+
+  auto other = small_model(torch::kBFloat16);
+  {
+    const torch::NoGradGuard no_grad;
+    for (torch::Tensor& parameter : other->parameters()) parameter.fill_(0.5);
+  }
+  FusedAdamW averaged(other->parameters(), AdamWOptions(1e-4));
+  torch::load(averaged, state);
+  EXPECT_EQ(value(other->parameters()[0][0][0]), 0.5);
+  EXPECT_EQ(value(averaged.master_params()[0][0][0]), 0.5);
+
+  auto fresh = small_model(torch::kBFloat16);
+  FusedAdamW resumed(fresh->parameters(), AdamWOptions(1e-4));
+  torch::load(resumed, again);  // the optimizer first, the model then
+  torch::load(fresh, weights);
+  for (size_t i = 0; i < model->parameters().size(); ++i) {
+    EXPECT_TRUE(same_bits(resumed.master_params()[i], optimizer.master_params()[i]));
+    EXPECT_TRUE(same_bits(fresh->parameters()[i], model->parameters()[i]));
+  }
+}
+
 }  // namespace
 }  // namespace headroom::libtorch
