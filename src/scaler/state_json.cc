@@ -148,12 +148,12 @@ void check_state(const ScalePolicy& policy, const ScaleState& state) {
           rule + ".");
     }
   };
-  const auto in_bounds = [&](float scale) { return allows(policy, scale); };
+  const char* const bounds = policy.grad_limit > 0.0f
+                                 ? "a power of two within min_scale and max_scale"
+                                 : "within min_scale and max_scale";
   const auto wide = [](int64_t value) { return static_cast<double>(value); };
-  check(in_bounds(state.scale), "scale", state.scale,
-        "within min_scale and max_scale, and a power of two if grad_limit is set");
-  check(in_bounds(state.pending), "pending", state.pending,
-        "within min_scale and max_scale, and a power of two if grad_limit is set");
+  check(allows(policy, state.scale), "scale", state.scale, bounds);
+  check(allows(policy, state.pending), "pending", state.pending, bounds);
   check(policy.late || state.pending == state.scale, "pending", state.pending,
         "equal to scale, because this policy is not a late one");
   check(state.growth_tracker >= -std::max(policy.first_growth_extra, policy.next_growth_extra) &&
