@@ -257,6 +257,7 @@ class HEADROOM_API GradScaler {
   void check_ranks() const;
   void move_to(const ScaleState& next);
   void check_no_waiting(const char* call) const;
+  bool waits(const Known& known) const;
   void raise(Alarm alarm, float scale, int64_t skips_in_row, const std::string& culprit) const;
 
   // The side of a scaler on a CUDA device (on_device.cc).

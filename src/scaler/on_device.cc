@@ -129,10 +129,7 @@ void GradScaler::update_on_device() {
   cuda_->update();
   for (auto& [id, known] : known_) {
     const auto identity = known.identity.lock();
-    const bool unscaled = known.stage == Stage::kUnscaled && known.round == round_;
-    if (identity == nullptr || unscaled || known.cuda == nullptr || known.losses == losses_) {
-      continue;
-    }
+    if (identity == nullptr || known.cuda == nullptr || !waits(known)) continue;
     enqueue_list(*identity->owner, &known);
     cuda_->rescale(known.cuda.get());
   }

@@ -267,7 +267,7 @@ StepReport GradScaler::step(Optimizer& optimizer, const StepOptions& options) {
     return "outside_scale, outside_found and tell_skipped are for a disabled scaler without ranks; "
            "this one has a scale of its own, or ranks that know nothing of them.";
   });
-  id_of(optimizer);
+  id_of(optimizer);  // one that was moved from has no gradients, but that is not what is wrong
   require(has_gradient(optimizer) || options_.ranks != nullptr, ErrorCode::kWrongOrder, [] {
     return "step() was called for an optimizer none of whose parameters has a gradient; set them, "
            "or do not step it.";
@@ -374,14 +374,17 @@ void GradScaler::check_no_waiting(const char* call) const {
   });
 }
 
+// Whether gradients wait that have the present scale: not if they are unscaled, or no loss came.
+bool GradScaler::waits(const Known& known) const {
+  const bool unscaled = known.stage == Stage::kUnscaled && known.round == round_;
+  return !unscaled && known.losses != losses_;
+}
+
 // Takes the next scale, and takes the gradients along that still wait under known optimizers.
 void GradScaler::move_to(const ScaleState& next) {
   for (auto& [id, known] : known_) {
     const auto identity = known.identity.lock();
-    const bool unscaled = known.stage == Stage::kUnscaled && known.round == round_;
-    if (identity == nullptr || unscaled || known.losses == losses_ || next.scale == state_.scale) {
-      continue;
-    }
+    if (identity == nullptr || !waits(known) || next.scale == state_.scale) continue;
     rescale(*identity->owner, state_.scale, next.scale);
     known.scale = next.scale;
     if (known.cuda != nullptr) known.cuda->set_scale(next.scale);

@@ -10,7 +10,7 @@ import pytest
 GUIDE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "python.md"
 
 
-@pytest.mark.parametrize("module", ["", "._optim", "._scaler", "._memory"])
+@pytest.mark.parametrize("module", ["", "._optim", "._rules", "._scaler", "._memory"])
 def test_docstrings(module):
     assert doctest.testmod(importlib.import_module("headroom.torch" + module)).failed == 0
 

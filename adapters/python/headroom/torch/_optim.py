@@ -51,8 +51,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             if name not in _TORCHS:
                 raise TypeError(f"{type(self).__name__} got an unexpected keyword argument {name!r}")
             if value and not _TORCHS[name]:
-                raise make("unsupported", f"{name} is not part of headroom's fused optimizers; use "
-                           "torch's for it.")
+                raise _not_ours(name)
         if not isinstance(max_norm, (int, float)) or not 0.0 <= max_norm < math.inf:
             raise make("invalid argument", f"max_norm is {max_norm!r}; it has to be a number above 0, or 0 "
                        "for no clipping.")
@@ -119,8 +118,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _options_of(self, group: dict[str, Any]) -> dict[str, Any]:
         for name in ("amsgrad", "maximize"):
             if group.get(name):
-                raise make("unsupported", f"{name} is not part of headroom's fused optimizers; use "
-                           "torch's for it.")
+                raise _not_ours(name)
         try:
             options = {name: _plain(group[name]) for name in self._option_names}
         except KeyError as missing:
@@ -443,6 +441,10 @@ class FusedOptimizer(torch.optim.Optimizer):
                 self._take([dict(saved.get(param, {})) for param in self._params])
 
 
+def _not_ours(name: str) -> Error:
+    return make("unsupported", f"{name} is not part of headroom's fused optimizers; use torch's for it.")
+
+
 def _plain(option: Any) -> Any:
     """An option as numbers of its own: it may be a tensor, or a list that is changed in place."""
     if type(option) is float or isinstance(option, bool):
@@ -458,64 +460,3 @@ def _torch_name(label: str) -> str:
     """What torch's state dict calls the core's "w/momentum"."""
     name = label.rpartition("/")[2]
     return "momentum_buffer" if name == "momentum" else name
-
-
-class AdamW(FusedOptimizer):
-    """``torch.optim.AdamW``, fused; without amsgrad and maximize.
-
-    >>> import torch, headroom.torch
-    >>> weight = torch.ones(2, dtype=torch.float16, requires_grad=True)
-    >>> optimizer = headroom.torch.AdamW([weight], lr=0.5, weight_decay=0.0)
-    >>> weight.square().sum().backward()
-    >>> optimizer.step()
-    >>> weight.tolist()
-    [0.5, 0.5]
-    """
-
-    _kind = _core.AdamW
-    _option_names = ("lr", "betas", "eps", "weight_decay")
-    _buffers = ("exp_avg", "exp_avg_sq")
-
-    def __init__(
-        self,
-        params: Any,
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 1e-2,
-        *,
-        max_norm: float = 0.0,
-        master_weights: bool = True,
-        stochastic_rounding: bool = False,
-        seed: int = 0,
-        **torchs: Any,
-    ) -> None:
-        defaults = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
-        super().__init__(params, defaults, max_norm, master_weights, stochastic_rounding, seed, torchs)
-
-
-class SGD(FusedOptimizer):
-    """``torch.optim.SGD``, fused; without maximize. Whether momentum is 0 cannot change later."""
-
-    _kind = _core.SGD
-    _option_names = ("lr", "momentum", "dampening", "weight_decay", "nesterov")
-    _buffers = ("momentum_buffer",)
-
-    def __init__(
-        self,
-        params: Any,
-        lr: float = 1e-3,
-        momentum: float = 0.0,
-        dampening: float = 0.0,
-        weight_decay: float = 0.0,
-        nesterov: bool = False,
-        *,
-        max_norm: float = 0.0,
-        master_weights: bool = True,
-        stochastic_rounding: bool = False,
-        seed: int = 0,
-        **torchs: Any,
-    ) -> None:
-        defaults = dict(lr=lr, momentum=momentum, dampening=dampening)
-        defaults |= dict(weight_decay=weight_decay, nesterov=nesterov)
-        super().__init__(params, defaults, max_norm, master_weights, stochastic_rounding, seed, torchs)

@@ -42,6 +42,11 @@ class _Seen:
     walked: int = 0  # as long as it has made so many steps
     culprit: str = ""
 
+    def knower(self) -> Optional[FusedOptimizer]:
+        """`fused`, if it lives and has made no other step since."""
+        fused = None if self.fused is None else self.fused()
+        return fused if fused is not None and fused.walked == self.walked else None
+
 
 class GradScaler(torch.amp.GradScaler):
     """``torch.amp.GradScaler``: the same constructor, methods, exceptions, state dict and pickles,
@@ -96,8 +101,8 @@ class GradScaler(torch.amp.GradScaler):
             raise RuntimeError("report() was called before any step(); step first.")
         last = self._last
         if last.fused is not None:
-            fused = last.fused()
-            if fused is None or fused.walked != last.walked:
+            fused = last.knower()
+            if fused is None:
                 raise RuntimeError("report() cannot tell: the optimizer was stepped by others since, or "
                                    "is gone.")
             told = fused.report()
@@ -111,8 +116,7 @@ class GradScaler(torch.amp.GradScaler):
     def last_step_applied(self) -> bool:
         """Whether the last step ran; a disabled scaler runs every one. Waits for a CUDA device."""
         last = self._last
-        fused = None if last is None or last.fused is None else last.fused()
-        if last is not None and last.fused is not None and (fused is None or fused.walked != last.walked):
+        if last is not None and last.fused is not None and last.knower() is None:
             return not any(map(float, last.found.values()))
         return not self._enabled or self.report().applied
 
