@@ -26,9 +26,11 @@ class Bridges {
   /// Whether gradients wait that no step or unscale_ has used.
   bool waiting() const { return *backwards != used_; }
 
-  /// The gradients of this optimizer, or of all, are used or dropped.
-  void used(const torch::optim::Optimizer& optimizer) {
-    entries_[&optimizer].used = *backwards;
+  /// The gradients of this optimizer are stepped or unscaled, or those of all are dropped.
+  void used(const torch::optim::Optimizer& optimizer, bool stepped) {
+    Entry& entry = entries_[&optimizer];
+    entry.used = *backwards;
+    entry.stepped = stepped;
     used_ = *backwards;
   }
   void discard() {
@@ -72,12 +74,12 @@ class Bridges {
   void next_round() { ++round_; }
 
   /// Calls `action` while the core sees all gradients that may wait as they are now. Those of an
-  /// optimizer that was used in this round do not, unless another backward came after it.
+  /// optimizer that was stepped in this round do not, unless another backward came after it.
   void with_all(const std::function<void()>& action) {
     const TorchStream stream;
     std::vector<std::shared_ptr<Binding>> bound;
     for (auto& [optimizer, entry] : entries_) {
-      if (entry.round == round_ && entry.used == *backwards) continue;
+      if (entry.round == round_ && entry.stepped && entry.used == *backwards) continue;
       if (auto binding = entry.alive()) bound.push_back(std::move(binding));
     }
     const auto release = [&] {
@@ -101,7 +103,8 @@ class Bridges {
     std::shared_ptr<PlainBinding> plain;  // of a torch optimizer, whose death goes unseen
     std::weak_ptr<FusedBody> fused;
     int64_t round = -1;
-    int64_t used = -1;  // backwards when its gradients were last used
+    int64_t used = -1;     // backwards when its gradients were last used,
+    bool stepped = false;  // by a step
 
     std::shared_ptr<Binding> alive() const {
       if (plain != nullptr) return plain;
@@ -281,7 +284,7 @@ UnscaleResult GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   Bound bound(optimizer, *bridges_);
   const UnscaleResult result = core_->unscale_(bound.core());
   bound->grads_written();
-  bridges_->used(optimizer);
+  bridges_->used(optimizer, false);
   return result;
 }
 
@@ -300,13 +303,13 @@ StepReport GradScaler::step(torch::optim::Optimizer& optimizer, const StepOption
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kOverflow) {
       bound->grads_written();  // zeroed
-      bridges_->used(optimizer);
+      bridges_->used(optimizer, true);
     }
     throw;
   }
   if (report.applied || report.pending) bound->weights_written();
   if (clears || !report.applied) bound->grads_written();
-  bridges_->used(optimizer);
+  bridges_->used(optimizer, true);
   return report;
 }
 

@@ -57,12 +57,16 @@ HEADROOM_HOST_DEVICE inline int32_t highest(const ScalePolicy& policy, const Sca
   return state.peak > state.peak_before ? state.peak : state.peak_before;
 }
 
-// The largest exponent that this gradient fits. As too large counts what comes to the limit by the
-// scatter, or half a bit: one beyond it is near then.
+// As too large counts what comes to a limit by the scatter, or `most`: one beyond it is near then.
+HEADROOM_HOST_DEVICE inline int32_t margin(const ScaleState& state, int32_t most) {
+  return within(state.scatter * 3 / 4, kBit / 64, most);
+}
+
+// The largest exponent that this gradient fits.
 HEADROOM_HOST_DEVICE inline int32_t ceiling(const ScalePolicy& policy, const ScaleState& state,
                                             int32_t seen) {
-  const int32_t margin = within(state.scatter * 3 / 4, kBit / 64, kBit / 2);
-  return within(floor_bits(bits_of(policy.grad_limit) - margin - seen), -4000, 4000);
+  const int32_t limit = bits_of(policy.grad_limit) - margin(state, kBit / 2);
+  return within(floor_bits(limit - seen), -4000, 4000);
 }
 
 // Moves the range of exponents whose ages are kept. What comes into it from below was never too
@@ -137,9 +141,22 @@ HEADROOM_HOST_DEVICE inline int32_t balanced(const ScalePolicy& policy, const Sc
 HEADROOM_HOST_DEVICE inline int32_t target_of(const ScalePolicy& policy, const ScaleState& state) {
   const int32_t best = balanced(policy, state);
   if (state.gap <= 0) return best + -state.gap / kBit;  // more than the limit has passed
-  const int32_t trusted = bits_of(policy.grad_limit) - state.gap;
+  const int32_t trusted = bits_of(policy.grad_limit) - state.gap - margin(state, kBit / 16);
   const int32_t inside = floor_bits(trusted - highest(policy, state));
   return inside < best ? inside : best;
+}
+
+// An overflow at this exponent: if not long ago a gradient was measured that stands out and was too
+// large for it, it is taken to be another one like the last of those.
+HEADROOM_HOST_DEVICE inline void remember_again(const ScalePolicy& policy, int32_t failed,
+                                                ScaleState* state) {
+  const int32_t last = state->ages[within(failed - state->lowest, 0, kLevels - 1)];
+  if (last > 4 * policy.retry_interval) return;
+  int32_t fits = 0;  // exponents from `lowest` on that the last one fitted
+  while (fits < kLevels && state->ages[fits] > last) ++fits;
+  const int32_t usual = ceiling(policy, *state, highest(policy, *state));
+  if (state->lowest + fits + 1 > usual) return;  // by two bits at least
+  for (int32_t i = fits; i < kLevels; ++i) state->ages[i] = 0;
 }
 
 // The first clean step after overflows tells whether the gradients had grown, or whether backward
@@ -160,6 +177,7 @@ HEADROOM_HOST_DEVICE inline void learn_from_failure(const ScalePolicy& policy, S
     state->back = soon ? here : of_one;
     return;
   }
+  if (state->samples > 1) remember_again(policy, failed, state);
   const bool grown = target_of(policy, *state) < failed;
   if (state->samples == 1 && calm == 0) {
     // No clean step before: the start was too high, or backward has a limit.
@@ -181,7 +199,7 @@ HEADROOM_HOST_DEVICE inline void learn_from_failure(const ScalePolicy& policy, S
   const int32_t left = highest(policy, *state) + failed * kBit - kBit / 2;
   const int32_t gap = bits_of(policy.grad_limit) - left;
   state->gap = gap > 0 ? gap : 0;
-  const int32_t shortest = (growth_failed ? 8 : 1) * policy.retry_interval;
+  const int32_t shortest = (growth_failed ? 16 : 1) * policy.retry_interval;
   state->retry_wait = within(2 * state->retry_wait, shortest, 64 * policy.retry_interval);
   state->retry_left = state->retry_wait;
 }

@@ -161,9 +161,10 @@ class HEADROOM_API GradScaler {
   /// Divides the gradients of `optimizer` by the scale, in place, for those who clip or look at
   /// them by hand before step(). FP16 gradients that underflow again are counted in the result;
   /// StepOptions::max_norm clips without that loss. At most once between updates for each
-  /// optimizer. On a CUDA device the result is empty; the step's report tells. With ranks the
-  /// result is that of all of them, and the gradients are unscaled even if Error(kRankLost) or
-  /// Error(kRanksDiffer) is thrown.
+  /// optimizer, and no backward may add to them before step(); without a step, update() multiplies
+  /// them by the scale again. On a CUDA device the result is empty; the step's report tells. With
+  /// ranks the result is that of all of them, and the gradients are unscaled even if
+  /// Error(kRankLost) or Error(kRanksDiffer) is thrown.
   UnscaleResult unscale_(Optimizer& optimizer);
 
   /// Measures, decides, and applies or skips. A skipped step changes no weight, no state and no
@@ -220,7 +221,7 @@ class HEADROOM_API GradScaler {
     std::vector<TensorView> memory;  // its weights and gradients, sorted by address
     Stage stage = Stage::kReady;     // in round `round`
     int64_t round = -1;
-    int64_t losses = 0;     // losses scaled so far when its gradients were last used
+    int64_t losses = 0;     // losses scaled so far when its gradients were last used; -1: they wait
     float scale = 0.0f;     // that its gradients in memory have, if no loss came since the update
     bool overflow = false;  // found by unscale_
     double amax = 0.0;      // of its gradients in this round, scaled
@@ -234,7 +235,26 @@ class HEADROOM_API GradScaler {
     uint64_t listed = 0;  // the revision whose gradients the device has a list of
     bool first = true;    // since the device last heard: seen for the first time,
     bool fresh = true;    // in a new round
+
+    // Forgets what was found in the round before.
+    void begin(int64_t new_round) {
+      stage = Stage::kReady;
+      round = new_round;
+      overflow = false;
+      amax = 0.0;
+      culprit.clear();
+      culprit_rank = -1;
+      fresh = true;
+    }
+
+    // Its gradients wait for the next round, with this scale.
+    void goes_on(float new_scale) {
+      scale = new_scale;
+      stage = Stage::kReady;
+      losses = -1;
+    }
   };
+  enum class Waiting : uint8_t { kNone, kScaled, kUnscaled };
 
   static uint64_t id_of(const Optimizer& optimizer);
   Known& enter(const Optimizer& optimizer, const char* call);
@@ -257,7 +277,7 @@ class HEADROOM_API GradScaler {
   void check_ranks() const;
   void move_to(const ScaleState& next);
   void check_no_waiting(const char* call) const;
-  bool waits(const Known& known) const;
+  Waiting waiting(const Known& known) const;
   void raise(Alarm alarm, float scale, int64_t skips_in_row, const std::string& culprit) const;
 
   // The side of a scaler on a CUDA device (on_device.cc).

@@ -199,7 +199,7 @@ __global__ void update_kernel(CudaScale* scale, CudaMail<CudaAlarm>* mail) {
 }
 
 __global__ void rescaled_kernel(const CudaScale* scale, CudaKnown* known) {
-  if (scale->factor != 1.0f) known->scale = scale->state.scale;
+  known->scale = scale->state.scale;
 }
 
 void launch_scale(const TensorView& loss, float scale, CudaScale* from, const TensorView& out) {
@@ -308,9 +308,10 @@ void CudaScaler::update() {
   launch_early(update_kernel, 1, 1, scale_.data(), alarms.data());
 }
 
-void CudaScaler::rescale(CudaOptimizer* optimizer) {
+void CudaScaler::rescale(bool unscaled, CudaOptimizer* optimizer) {
   const DeviceScope scope(device_);
-  optimizer->measure.enqueue_rescale(&scale_.data()->factor);
+  const CudaScale* const scale = scale_.data();
+  optimizer->measure.enqueue_rescale(unscaled ? &scale->state.scale : &scale->factor);
   rescaled_kernel<<<1, 1, 0, current_stream()>>>(scale_.data(), optimizer->known());
   HEADROOM_CUDA(cudaGetLastError());
 }

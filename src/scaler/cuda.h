@@ -157,8 +157,9 @@ class CudaScaler {
 
   void update();
 
-  /// Brings gradients that wait from the scale before the last update() to the one after.
-  void rescale(CudaOptimizer* optimizer);
+  /// Brings gradients that wait, unscaled or with the scale before the last update(), to the one
+  /// after it.
+  void rescale(bool unscaled, CudaOptimizer* optimizer);
 
   CudaMailbox<CudaAlarm> alarms;
   CudaMailbox<CudaDifference> differences;

@@ -2,6 +2,8 @@
 // else.
 #include <headroom/scaler.h>
 
+#include <cstring>
+
 #include "core/check.h"
 #include "core/float_environment.h"
 #include "scaler/cuda.h"
@@ -44,8 +46,13 @@ void GradScaler::scale(const TensorView& loss, const TensorView& scaled) {
   }
   const internal::DefaultFloatEnvironment environment;
   if (loss.data != scaled.data) convert(loss, scaled);
-  auto* const out = static_cast<float*>(scaled.data);
-  for (int64_t i = 0; i < scaled.count; ++i) out[i] *= factor;
+  auto* const out = static_cast<char*>(scaled.data);  // of any alignment
+  for (int64_t i = 0; i < scaled.count; ++i) {
+    float value = 0.0f;
+    memcpy(&value, out + i * sizeof(float), sizeof(float));
+    value *= factor;
+    memcpy(out + i * sizeof(float), &value, sizeof(float));
+  }
 }
 
 // Tells the device where the gradients are.
@@ -118,6 +125,7 @@ StepReport GradScaler::step_on_device(Optimizer& optimizer, const StepOptions& o
       if (clear_skipped) optimizer.zero_grad();
     }
   }
+  last_stepped_ = optimizer.identity_->id;
   if (enabled()) {
     known->stage = Stage::kStepped;
     record(false, "", known);
@@ -129,9 +137,11 @@ void GradScaler::update_on_device() {
   cuda_->update();
   for (auto& [id, known] : known_) {
     const auto identity = known.identity.lock();
-    if (identity == nullptr || known.cuda == nullptr || !waits(known)) continue;
+    const Waiting waits = waiting(known);
+    if (identity == nullptr || known.cuda == nullptr || waits == Waiting::kNone) continue;
     enqueue_list(*identity->owner, &known);
-    cuda_->rescale(known.cuda.get());
+    cuda_->rescale(waits == Waiting::kUnscaled, known.cuda.get());
+    known.goes_on(known.scale);  // the true one is on the device
   }
   next_round();
   tell_alarms();

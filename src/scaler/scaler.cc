@@ -188,26 +188,7 @@ GradScaler::Known& GradScaler::enter(const Optimizer& optimizer, const char* cal
            "the result, then step.";
   });
   Known& known = know(optimizer);
-  if (known.round != round_) {
-    const bool mixed =
-        known.stage == Stage::kUnscaled && known.losses != losses_ && losses_ == losses_before_;
-    require(!mixed, ErrorCode::kWrongOrder, [&] {
-      return std::string(call) + " was called for gradients that were unscaled before the last " +
-             "update() and may have got more from a loss that was scaled since; step an " +
-             "optimizer in the round in which it is unscaled, or zero them and scale a new loss.";
-    });
-    // Gradients that were unscaled but not stepped stay unscaled until the next loss.
-    const bool still_unscaled = known.stage == Stage::kUnscaled && known.losses == losses_;
-    if (!still_unscaled) {
-      known.stage = Stage::kReady;
-      known.overflow = false;
-      known.amax = 0.0;
-      known.culprit.clear();
-      known.culprit_rank = -1;
-      known.fresh = true;
-    }
-    known.round = round_;
-  }
+  if (known.round != round_) known.begin(round_);
   require(known.stage != Stage::kStepped, ErrorCode::kWrongOrder, [&] {
     return std::string(call) + " was called after step() for this optimizer; call update() first.";
   });
@@ -273,7 +254,6 @@ StepReport GradScaler::step(Optimizer& optimizer, const StepOptions& options) {
            "or do not step it.";
   });
   Known& known = enabled() ? enter(optimizer, "step()") : meet(optimizer);
-  last_stepped_ = optimizer.identity_->id;
   if (cuda_ != nullptr) return step_on_device(optimizer, options, &known);
   if (!enabled()) known.scale = options.outside_scale != nullptr ? *options.outside_scale : 1.0f;
   const float scale = known.stage == Stage::kUnscaled ? 1.0f : known.scale;
@@ -318,6 +298,7 @@ StepReport GradScaler::step(Optimizer& optimizer, const StepOptions& options) {
   report.steps = known.report.steps + 1;
   report.skipped = known.report.skipped + (report.applied ? 0 : 1);
   known.report = report;
+  last_stepped_ = optimizer.identity_->id;
   if (known.stage != Stage::kUnscaled) known.amax = stats.amax;
   if (enabled()) known.stage = Stage::kStepped;
   if (enabled()) record(!report.applied, report.culprit, &known);
@@ -364,7 +345,10 @@ void GradScaler::update(float new_scale) {
 
 void GradScaler::discard() {
   losses_used_ = losses_;
-  for (auto& [id, known] : known_) known.losses = losses_;
+  for (auto& [id, known] : known_) {
+    known.losses = losses_;
+    if (known.stage == Stage::kUnscaled) known.begin(known.round);  // others come in their place
+  }
 }
 
 void GradScaler::check_no_waiting(const char* call) const {
@@ -374,19 +358,22 @@ void GradScaler::check_no_waiting(const char* call) const {
   });
 }
 
-// Whether gradients wait that have the present scale: not if they are unscaled, or no loss came.
-bool GradScaler::waits(const Known& known) const {
-  const bool unscaled = known.stage == Stage::kUnscaled && known.round == round_;
-  return !unscaled && known.losses != losses_;
+// The gradients that wait under this optimizer when a round ends: those that were unscaled and not
+// stepped, and those of losses that came after its last step.
+GradScaler::Waiting GradScaler::waiting(const Known& known) const {
+  if (known.stage == Stage::kUnscaled && known.round == round_) return Waiting::kUnscaled;
+  return known.losses != losses_ ? Waiting::kScaled : Waiting::kNone;
 }
 
 // Takes the next scale, and takes the gradients along that still wait under known optimizers.
 void GradScaler::move_to(const ScaleState& next) {
   for (auto& [id, known] : known_) {
     const auto identity = known.identity.lock();
-    if (identity == nullptr || !waits(known) || next.scale == state_.scale) continue;
-    rescale(*identity->owner, state_.scale, next.scale);
-    known.scale = next.scale;
+    const Waiting waits = waiting(known);
+    if (identity == nullptr || waits == Waiting::kNone) continue;
+    const float has = waits == Waiting::kUnscaled ? 1.0f : state_.scale;
+    if (has != next.scale) rescale(*identity->owner, has, next.scale);
+    known.goes_on(next.scale);
     if (known.cuda != nullptr) known.cuda->set_scale(next.scale);
   }
   state_ = next;

@@ -45,6 +45,9 @@ class Loop {
   // Scales a loss and makes gradients of this size, with `bad` in the middle of parameter `where`.
   void backward(unsigned seed, double size, int where = -1, double bad = 0.0) {
     scale();
+    fill(seed, size, where, bad);
+  }
+  void fill(unsigned seed, double size, int where = -1, double bad = 0.0) {
     for (size_t i = 0; i < grads_.size(); ++i) {
       grads_[i]->refill_exactly(seed + static_cast<unsigned>(i), size);
       if (where == static_cast<int>(i)) grads_[i]->set(grads_[i]->view().count / 2, bad);
@@ -243,6 +246,39 @@ TEST_F(DeviceScaler, TwoOptimizersOfWhichOneOverflows) {
     return bits;
   };
   EXPECT_TRUE(run(false) == run(true));
+}
+
+TEST_F(DeviceScaler, TwoOptimizersInAnyOrderOfCallsRunTheSameCourse) {
+  const auto run = [](bool cuda, unsigned seed) {
+    const ScalePolicy policy = DynamicScale{.growth_interval = 2};
+    Plain a(cuda, policy), b(cuda, policy);
+    GradScaler& scaler = a.scaler;
+    std::mt19937 random(seed);
+    for (unsigned call = 0; call < 40; ++call) {
+      Plain& one = random() % 2 == 0 ? a : b;
+      const unsigned what = random() % 8;
+      const int bad = random() % 8 == 0 ? 1 : -1;
+      try {
+        if (what < 2) a.scale();
+        if (what == 0) a.fill(call, 100.0, bad, kInf);
+        if (what < 2) b.fill(call + 10, 100.0);
+        if (what == 2) scaler.unscale_(*one.optimizer);
+        if (what == 3 || what == 4) scaler.step(*one.optimizer);
+        if (what == 5 || what == 6) a.update();
+        if (what == 7) scaler.discard();
+      } catch (const Error& error) {
+        a.log += std::string(error.what()) + "\n";
+      }
+    }
+    auto bits = a.bits();
+    for (auto& part : b.bits()) bits.push_back(part);
+    return std::make_pair(a.log, bits);
+  };
+  for (unsigned seed = 0; seed < 30; ++seed) {
+    const auto cpu = run(false, seed), cuda = run(true, seed);
+    EXPECT_EQ(cuda.first, cpu.first) << seed;
+    EXPECT_TRUE(cuda.second == cpu.second) << seed;
+  }
 }
 
 TEST_F(DeviceScaler, DisabledStillSkipsWhatIsNotFinite) {

@@ -106,11 +106,22 @@ TEST(HeadroomRule, WhatWasLearntInsideBackwardMovesWithTheGradients) {
   EXPECT_GE(run.state.scale, 0x1p20f);
 }
 
+TEST(HeadroomRule, GradientsThatRiseTowardsALimitInsideBackwardDoNotOverflowAtEveryBit) {
+  Training run;
+  std::mt19937 random(1);
+  std::normal_distribution<double> noise(0.0, 0.1);
+  for (int i = 0; i < 20000; ++i) {
+    const double amax = std::exp2(-11.0 + 8.0 * i / 20000 + noise(random));
+    run.steps(1, amax, 0x1p8 / amax);
+  }
+  EXPECT_LE(run.state.skipped, 4);  // torch: 12
+}
+
 TEST(HeadroomRule, ALimitThatIsGoneIsForgotten) {
   Training run;
   run.steps(1000, 0.1, 0x1p13);
   ASSERT_EQ(run.state.scale, 0x1p12f);
-  run.steps(40000, 0.1);
+  run.steps(60000, 0.1);
   EXPECT_EQ(run.state.skipped, 2);
   EXPECT_EQ(run.state.scale, largest_safe(0.1));
 }
@@ -129,6 +140,22 @@ TEST(HeadroomRule, SpikesThatComeBackAreSkippedOnceNotEachTime) {
     run.steps(299, 0x1p-6);
   }
   EXPECT_EQ(run.state.skipped, before);
+}
+
+TEST(HeadroomRule, SpikesThatWereGivenUpAreKnownAgainAtTheFirst) {
+  Training run;
+  const auto spikes = [&run](int count) {
+    for (int i = 0; i < count; ++i) {
+      run.steps(1, 2.0);
+      run.steps(299, 0x1p-6);
+    }
+  };
+  spikes(40);
+  run.steps(6000, 0x1p-6);
+  ASSERT_EQ(run.state.scale, largest_safe(0x1p-6));
+  const int64_t before = run.state.skipped;
+  spikes(40);
+  EXPECT_EQ(run.state.skipped, before + 1);
 }
 
 TEST(HeadroomRule, ATallPeakIsGivenUpSoonerThanASmallOne) {

@@ -91,7 +91,6 @@ TEST(Order, GradientsThatWereUnscaledAreNotUnscaledAgain) {
   GradScaler scaler;
   loop.grad[0] = 0.5f * scaler.scale(1.0f);
   scaler.unscale_(loop.optimizer);
-  scaler.update();
   wrong_order("already called", [&] { scaler.unscale_(loop.optimizer); });
   EXPECT_EQ(scaler.step(loop.optimizer).grad_norm, 0.5);
   scaler.update();
@@ -99,19 +98,47 @@ TEST(Order, GradientsThatWereUnscaledAreNotUnscaledAgain) {
   EXPECT_EQ(scaler.step(loop.optimizer).grad_norm, 0.25) << "a new loss, a new gradient";
 }
 
-TEST(Order, UnscaledGradientsDoNotSurviveAnotherLossAndAnUpdate) {
+TEST(Order, UnscaledGradientsThatAreNotSteppedWaitLikeOthers) {
   OneWeight loop, other;
   GradScaler scaler(DynamicScale{.growth_interval = 1});
   loop.grad[0] = 0.5f * scaler.scale(1.0f);
   scaler.unscale_(loop.optimizer);
-  other.grad[0] = 0.5f * scaler.scale(1.0f);  // might have added to loop.grad as well
-  scaler.step(other.optimizer);
-  scaler.update();
-  wrong_order("unscaled before the last update()", [&] { scaler.step(loop.optimizer); });
-  EXPECT_EQ(loop.weight[0], 1.0f);
-  EXPECT_EQ(loop.grad[0], 0.5f);
-  loop.grad[0] = 0.25f * scaler.scale(1.0f);
-  EXPECT_EQ(scaler.step(loop.optimizer).grad_norm, 0.25);
+  for (int round = 0; round < 2; ++round) {
+    other.grad[0] = 0.5f * scaler.scale(1.0f);  // a loss of the other alone
+    scaler.step(other.optimizer);
+    scaler.update();
+    EXPECT_EQ(loop.grad[0], 0.5f * scaler.get_scale());
+  }
+  loop.grad[0] += 0.25f * scaler.scale(1.0f);  // of both
+  EXPECT_EQ(scaler.unscale_(loop.optimizer).before.norm() / scaler.get_scale(), 0.75);
+  EXPECT_EQ(scaler.step(loop.optimizer).grad_norm, 0.75);
+}
+
+TEST(Order, GradientsThatWaitHaveTheScaleOfTheirBackwardThoughItDidNotMove) {
+  OneWeight often, seldom;
+  GradScaler scaler;
+  scaler.scale(1.0f);
+  often.grad[0] = kInf;
+  scaler.step(often.optimizer);
+  scaler.step(seldom.optimizer);
+  scaler.update();  // to 2^15
+  often.grad[0] = seldom.grad[0] = 0.5f * scaler.scale(1.0f);
+  scaler.step(often.optimizer);
+  scaler.update();  // stays
+  EXPECT_EQ(scaler.step(seldom.optimizer).grad_norm, 0.5);
+}
+
+TEST(Order, AfterDiscardingNothingIsUnscaledAnyMore) {
+  OneWeight loop;
+  GradScaler scaler;
+  scaler.scale(1.0f);
+  loop.grad[0] = kInf;
+  EXPECT_FALSE(scaler.unscale_(loop.optimizer).ok());
+  scaler.discard();
+  loop.grad[0] = 0.5f * scaler.scale(1.0f);
+  const StepReport report = scaler.step(loop.optimizer);
+  EXPECT_TRUE(report.applied);
+  EXPECT_EQ(report.grad_norm, 0.5);
 }
 
 TEST(Order, TwoOptimizersMayTakeTurns) {

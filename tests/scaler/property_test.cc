@@ -115,6 +115,67 @@ RC_GTEST_PROP(ScalerProperty, ASkippedStepChangesNothingAndAnAppliedOneIsFinite,
   }
 }
 
+// Losses, unscaling, steps, updates and dropped batches in any order: whatever was added up, a step
+// uses its true sum.
+RC_GTEST_PROP(ScalerProperty, InAnyOrderOfCallsAStepUsesTheTrueSum, ()) {
+  struct One {
+    std::vector<float> weight = {0.0f}, grad = {0.0f};
+    SGD optimizer{{{"w", view(weight), view(grad)}}, SGDOptions{.lr = 1.0}};
+    double sum = 0.0;
+    bool unscaled = false;  // nothing may be added to it
+  };
+  One all[3];
+  GradScaler scaler(DynamicScale{.init_scale = 1024.0f, .growth_interval = *rc::gen::inRange(1, 3)},
+                    {.on_alarm = [](const AlarmReport&) {}});
+  scaler.scale(1.0f);
+  for (One& one : all) scaler.step(one.optimizer);  // makes them known
+  scaler.update();
+  for (int call = 0; call < 40; ++call) {
+    One& one = all[*rc::gen::inRange(0, 3)];
+    try {
+      switch (*rc::gen::inRange(0, 6)) {
+        case 0: {
+          const float scaled = scaler.scale(1.0f);
+          for (One& some : all) {
+            if (some.unscaled || *rc::gen::arbitrary<bool>()) continue;
+            const float value = *rc::gen::element(1.0f, 2.0f, 4.0f, 8.0f, kInf);
+            some.grad[0] += value * scaled;
+            some.sum += value;
+          }
+          break;
+        }
+        case 1:
+          scaler.unscale_(one.optimizer);
+          one.unscaled = true;
+          break;
+        case 2: {
+          const float before = one.weight[0];
+          const bool applied =
+              scaler.step(one.optimizer, {.clear_grads = ClearGrads::kAlways}).applied;
+          RC_ASSERT(applied == std::isfinite(one.sum));
+          RC_ASSERT(one.weight[0] - before == (applied ? static_cast<float>(-one.sum) : 0.0f));
+          one.sum = 0.0;
+          break;
+        }
+        case 3:
+        case 4:
+          scaler.update();
+          for (One& some : all) some.unscaled = false;
+          break;
+        default:
+          for (One& some : all) {
+            some.grad[0] = 0.0f;
+            some.sum = 0.0;
+            some.unscaled = false;
+          }
+          scaler.discard();
+      }
+    } catch (const Error& error) {
+      RC_ASSERT(error.code() == ErrorCode::kWrongOrder);
+    }
+  }
+}
+
 RC_GTEST_PROP(ScalerProperty, ThreadsAndTargetsDoNotChangeATrainingRun, ()) {
   const size_t tensors = *rc::gen::inRange<size_t>(1, 4);
   const std::string before = simd_target();
