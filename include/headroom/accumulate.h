@@ -61,8 +61,7 @@ class HEADROOM_API GradAccumulator : public FusedOptimizer {
   GradScaler unit_;                       // steps the optimizers, at a scale of 1
   bool added_ = false;                    // a gradient came in this round
   bool stepped_ = false;                  // the next gradient begins a new round
-  bool unit_stepped_ = false;
-  bool bad_ = false;  // a gradient of this round was not finite
+  bool bad_ = false;                      // a gradient of this round was not finite
   std::string culprit_;
 };
 

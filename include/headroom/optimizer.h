@@ -157,6 +157,7 @@ class HEADROOM_API FusedOptimizer : public Optimizer {
 
  private:
   internal::CudaApply* cuda_side(int device, internal::ApplyJob* job) override;
+  internal::FusedState& own() const;
 
   std::unique_ptr<internal::FusedState> state_;
 };

@@ -199,8 +199,8 @@ HEADROOM_HOST_DEVICE inline float grown(const ScalePolicy& policy, float scale) 
 
 // The smaller scale, or `scale` itself if there is none.
 HEADROOM_HOST_DEVICE inline float shrunk(const ScalePolicy& policy, float scale) {
-  const double product = static_cast<double>(scale) * policy.backoff_factor;
-  if (product > policy.min_scale) return static_cast<float>(product);
+  const auto product = static_cast<float>(static_cast<double>(scale) * policy.backoff_factor);
+  if (product > policy.min_scale) return product;
   return policy.stay_above_min ? scale : (scale < policy.min_scale ? scale : policy.min_scale);
 }
 
@@ -278,8 +278,12 @@ HEADROOM_HOST_DEVICE inline float inverse(float scale) {
 enum class Skip : uint8_t {
   kNo,               // the step is applied
   kNotFinite,        // inf or nan in the gradients
-  kUnscaleOverflow,  // finite, but the unscaled gradient would leave FP32's range
+  kUnscaleOverflow,  // finite, but unscaled beyond FP32, or beyond kLargestGradient for the step
 };
+
+/// The largest gradient that a step is made with, unscaled and clipped: its square, and what
+/// momentum adds up, fit into FP32. A larger one would turn Adam's moments into inf for good.
+inline constexpr double kLargestGradient = 0x1p63;
 
 /// What is to be done with the gradients of one optimizer.
 struct Verdict {
@@ -312,14 +316,15 @@ HEADROOM_HOST_DEVICE inline Verdict decide(bool finite, double norm, double amax
     verdict.skip = Skip::kNotFinite;
     return verdict;
   }
-  constexpr double kFloatMax = 3.4028234663852886e38;
-  if (amax * factor > kFloatMax) {
-    verdict.skip = Skip::kUnscaleOverflow;
-    return verdict;
-  }
   if (max_norm > 0.0) {
     const double clip = max_norm / (verdict.grad_norm + 1e-6);
     if (clip < 1.0) verdict.clip_factor = clip;
+  }
+  constexpr double kFloatMax = 3.4028234663852886e38;
+  const double largest = amax * factor;
+  if (largest > kFloatMax || largest * verdict.clip_factor > kLargestGradient) {
+    verdict.skip = Skip::kUnscaleOverflow;
+    return verdict;
   }
   verdict.multiplier = static_cast<float>(factor * verdict.clip_factor);
   return verdict;

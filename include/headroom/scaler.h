@@ -228,7 +228,7 @@ class HEADROOM_API GradScaler {
     std::string culprit;
     int culprit_rank = -1;
     int64_t ordinal = 0;  // how many were met before it
-    double names = 0.0;   // a fingerprint of its parameters' names,
+    double names = 0.0;   // a fingerprint of its parameters' names and sizes,
     uint64_t named = 0;   // of this revision
     StepReport report;    // of the last step
     std::shared_ptr<internal::CudaOptimizer> cuda;
@@ -257,9 +257,11 @@ class HEADROOM_API GradScaler {
   enum class Waiting : uint8_t { kNone, kScaled, kUnscaled };
 
   static uint64_t id_of(const Optimizer& optimizer);
+  static bool has_gradient(const Optimizer& optimizer);
   Known& enter(const Optimizer& optimizer, const char* call);
   Known& meet(const Optimizer& optimizer);
   Known& know(const Optimizer& optimizer);
+  Known& enter_step(const Optimizer& optimizer, const StepOptions& options);
   void record(bool overflow, const std::string& culprit, Known* known);
 
   // What was found in the gradients of an optimizer, by all ranks if there are several.
@@ -269,11 +271,17 @@ class HEADROOM_API GradScaler {
     int64_t new_zeros = 0;
     std::string culprit;
     int culprit_rank = -1;
+    bool any = true;  // there are gradients
   };
   Finding agree(const Optimizer& optimizer, Known* known, const StepOptions* step, Finding mine);
   internal::Stand stand(const Optimizer& optimizer, Known* known, const StepOptions* step) const;
   std::string culprit_text(const GradStats& stats, int rank, bool same_list,
                            const std::vector<Parameter>& parameters) const;
+  StepReport conclude(Optimizer& optimizer, const StepOptions& options, const Verdict& verdict,
+                      Finding found, Known* known);
+  friend class GradAccumulator;
+  StepReport skip(Optimizer& optimizer, const StepOptions& options, const std::string& culprit);
+  void check(const ScalePolicy& policy) const;
   void check_ranks() const;
   void move_to(const ScaleState& next);
   void check_no_waiting(const char* call) const;

@@ -86,8 +86,9 @@ std::string differ_sentence(int which, double low, double high) {
       return "The ranks have gradients of different scales, " + ends +
              "; call scale() on every rank in every round, and set or load the same scale.";
     case Standing::kRules:
-      return "The ranks differ in policy, max_norm, enabled or RankGradients; give every rank the "
-             "same settings.";
+      return "The ranks differ in policy, max_norm, enabled or RankGradients, or in the names, "
+             "sizes "
+             "or order of replicated parameters; give every rank the same.";
     case Standing::kState:
       return "The ranks have the same scale but remember different steps; load the same saved "
              "scaler on every rank.";

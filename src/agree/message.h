@@ -41,7 +41,7 @@ struct Standing {
     kCall,     // step() or unscale_(), and of which optimizer
     kRound,    // updates so far
     kScale,    // that the gradients have
-    kRules,    // policy, clipping, kind of gradients: a fingerprint
+    kRules,    // policy, clipping, kind of gradients, replicated parameters: a fingerprint
     kState,    // all that the scaler remembers: a fingerprint
     kNorm,     // of replicated gradients, else 0
     kCount
@@ -100,7 +100,7 @@ HEADROOM_HOST_DEVICE inline double fingerprint(double seed, double value) {
   return static_cast<double>((mixed ^ (mixed >> 31)) >> 12);
 }
 
-/// `list`: a fingerprint of the names of the rank's tensors, in their order.
+/// `list`: a fingerprint of the names and sizes of the rank's tensors, in their order.
 HEADROOM_HOST_DEVICE inline Message pack(const Found& found, int rank, double list,
                                          const Standing& standing) {
   Message message{};

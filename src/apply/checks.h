@@ -12,6 +12,9 @@ namespace headroom::internal {
 /// between any two of them.
 void check_parameters(const std::vector<Parameter>& parameters);
 
+/// Throws if an optimizer was moved from.
+void check_whole(bool whole);
+
 }  // namespace headroom::internal
 
 #endif  // HEADROOM_SRC_APPLY_CHECKS_H_

@@ -102,17 +102,19 @@ void follow(const TensorView& weight, const Slot& slot, bool at_random) {
   }
   constexpr int64_t kPiece = 1 << 18;
   std::vector<uint16_t> rounded(static_cast<size_t>(std::min(weight.count, kPiece)));
+  std::vector<uint16_t> written(rounded.size());
   std::vector<float> wide(rounded.size());
-  const auto* const values = static_cast<const uint16_t*>(weight.data);
+  const auto* const bytes = static_cast<const char*>(weight.data);  // of any alignment
   for (int64_t first = 0; first < weight.count; first += kPiece) {
     const int64_t count = std::min(weight.count - first, kPiece);
     float* const master = slot.master + first;
     convert(view(master, count), view(static_cast<void*>(rounded.data()), weight.dtype, count));
-    convert(view(static_cast<const void*>(values + first), weight.dtype, count),
-            view(wide.data(), count));
+    const void* const values = bytes + first * sizeof(uint16_t);
+    convert(view(values, weight.dtype, count), view(wide.data(), count));
+    std::memcpy(written.data(), values, static_cast<size_t>(count) * sizeof(uint16_t));
     for (int64_t i = 0; i < count; ++i) {
       const auto at = static_cast<size_t>(i);
-      if (!came_from(master[i], values[first + i], rounded[at], at_random)) master[i] = wide[at];
+      if (!came_from(master[i], written[at], rounded[at], at_random)) master[i] = wide[at];
     }
   }
 }
@@ -237,30 +239,35 @@ using internal::require;
 
 FusedOptimizer::FusedOptimizer(const Precision& precision)
     : Optimizer({}), state_(std::make_unique<internal::FusedState>()) {
-  state_->precision = precision;
+  own().precision = precision;
 }
 
 FusedOptimizer::~FusedOptimizer() = default;
 FusedOptimizer::FusedOptimizer(FusedOptimizer&&) noexcept = default;
 FusedOptimizer& FusedOptimizer::operator=(FusedOptimizer&&) noexcept = default;
 
+internal::FusedState& FusedOptimizer::own() const {
+  internal::check_whole(state_ != nullptr);
+  return *state_;
+}
+
 size_t FusedOptimizer::append_group(std::vector<Parameter> added,
                                     const internal::RuleSettings& settings) {
   const internal::DefaultFloatEnvironment environment;
-  internal::fetch_steps(parameters(), state_.get());
+  internal::fetch_steps(parameters(), &own());
   std::vector<Parameter> all = parameters();
   all.insert(all.end(), added.begin(), added.end());
   internal::check_parameters(all);  // before memory is taken for what they claim
   const size_t buffers = internal::state_buffers(settings.rule);
-  std::vector<internal::Slot> slots = state_->slots;
+  std::vector<internal::Slot> slots = own().slots;
   std::map<int, internal::Arena> arenas;  // by device, -1 for the CPU
   const auto arena_of = [&](const TensorView& weight) -> internal::Arena& {
     return arenas[weight.device.type == DeviceType::kCUDA ? weight.device.index : -1];
   };
   for (size_t i = slots.size(); i < all.size(); ++i) {
-    const internal::WeightKind kind = internal::kind_of(all[i], i, state_->precision);
+    const internal::WeightKind kind = internal::kind_of(all[i], i, own().precision);
     internal::check_grad(all[i], i);
-    slots.push_back({state_->groups.size(), kind, nullptr, {nullptr, nullptr}, 0});
+    slots.push_back({own().groups.size(), kind, nullptr, {nullptr, nullptr}, 0});
     arena_of(all[i].weight).plan(all[i].weight.count, internal::has_master(kind));
   }
   internal::FusedState fresh;  // what is taken, until nothing can throw any more
@@ -268,7 +275,7 @@ size_t FusedOptimizer::append_group(std::vector<Parameter> added,
     const Device where{device < 0 ? DeviceType::kCPU : DeviceType::kCUDA, std::max(device, 0)};
     arena.allocate(where, buffers, &fresh);
   }
-  for (size_t i = state_->slots.size(); i < slots.size(); ++i) {
+  for (size_t i = own().slots.size(); i < slots.size(); ++i) {
     const TensorView& weight = all[i].weight;
     internal::Slot& slot = slots[i];
     if (slot.kind == internal::WeightKind::kF32) slot.master = static_cast<float*>(weight.data);
@@ -279,27 +286,27 @@ size_t FusedOptimizer::append_group(std::vector<Parameter> added,
     for (size_t b = 0; b < buffers; ++b) slot.state[b] = arena_of(weight).take(b + 1, weight.count);
   }
   // All that can throw comes before the first change.
-  state_->memory.reserve(state_->memory.size() + fresh.memory.size());
-  state_->cuda_memory.reserve(state_->cuda_memory.size() + fresh.cuda_memory.size());
-  state_->groups.reserve(state_->groups.size() + 1);
+  own().memory.reserve(own().memory.size() + fresh.memory.size());
+  own().cuda_memory.reserve(own().cuda_memory.size() + fresh.cuda_memory.size());
+  own().groups.reserve(own().groups.size() + 1);
   append(std::move(added));
-  std::move(fresh.memory.begin(), fresh.memory.end(), std::back_inserter(state_->memory));
+  std::move(fresh.memory.begin(), fresh.memory.end(), std::back_inserter(own().memory));
   std::move(fresh.cuda_memory.begin(), fresh.cuda_memory.end(),
-            std::back_inserter(state_->cuda_memory));
-  state_->groups.push_back(settings);
-  state_->slots = std::move(slots);
-  state_->planned = state_->devices_planned = false;
-  state_->steps_there = false;
-  return state_->groups.size() - 1;
+            std::back_inserter(own().cuda_memory));
+  own().groups.push_back(settings);
+  own().slots = std::move(slots);
+  own().planned = own().devices_planned = false;
+  own().steps_there = false;
+  return own().groups.size() - 1;
 }
 
 void FusedOptimizer::change_group(size_t group, const internal::RuleSettings& settings) {
-  require(settings.rule == state_->groups[group].rule, ErrorCode::kInvalidArgument, [] {
+  require(settings.rule == own().groups[group].rule, ErrorCode::kInvalidArgument, [] {
     return "momentum cannot be turned on or off in a group that exists; make a new optimizer, or "
            "keep it above 0.";
   });
-  state_->groups[group] = settings;
-  for (auto& [device, cuda] : state_->cuda) cuda.set_groups(state_->groups);
+  own().groups[group] = settings;
+  for (auto& [device, cuda] : own().cuda) cuda.set_groups(own().groups);
 }
 
 void FusedOptimizer::set_grad(size_t index, const TensorView& grad) {
@@ -309,7 +316,7 @@ void FusedOptimizer::set_grad(size_t index, const TensorView& grad) {
     internal::check_grad(changed, index);
   }
   Optimizer::set_grad(index, grad);
-  state_->planned = state_->devices_planned = false;
+  own().planned = own().devices_planned = false;
 }
 
 void FusedOptimizer::rebind(std::vector<Parameter> changed) {
@@ -322,6 +329,13 @@ void FusedOptimizer::rebind(std::vector<Parameter> changed) {
     const TensorView& before = parameters()[i].weight;
     const TensorView& after = changed[i].weight;
     internal::check_grad(changed[i], i);
+    const bool there =
+        after.device.type == before.device.type && after.device.index == before.device.index;
+    require(there || after.count == 0, ErrorCode::kMismatch, [&] {
+      return "The weight of parameter " + internal::name_of(changed[i], i) +
+             " has moved to another device, where its masters and moments are not; make a new "
+             "optimizer for it.";
+    });
     require(after.dtype == before.dtype && after.count == before.count, ErrorCode::kMismatch, [&] {
       return "The weight of parameter " + internal::name_of(changed[i], i) + " was " +
              std::to_string(before.count) + " elements of " + to_string(before.dtype) +
@@ -331,9 +345,9 @@ void FusedOptimizer::rebind(std::vector<Parameter> changed) {
     if (after.data != before.data) moved.push_back(i);
   }
   Optimizer::rebind(std::move(changed));
-  state_->planned = state_->devices_planned = false;
+  own().planned = own().devices_planned = false;
   for (const size_t i : moved) {
-    internal::Slot& slot = state_->slots[i];
+    internal::Slot& slot = own().slots[i];
     if (slot.kind == internal::WeightKind::kF32) {
       slot.master = static_cast<float*>(parameters()[i].weight.data);
     }
@@ -343,23 +357,23 @@ void FusedOptimizer::rebind(std::vector<Parameter> changed) {
 
 void FusedOptimizer::apply(float multiplier, bool clear_grads) {
   const internal::DefaultFloatEnvironment environment;
-  if (!state_->planned) internal::make_plan(parameters(), state_.get());
-  internal::prepare_numbers(parameters(), multiplier, state_.get());
+  if (!own().planned) internal::make_plan(parameters(), &own());
+  internal::prepare_numbers(parameters(), multiplier, &own());
   const internal::ApplyKernels& kernels = internal::apply_kernels();
-  const internal::ApplyJob job{clear_grads, state_->precision.stochastic_rounding};
-  internal::parallel_for(state_->jobs.size(), state_->bytes, [&](size_t i) {
-    const internal::FusedState::Job& work = state_->jobs[i];
+  const internal::ApplyJob job{clear_grads, own().precision.stochastic_rounding};
+  internal::parallel_for(own().jobs.size(), own().bytes, [&](size_t i) {
+    const internal::FusedState::Job& work = own().jobs[i];
     kernels.by_type[static_cast<size_t>(work.rule)][static_cast<size_t>(work.grad)]
-                   [static_cast<size_t>(work.kind)](state_->spans.data() + work.begin,
+                   [static_cast<size_t>(work.kind)](own().spans.data() + work.begin,
                                                     work.end - work.begin, job);
   });
-  internal::prepare_devices(parameters(), state_.get());
-  for (auto& [device, cuda] : state_->cuda) {
+  internal::prepare_devices(parameters(), &own());
+  for (auto& [device, cuda] : own().cuda) {
     cuda.prepare(multiplier);
     cuda.step(job, false);
   }
-  for (size_t i = 0; i < state_->slots.size(); ++i) {
-    if (parameters()[i].grad.data != nullptr) ++state_->slots[i].steps;
+  for (size_t i = 0; i < own().slots.size(); ++i) {
+    if (parameters()[i].grad.data != nullptr) ++own().slots[i].steps;
   }
 }
 
@@ -370,27 +384,27 @@ internal::CudaApply* FusedOptimizer::cuda_side(int device, internal::ApplyJob* j
                parameter.weight.device.index == device;
       });
   if (!all_there || parameters().empty()) return nullptr;
-  internal::prepare_devices(parameters(), state_.get());
-  state_->counts_alone = true;
-  job->stochastic_rounding = state_->precision.stochastic_rounding;
-  return &state_->cuda[device];
+  internal::prepare_devices(parameters(), &own());
+  own().counts_alone = true;
+  job->stochastic_rounding = own().precision.stochastic_rounding;
+  return &own().cuda[device];
 }
 
 int64_t FusedOptimizer::steps(size_t index) const {
-  internal::fetch_steps(parameters(), state_.get());
-  return internal::slot_at(*state_, index).steps;
+  internal::fetch_steps(parameters(), &own());
+  return internal::slot_at(own(), index).steps;
 }
 
 const float* FusedOptimizer::master(size_t index) const {
-  return internal::slot_at(*state_, index).master;
+  return internal::slot_at(own(), index).master;
 }
 
 void FusedOptimizer::refresh_masters() {
-  for (size_t i = 0; i < state_->slots.size(); ++i) refresh_master(i);
+  for (size_t i = 0; i < own().slots.size(); ++i) refresh_master(i);
 }
 
 void FusedOptimizer::refresh_master(size_t index) {
-  const internal::Slot& slot = internal::slot_at(*state_, index);
+  const internal::Slot& slot = internal::slot_at(own(), index);
   if (!internal::has_master(slot.kind)) return;
   const TensorView& weight = parameters()[index].weight;
   convert(weight, internal::master_view(slot, weight));
@@ -398,29 +412,29 @@ void FusedOptimizer::refresh_master(size_t index) {
 
 void FusedOptimizer::follow_weight(size_t index) {
   const internal::DefaultFloatEnvironment environment;
-  const internal::Slot& slot = internal::slot_at(*state_, index);
+  const internal::Slot& slot = internal::slot_at(own(), index);
   if (!internal::has_master(slot.kind)) return;
   const bool at_random =
-      slot.kind == internal::WeightKind::kBF16Master && state_->precision.stochastic_rounding;
+      slot.kind == internal::WeightKind::kBF16Master && own().precision.stochastic_rounding;
   internal::follow(parameters()[index].weight, slot, at_random);
 }
 
 OptimizerState FusedOptimizer::state() const {
-  internal::fetch_steps(parameters(), state_.get());
+  internal::fetch_steps(parameters(), &own());
   OptimizerState state;
-  for (const internal::Slot& slot : state_->slots) state.steps.push_back(slot.steps);
-  state.tensors = internal::state_tensors(parameters(), *state_);
+  for (const internal::Slot& slot : own().slots) state.steps.push_back(slot.steps);
+  state.tensors = internal::state_tensors(parameters(), own());
   return state;
 }
 
 void FusedOptimizer::load_state(const OptimizerState& saved) {
-  const std::vector<NamedTensor> mine = internal::state_tensors(parameters(), *state_);
-  require(saved.steps.size() == state_->slots.size() && saved.tensors.size() == mine.size(),
+  const std::vector<NamedTensor> mine = internal::state_tensors(parameters(), own());
+  require(saved.steps.size() == own().slots.size() && saved.tensors.size() == mine.size(),
           ErrorCode::kBadState, [&] {
             return "The saved state has " + std::to_string(saved.steps.size()) +
                    " parameters and " + std::to_string(saved.tensors.size()) +
-                   " tensors; this optimizer has " + std::to_string(state_->slots.size()) +
-                   " and " + std::to_string(mine.size()) + ".";
+                   " tensors; this optimizer has " + std::to_string(own().slots.size()) + " and " +
+                   std::to_string(mine.size()) + ".";
           });
   for (const int64_t steps : saved.steps) {
     require(steps >= 0 && steps <= kMaxCount, ErrorCode::kBadState, [&] {
@@ -432,14 +446,14 @@ void FusedOptimizer::load_state(const OptimizerState& saved) {
   for (size_t i = 0; i < mine.size(); ++i) {
     internal::copy_bytes(mine[i].tensor, saved.tensors[i].tensor);
   }
-  if (state_->steps_there) {
-    for (auto& [device, cuda] : state_->cuda) cuda.set_steps(saved.steps);
+  if (own().steps_there) {
+    for (auto& [device, cuda] : own().cuda) cuda.set_steps(saved.steps);
   }
-  for (size_t i = 0; i < state_->slots.size(); ++i) {
-    internal::Slot& slot = state_->slots[i];
+  for (size_t i = 0; i < own().slots.size(); ++i) {
+    internal::Slot& slot = own().slots[i];
     slot.steps = saved.steps[i];
     if (!internal::has_master(slot.kind)) continue;
-    internal::copy_from_master(parameters()[i].weight, i, slot, state_->precision);
+    internal::copy_from_master(parameters()[i].weight, i, slot, own().precision);
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "apply/checks.h"
 #include "apply/rules.h"
 #include "core/check.h"
 
@@ -83,11 +84,13 @@ void GroupedOptimizer<Options>::set_options(const Options& options, size_t group
 
 template <typename Options>
 void GroupedOptimizer<Options>::set_lr(double lr) {
-  for (size_t group = 0; group < groups_.size(); ++group) {
-    Options changed = groups_[group];
-    changed.lr = lr;
-    set_options(changed, group);
+  internal::check_whole(!groups_.empty());
+  std::vector<Options> changed = groups_;
+  for (Options& options : changed) {
+    options.lr = lr;
+    checked_settings(options);  // all of them, before any is set
   }
+  for (size_t group = 0; group < changed.size(); ++group) set_options(changed[group], group);
 }
 
 template class GroupedOptimizer<SGDOptions>;

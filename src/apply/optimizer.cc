@@ -83,6 +83,12 @@ void internal::check_parameters(const std::vector<Parameter>& parameters) {
   check_apart(parameters);
 }
 
+void internal::check_whole(bool whole) {
+  require(whole, ErrorCode::kInvalidArgument, [] {
+    return "This optimizer was moved from and is empty; use the one it was moved to.";
+  });
+}
+
 Optimizer::Optimizer(std::vector<Parameter> parameters) : identity_(new_identity()) {
   identity_->owner = this;
   append(std::move(parameters));
@@ -104,6 +110,7 @@ void Optimizer::skipped(const std::string&) {}
 internal::CudaApply* Optimizer::cuda_side(int, internal::ApplyJob*) { return nullptr; }
 
 void Optimizer::append(std::vector<Parameter> parameters) {
+  internal::check_whole(identity_ != nullptr);
   std::vector<Parameter> all = parameters_;
   all.insert(all.end(), std::make_move_iterator(parameters.begin()),
              std::make_move_iterator(parameters.end()));
@@ -113,6 +120,7 @@ void Optimizer::append(std::vector<Parameter> parameters) {
 }
 
 void Optimizer::set_grad(size_t index, const TensorView& grad) {
+  internal::check_whole(identity_ != nullptr);
   require(index < parameters_.size(), ErrorCode::kInvalidArgument, [&] {
     return "set_grad got index " + std::to_string(index) + ", but there are " +
            std::to_string(parameters_.size()) + " parameters.";
@@ -133,6 +141,7 @@ void Optimizer::set_grad(size_t index, const TensorView& grad) {
 }
 
 void Optimizer::rebind(std::vector<Parameter> parameters) {
+  internal::check_whole(identity_ != nullptr);
   internal::check_parameters(parameters);
   parameters_ = std::move(parameters);
   ++identity_->revision;

@@ -26,6 +26,8 @@ void validate(const RuleSettings& settings) {
   check(not_negative(settings.lr), "lr", settings.lr, "a finite number, 0 or more");
   check(not_negative(settings.weight_decay), "weight_decay", settings.weight_decay,
         "a finite number, 0 or more");
+  check(not_negative(settings.lr * settings.weight_decay), "lr", settings.lr,
+        "smaller: lr x weight_decay has to be a number that FP32 has");
   if (settings.rule == Rule::kAdam) {
     const char* range = "at least 0 and below 1";
     check(settings.beta1 >= 0.0 && settings.beta1 < 1.0, "beta1", settings.beta1, range);

@@ -107,7 +107,8 @@ void CheckpointFolder::save(int64_t step, const std::vector<CheckpointTensor>& t
   std::vector<std::string_view> pieces = {header};
   for (const CheckpointTensor& item : tensors) pieces.push_back(internal::bytes_of(item.tensor));
   files::replace_file(place_->path_of(step), pieces, files::Sync::kYes);
-  if (step != place_->last) place_->before = place_->last;
+  if (step != place_->last && place_->last < step) place_->before = place_->last;
+  if (place_->before > step) place_->before = -1;  // of a course that was left
   place_->remove_all_but({step, place_->before});
   place_->last = step;
 }

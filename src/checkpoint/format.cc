@@ -33,6 +33,8 @@ void check_tensor(const CheckpointTensor& item, std::set<std::string>* names) {
   require(item.tensor.device.type == DeviceType::kCPU, ErrorCode::kUnsupported,
           [&] { return called() + " is not on the CPU; copy it there first."; });
   if (item.tensor.count != 0) check_view(item.tensor, Access::kRead, called);
+  require(item.tensor.dtype <= DType::kF64, ErrorCode::kInvalidArgument,
+          [&] { return called() + " has an unknown type."; });
   require(!item.name.empty() && item.name != "__metadata__" &&
               item.name.size() <= files::kLongestName && names->insert(item.name).second,
           ErrorCode::kInvalidArgument, [&] {

@@ -46,11 +46,11 @@ GradAccumulator::GradAccumulator(std::vector<Parameter> parameters)
 
 void GradAccumulator::begin() {
   if (stepped_) {
-    if (unit_stepped_) unit_.update();
+    unit_.update();
     for (const Parameter& sum : summed_) {  // what optimizers that did not step have left of it
       if (bad_ && sum.grad.count > 0) std::memset(sum.grad.data, 0, sum.grad.bytes());
     }
-    stepped_ = unit_stepped_ = bad_ = false;
+    stepped_ = bad_ = false;
   }
   added_ = true;
 }
@@ -103,21 +103,12 @@ StepReport GradAccumulator::step(Optimizer& optimizer, const StepOptions& option
     return "step() was called before any gradient was added; step a scaler on the accumulator "
            "first.";
   });
-  if (bad_) {
-    stepped_ = true;
-    optimizer.skipped(culprit_);
-    optimizer.zero_grad();
-    StepReport report;
-    report.skip = Skip::kNotFinite;
-    report.grad_norm = std::nan("");
-    report.culprit = culprit_;
-    return report;
-  }
-  if (!unit_stepped_) unit_.scale(1.0f);
+  if (!stepped_) unit_.scale(1.0f);
   StepOptions clearing = options;
   clearing.clear_grads = ClearGrads::kAlways;
-  StepReport report = unit_.step(optimizer, clearing);
-  stepped_ = unit_stepped_ = true;
+  StepReport report =
+      bad_ ? unit_.skip(optimizer, clearing, culprit_) : unit_.step(optimizer, clearing);
+  stepped_ = true;
   return report;
 }
 

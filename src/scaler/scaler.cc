@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
+#include "apply/checks.h"
 #include "core/check.h"
 #include "core/float_environment.h"
 #include "scaler/cuda.h"
@@ -42,11 +44,6 @@ bool share_memory(const std::vector<TensorView>& a, const std::vector<TensorView
   return false;
 }
 
-bool has_gradient(const Optimizer& optimizer) {
-  return std::any_of(optimizer.parameters().begin(), optimizer.parameters().end(),
-                     [](const Parameter& parameter) { return parameter.grad.data != nullptr; });
-}
-
 // Names the first tensor whose unscaled values leave FP32's range.
 std::string unscale_culprit(const Optimizer& optimizer, float scale) {
   for (const Parameter& parameter : optimizer.parameters()) {
@@ -73,7 +70,9 @@ void rescale(const Optimizer& optimizer, float from, float to) {
 
 std::string internal::describe_unscaling(double amax, float scale) {
   if (!usable(scale)) return "a scale of " + number(scale) + " cannot be divided by";
-  return number(amax) + " / " + number(scale) + " is beyond FP32";
+  const std::string quotient = number(amax) + " / " + number(scale) + " is beyond ";
+  const bool fits = amax / static_cast<double>(scale) <= std::numeric_limits<float>::max();
+  return quotient + (fits ? "2^63, the largest that a step is made with" : "FP32");
 }
 
 std::string StepReport::to_string() const {
@@ -87,14 +86,10 @@ std::string StepReport::to_string() const {
 
 GradScaler::GradScaler(const ScalePolicy& policy, ScalerOptions options)
     : policy_(policy), options_(std::move(options)) {
-  validate(policy_);
+  check(policy_);
   state_ = initial_state(policy_);
   check_ranks();
   if (options_.device.type == DeviceType::kCPU) return;
-  require(policy_.on_overflow == OnOverflow::kSkip, ErrorCode::kInvalidArgument, [] {
-    return "OnOverflow::kThrow needs the host to wait for every verdict; use it with a scaler on "
-           "the CPU, or on_alarm with max_skips_in_row.";
-  });
   cuda_ = std::make_shared<internal::CudaScaler>(options_.device.index);
   cuda_->set_state(policy_, state_);
 }
@@ -108,8 +103,18 @@ const ScaleState& GradScaler::state() const {
   return state_;
 }
 
-void GradScaler::set_policy(const ScalePolicy& policy) {
+// Throws unless this scaler can follow the policy.
+void GradScaler::check(const ScalePolicy& policy) const {
   validate(policy);
+  const bool waits = policy.on_overflow != OnOverflow::kSkip;
+  require(!waits || options_.device.type == DeviceType::kCPU, ErrorCode::kInvalidArgument, [] {
+    return "OnOverflow::kThrow needs the host to wait for every verdict; use it with a scaler on "
+           "the CPU, or on_alarm with max_skips_in_row.";
+  });
+}
+
+void GradScaler::set_policy(const ScalePolicy& policy) {
+  check(policy);
   state();
   require(allows(policy, state_.scale) && allows(policy, state_.pending),
           ErrorCode::kInvalidArgument, [&] {
@@ -139,10 +144,13 @@ float GradScaler::scale(float loss) {
 }
 
 uint64_t GradScaler::id_of(const Optimizer& optimizer) {
-  require(optimizer.identity_ != nullptr, ErrorCode::kInvalidArgument, [] {
-    return "This optimizer was moved from and is empty; use the one it was moved to.";
-  });
+  internal::check_whole(optimizer.identity_ != nullptr);
   return optimizer.identity_->id;
+}
+
+bool GradScaler::has_gradient(const Optimizer& optimizer) {
+  return std::any_of(optimizer.parameters().begin(), optimizer.parameters().end(),
+                     [](const Parameter& parameter) { return parameter.grad.data != nullptr; });
 }
 
 // Looks the optimizer up.
@@ -215,11 +223,13 @@ UnscaleResult GradScaler::unscale_(Optimizer& optimizer) {
     return "unscale_() was already called for this optimizer and its gradients are unscaled; " +
            std::string("unscale once, just before clipping.");
   });
+  // Without gradients there is nothing to tell update().
+  const bool looked = has_gradient(optimizer) || options_.ranks != nullptr;
   if (cuda_ != nullptr) {
     enqueue_list(optimizer, &known);
     cuda_->unscale(order(&known), ranks(optimizer, &known, nullptr), known.cuda.get());
     known.stage = Stage::kUnscaled;
-    record(false, "", &known);
+    if (looked) record(false, "", &known);
     return {};
   }
   const UnscaleResult here = headroom::unscale_(grads_of(optimizer), inverse(known.scale));
@@ -231,12 +241,12 @@ UnscaleResult GradScaler::unscale_(Optimizer& optimizer) {
   known.amax = result.before.amax;
   known.culprit = found.culprit;
   known.culprit_rank = found.culprit_rank;
-  record(known.overflow, known.culprit, &known);
+  if (looked) record(known.overflow, known.culprit, &known);
   return result;
 }
 
-StepReport GradScaler::step(Optimizer& optimizer, const StepOptions& options) {
-  const internal::DefaultFloatEnvironment environment;
+// Checks that step() may be called so, now.
+GradScaler::Known& GradScaler::enter_step(const Optimizer& optimizer, const StepOptions& options) {
   require(options.max_norm >= 0.0f && std::isfinite(options.max_norm), ErrorCode::kInvalidArgument,
           [&] {
             return "max_norm is " + number(options.max_norm) +
@@ -253,13 +263,22 @@ StepReport GradScaler::step(Optimizer& optimizer, const StepOptions& options) {
     return "step() was called for an optimizer none of whose parameters has a gradient; set them, "
            "or do not step it.";
   });
-  Known& known = enabled() ? enter(optimizer, "step()") : meet(optimizer);
+  return enabled() ? enter(optimizer, "step()") : meet(optimizer);
+}
+
+StepReport GradScaler::step(Optimizer& optimizer, const StepOptions& options) {
+  const internal::DefaultFloatEnvironment environment;
+  Known& known = enter_step(optimizer, options);
   if (cuda_ != nullptr) return step_on_device(optimizer, options, &known);
   if (!enabled()) known.scale = options.outside_scale != nullptr ? *options.outside_scale : 1.0f;
   const float scale = known.stage == Stage::kUnscaled ? 1.0f : known.scale;
 
   Finding found = agree(optimizer, &known, &options, {measure(grads_of(optimizer)), 0, 0, "", -1});
   const GradStats& stats = found.stats;
+  require(options_.ranks == nullptr || found.any, ErrorCode::kWrongOrder, [] {
+    return "step() was called for an optimizer none of whose parameters has a gradient on any "
+           "rank; set them, or do not step it.";
+  });
   Verdict verdict = decide(stats.finite(), stats.norm(), stats.amax, scale, options.max_norm);
   if (known.overflow) {
     verdict.skip = Skip::kNotFinite;
@@ -279,6 +298,22 @@ StepReport GradScaler::step(Optimizer& optimizer, const StepOptions& options) {
     }
   }
 
+  return conclude(optimizer, options, verdict, std::move(found), &known);
+}
+
+// Skips a step whose gradients were found bad elsewhere.
+StepReport GradScaler::skip(Optimizer& optimizer, const StepOptions& options,
+                            const std::string& culprit) {
+  Known& known = enter_step(optimizer, options);
+  Verdict verdict;
+  verdict.skip = Skip::kNotFinite;
+  verdict.grad_norm = std::nan("");
+  return conclude(optimizer, options, verdict, {{}, 0, 0, culprit, -1}, &known);
+}
+
+// Applies or skips, and tells so.
+StepReport GradScaler::conclude(Optimizer& optimizer, const StepOptions& options,
+                                const Verdict& verdict, Finding found, Known* known) {
   if (verdict.apply()) {
     optimizer.apply(verdict.multiplier, options.clear_grads == ClearGrads::kAlways);
   } else {
@@ -289,19 +324,19 @@ StepReport GradScaler::step(Optimizer& optimizer, const StepOptions& options) {
   StepReport report;
   report.applied = verdict.apply();
   report.skip = verdict.skip;
-  report.scale = known.scale;
+  report.scale = known->scale;
   report.grad_norm = verdict.grad_norm;
   report.clip_factor = verdict.clip_factor;
-  report.stats = stats;
+  report.stats = found.stats;
   report.culprit = std::move(found.culprit);
   report.culprit_rank = found.culprit_rank;
-  report.steps = known.report.steps + 1;
-  report.skipped = known.report.skipped + (report.applied ? 0 : 1);
-  known.report = report;
+  report.steps = known->report.steps + 1;
+  report.skipped = known->report.skipped + (report.applied ? 0 : 1);
+  known->report = report;
   last_stepped_ = optimizer.identity_->id;
-  if (known.stage != Stage::kUnscaled) known.amax = stats.amax;
-  if (enabled()) known.stage = Stage::kStepped;
-  if (enabled()) record(!report.applied, report.culprit, &known);
+  if (known->stage != Stage::kUnscaled) known->amax = found.stats.amax;
+  if (enabled()) known->stage = Stage::kStepped;
+  if (enabled()) record(!report.applied, report.culprit, known);
   require(report.applied || policy_.on_overflow == OnOverflow::kSkip, ErrorCode::kOverflow, [&] {
     return "The step was " + report.to_string() +
            "; the weights are as before. Lower the scale, or use a dynamic one.";

@@ -237,7 +237,7 @@ void GradScaler::load(std::string_view text) {
   internal::visit_state(state, version, Reader(saved_state, "state", &read));
   check_no_others(saved_state, read, "state");
   try {
-    validate(policy);
+    check(policy);
   } catch (const Error& error) {
     bad(std::string("The saved policy is impossible: ") + error.what());
   }

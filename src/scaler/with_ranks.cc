@@ -15,9 +15,10 @@ using internal::require;
 namespace {
 
 // Ranks whose builds send other messages shall not understand each other.
-constexpr double kMessageVersion = 1.0;
+constexpr double kMessageVersion = 2.0;
 
-double fingerprint_of_names(const std::vector<Parameter>& parameters) {
+// Of names and sizes, in their order.
+double fingerprint_of(const std::vector<Parameter>& parameters) {
   double sum = 0.0;
   for (const Parameter& parameter : parameters) {
     uint64_t hash = 0xCBF29CE484222325u;  // FNV-1a
@@ -25,6 +26,7 @@ double fingerprint_of_names(const std::vector<Parameter>& parameters) {
       hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3u;
     }
     sum = internal::fingerprint(sum, static_cast<double>(hash >> 12));
+    sum = internal::fingerprint(sum, static_cast<double>(parameter.weight.count));
   }
   return sum;
 }
@@ -54,7 +56,7 @@ internal::Stand GradScaler::stand(const Optimizer& optimizer, Known* known,
   internal::Stand stand;
   stand.gradients = options_.gradients;
   if (known->named != optimizer.identity_->revision) {
-    known->names = fingerprint_of_names(optimizer.parameters());
+    known->names = fingerprint_of(optimizer.parameters());
     known->named = optimizer.identity_->revision;
   }
   stand.list = known->names;
@@ -64,6 +66,8 @@ internal::Stand GradScaler::stand(const Optimizer& optimizer, Known* known,
         static_cast<double>(options_.gradients), static_cast<double>(options_.enabled)}) {
     rules = internal::fingerprint(rules, rule);
   }
+  const bool replicated = options_.gradients == RankGradients::kReplicated;
+  if (replicated) rules = internal::fingerprint(rules, stand.list);
   stand.standing.of[internal::Standing::kMessage] = static_cast<double>(messages_);
   stand.standing.of[internal::Standing::kCall] =
       internal::call_number(known->ordinal, step == nullptr);
@@ -97,6 +101,8 @@ GradScaler::Finding GradScaler::agree(const Optimizer& optimizer, Known* known,
   mine.stats = internal::stats_of(found, std::move(mine.stats));
   mine.new_inf = static_cast<int64_t>(found.new_inf);
   mine.new_zeros = static_cast<int64_t>(found.new_zeros);
+  const bool replicated = options_.gradients == RankGradients::kReplicated;
+  mine.any = replicated ? has_gradient(optimizer) : found.count > 0.0;
   mine.culprit_rank = static_cast<int>(found.culprit_rank);
   mine.culprit = culprit_text(mine.stats, mine.culprit_rank, same_list, optimizer.parameters());
   return mine;

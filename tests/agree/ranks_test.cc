@@ -131,6 +131,40 @@ TEST(Agree, ARankWithoutGradientsTakesPart) {
   EXPECT_EQ(scales.values[1], 32768.0f);
 }
 
+TEST(Agree, WhereNoRankHasGradientsThereIsNoStep) {
+  for (const RankGradients kind : kBoth) {
+    on_ranks(2, [&](std::shared_ptr<Ranks> ranks) {
+      std::vector<float> weight = {1.0f};
+      SGD optimizer({{"w", view(weight), TensorView{}}});
+      GradScaler scaler(DynamicScale{}, {.ranks = ranks, .gradients = kind});
+      scaler.scale(1.0f);
+      expect_error(ErrorCode::kWrongOrder, "on any rank", [&] { scaler.step(optimizer); });
+      EXPECT_EQ(scaler.state().steps, 0);
+    });
+  }
+}
+
+TEST(Agree, ReplicatedParametersAreTheSameOnAll) {
+  struct Difference {
+    std::vector<std::string> names;
+    size_t elements;
+  };
+  for (const Difference& other :
+       {Difference{{"a", "c"}, 1}, Difference{{"b", "a"}, 1}, Difference{{"a", "b"}, 4}}) {
+    on_ranks(2, [&](std::shared_ptr<Ranks> ranks) {
+      const Difference mine = ranks->rank() == 0 ? Difference{{"a", "b"}, 1} : other;
+      std::vector<float> w(mine.elements, 1.0f), v = w, gw(mine.elements), gv(mine.elements);
+      gw[0] = gv[0] = 1.0f;  // the same norm
+      SGD optimizer({{mine.names[0], view(w), view(gw)}, {mine.names[1], view(v), view(gv)}});
+      GradScaler scaler(NoScale{}, {.ranks = ranks});
+      scaler.scale(1.0f);
+      expect_error(ErrorCode::kRanksDiffer, "names, sizes or order",
+                   [&] { scaler.step(optimizer); });
+      EXPECT_EQ(w[0], 1.0f);
+    });
+  }
+}
+
 TEST(Agree, ScalersMayShareRanks) {
   PerRank<std::vector<float>> scales(3);
   const int64_t meetings = on_ranks(3, [&](std::shared_ptr<Ranks> ranks) {

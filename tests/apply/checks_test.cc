@@ -74,6 +74,7 @@ TEST(OptimizerChecks, RefusesImpossibleOptions) {
   refuse("eps", {.eps = 0.0});
   refuse("eps", {.eps = 1e-60});
   refuse("lr", {.lr = 1e38});
+  refuse("lr x weight_decay", {.lr = 1e30, .weight_decay = 1e30});
   const auto refuse_sgd = [&](const std::string& part, const SGDOptions& options) {
     expect_error(ErrorCode::kInvalidArgument, part, [&] { SGD optimizer(parameters, options); });
   };
@@ -89,6 +90,12 @@ TEST(OptimizerChecks, RefusesImpossibleOptions) {
   expect_error(ErrorCode::kInvalidArgument, "no parameter group 7",
                [&] { optimizer.set_options({}, 7); });
   EXPECT_EQ(optimizer.options().lr, 0.1);
+
+  std::vector<float> other(1), other_grad(1);
+  AdamW two(parameters, {.lr = 0.1});
+  two.add_group({{"v", view(other), view(other_grad)}}, {.lr = 0.1, .weight_decay = 1e30});
+  expect_error(ErrorCode::kInvalidArgument, "lr x weight_decay", [&] { two.set_lr(1e30); });
+  EXPECT_EQ(two.options(0).lr, 0.1) << "all groups or none";
 }
 
 TEST(OptimizerChecks, EmptyListsAndEmptyTensorsAreFine) {

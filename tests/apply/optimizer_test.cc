@@ -198,6 +198,44 @@ TEST(Optimizers, AnIndexBeyondTheParametersIsAnError) {
   expect_error(ErrorCode::kInvalidArgument, "no parameter 0", [&] { optimizer.master(0); });
 }
 
+TEST(Optimizers, OneThatWasMovedFromSaysSo) {
+  std::vector<float> w = {1.0f}, g = {1.0f};
+  const std::vector<Parameter> parameters = {{"w", view(w), view(g)}};
+  SGD gone(parameters);
+  const OptimizerState saved = gone.state();
+  SGD here = std::move(gone);
+  const std::function<void()> calls[] = {
+      // NOLINTBEGIN(bugprone-use-after-move)
+      [&] { gone.state(); },           [&] { gone.add_group(parameters, {}); },
+      [&] { gone.rebind({}); },        [&] { gone.set_grad(0, view(g)); },
+      [&] { gone.steps(0); },          [&] { gone.master(0); },
+      [&] { gone.apply(1.0f, true); }, [&] { gone.load_state(saved); },
+      [&] { gone.refresh_masters(); }, [&] { gone.follow_weight(0); },
+      [&] { gone.set_lr(1.0); }};  // NOLINTEND(bugprone-use-after-move)
+  for (const auto& call : calls) {
+    expect_error(ErrorCode::kInvalidArgument, "was moved from", call);
+  }
+  here.apply(1.0f, true);
+  EXPECT_EQ(here.steps(0), 1);
+}
+
+TEST(Rebind, TakesWeightsAtOddAddresses) {
+  std::vector<unsigned char> first(7), second(7);
+  const std::vector<f16> values = {f16(1.0f), f16(2.0f), f16(3.0f)};
+  std::vector<f16> grad(3);
+  const auto odd = [&](std::vector<unsigned char>& bytes) {
+    const TensorView there = view(bytes.data() + 1, DType::kF16, 3);
+    convert(view(values), there);
+    return there;
+  };
+  AdamW optimizer({{"w", odd(first), view(grad)}});
+  const TensorView moved = odd(second);
+  std::memset(second.data() + 3, 0, 2);
+  optimizer.rebind({{"w", moved, view(grad)}});
+  EXPECT_EQ(optimizer.master(0)[0], 1.0f);
+  EXPECT_EQ(optimizer.master(0)[1], 0.0f);
+}
+
 TEST(Rebind, GivesAllParametersOtherMemoryAndKeepsWhatIsRemembered) {
   std::vector<f16> w = {f16(1.0f), f16(2.0f)}, g = {f16(1.0f), f16(1.0f)}, g2 = g, w2 = w;
   AdamW optimizer({{"w", view(w), view(g)}}, {.lr = 0.1});

@@ -275,6 +275,8 @@ TEST(CheckpointFolder, RefusesWhatItCannotWriteAndChangesNothing) {
   refuse(ErrorCode::kMismatch, "another number of elements", 2, {{"w", w, {2, 2}}}, "");
   refuse(ErrorCode::kInvalidArgument, "null", 2, {{"w", view(static_cast<float*>(nullptr), 3)}},
          "");
+  refuse(ErrorCode::kInvalidArgument, "unknown type", 2,
+         {{"w", view(w.data, static_cast<DType>(9), 0)}}, "");
   refuse(ErrorCode::kUnsupported, "not on the CPU", 2,
          {{"w", view(w.data, DType::kF32, 6, {DeviceType::kCUDA, 0})}}, "");
   EXPECT_EQ(checkpoints.load().state(), "first");
@@ -292,6 +294,14 @@ TEST(CheckpointFolder, KeepsTwoThoughOneIsSavedTwice) {
   EXPECT_EQ(again.load().step(), 3);
   again.save(3, {}, "");
   EXPECT_EQ(checkpoints_in(folder.path("run")).size(), 2u);
+}
+
+TEST(CheckpointFolder, WhoGoesBackByHandGoesOnFromThere) {
+  const Folder folder;
+  CheckpointFolder checkpoints(folder.path("run"));
+  for (const int64_t step : {5, 100, 10}) checkpoints.save(step, {}, "");
+  EXPECT_EQ(checkpoints.load().step(), 10);
+  EXPECT_EQ(checkpoints_in(folder.path("run")).size(), 2u) << "5 and 10";
 }
 
 TEST(CheckpointFolder, AFailureOfTheTakersOwnFilesIsNoDamage) {

@@ -65,6 +65,16 @@ TEST(Policy, TheLastStepToTheFloorIsTakenInPart) {
   EXPECT_EQ(next_state(policy, next.state, true).alarm, Alarm::kAtFloor);
 }
 
+TEST(Floor, WhoStaysAboveItDoesNotReachItByRoundingEither) {
+  ScalePolicy policy;
+  policy.stay_above_min = true;
+  policy.min_scale = 1e-4f;
+  policy.init_scale = 2e-4f;
+  policy.backoff_factor = 0.5000000001;
+  const Transition next = next_state(policy, initial_state(policy), true);
+  EXPECT_TRUE(allows(policy, next.state.scale)) << next.state.scale;
+}
+
 TEST(Verdict, UnscalesByTheReciprocal) {
   const Verdict verdict = decide(true, 65536.0, 65536.0, 65536.0f, 0.0);
   EXPECT_TRUE(verdict.apply());

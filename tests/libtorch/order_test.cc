@@ -42,6 +42,23 @@ TEST(Unscale, NanThatComesInLaterIsSeen) {
   EXPECT_EQ(value(w), 1.0);
 }
 
+TEST(Unscale, GradientsThatAreNotSteppedWaitForTheNextRound) {
+  GradScaler scaler(DynamicScale{.growth_interval = 1});
+  torch::Tensor w = leaf({0.0f}), v = leaf({0.0f}), u = leaf({0.0f});
+  auto optimizer = sgd({w}), other = sgd({v}), dropped = sgd({u});
+  scaler.scale((2 * w + v + u).sum()).backward();
+  scaler.unscale_(optimizer);
+  scaler.unscale_(dropped);
+  u.mutable_grad() = torch::Tensor();
+  scaler.step(other);
+  scaler.update();
+  scaler.scale((3 * w + u).sum()).backward();
+  scaler.step(optimizer);
+  scaler.step(dropped);
+  EXPECT_EQ(value(w), -5.0);
+  EXPECT_EQ(value(u), -1.0);
+}
+
 TEST(Order, EveryWrongMomentHasItsError) {
   GradScaler scaler;
   torch::Tensor w = leaf({1.0f});

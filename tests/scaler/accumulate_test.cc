@@ -105,7 +105,14 @@ TEST(Accumulator, OneBadGradientSkipsEveryOptimizerOnTheSums) {
   };
   add(kNan, 0.5f);
   add(0.25f, 0.25f);
-  EXPECT_FALSE(sums.step(first).applied);
+  expect_error(ErrorCode::kInvalidArgument, "max_norm",
+               [&] { sums.step(first, {.max_norm = -1.0f}); });
+  const StepReport report = sums.step(first);
+  EXPECT_FALSE(report.applied);
+  EXPECT_EQ(report.steps, 1);
+  EXPECT_EQ(report.skipped, 1);
+  EXPECT_EQ(report.culprit, "a: 0 inf, 1 nan");
+  expect_error(ErrorCode::kWrongOrder, "after step()", [&] { sums.step(first); });
   EXPECT_FALSE(sums.step(second).applied);
   add(0.25f, 0.25f);
   EXPECT_TRUE(sums.step(first).applied);

@@ -174,6 +174,30 @@ TEST(Order, LoadingWaitsForGradientsOrTheirDiscarding) {
   EXPECT_NO_THROW(scaler.load(saved));
 }
 
+TEST(Order, WithoutGradientsUnscalingIsNothingToUpdateBy) {
+  std::vector<float> weight = {1.0f};
+  AdamW optimizer({{"w", view(weight), TensorView{}}});
+  GradScaler scaler(DynamicScale{.growth_interval = 1});
+  scaler.scale(1.0f);
+  EXPECT_NO_THROW(scaler.unscale_(optimizer));
+  wrong_order("no optimizer was stepped", [&] { scaler.update(); });
+}
+
+TEST(Order, AStepThatThrowsLeavesTheReportOfTheOneBefore) {
+  struct Throwing : Optimizer {
+    explicit Throwing(std::vector<Parameter> parameters) : Optimizer(std::move(parameters)) {}
+    void apply(float, bool) override { throw std::runtime_error("no"); }
+  };
+  OneWeight loop;
+  std::vector<float> weight = {1.0f}, grad = {1.0f};
+  Throwing other({{"other", view(weight), view(grad)}});
+  GradScaler scaler;
+  scaler.scale(1.0f);
+  const StepReport first = scaler.step(loop.optimizer);
+  EXPECT_THROW(scaler.step(other), std::runtime_error);
+  EXPECT_EQ(scaler.report().to_string(), first.to_string());
+}
+
 TEST(Order, AnOptimizerWithoutGradientsIsNotStepped) {
   std::vector<float> weight = {1.0f};
   AdamW optimizer({{"w", view(weight), TensorView{}}});

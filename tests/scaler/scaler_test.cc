@@ -117,6 +117,24 @@ TEST(Step, UnscalingThatOverflowsIsSkipped) {
   EXPECT_EQ(report.culprit, "w: 9.999999680285692e+37 / 0.0009765625 is beyond FP32");
 }
 
+TEST(Step, GradientsWhoseSquaresOverflowAreSkippedUnlessClipped) {
+  std::vector<float> weight = {1.0f}, grad = {2e19f};
+  AdamW optimizer({{"w", view(weight), view(grad)}});
+  GradScaler scaler(NoScale{});
+  scaler.scale(1.0f);
+  const StepReport report = scaler.step(optimizer, {.clear_grads = ClearGrads::kNever});
+  EXPECT_EQ(report.skip, Skip::kUnscaleOverflow);
+  EXPECT_NE(report.culprit.find("beyond 2^63"), std::string::npos) << report.culprit;
+  scaler.update();
+  scaler.scale(1.0f);
+  EXPECT_TRUE(scaler.step(optimizer, {.max_norm = 1.0f}).applied);
+  scaler.update();
+  grad[0] = 9e18f;
+  scaler.scale(1.0f);
+  EXPECT_TRUE(scaler.step(optimizer).applied);
+  EXPECT_NO_THROW(optimizer.load_state(optimizer.state())) << "all of it is finite";
+}
+
 TEST(Step, FiniteGradientsWithAHugeNormAreAppliedAndClipped) {
   std::vector<float> weight(1000, 1.0f), grad(1000, 1e30f);
   SGD optimizer({{"w", view(weight), view(grad)}}, {.lr = 1.0});
