@@ -73,7 +73,7 @@ void CudaScaler::decide(const CudaOrder&, const CudaTables&, const CudaRanks&, C
   without();
 }
 void CudaScaler::update() { without(); }
-void CudaScaler::rescale(CudaOptimizer*) { without(); }
+void CudaScaler::rescale(bool, CudaOptimizer*) { without(); }
 void cuda_scale(const TensorView&, float, const TensorView&) { without(); }
 
 }  // namespace internal
