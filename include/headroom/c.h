@@ -422,8 +422,8 @@ HR_API hr_status hr_scaler_scale(hr_scaler* scaler, float loss, float* scaled);
 HR_API hr_status hr_scaler_scale_tensor(hr_scaler* scaler, const hr_tensor* loss,
                                         const hr_tensor* scaled);
 
-/// Divides the gradients by the scale in place, to clip or look at them by hand before the step.
-/// `result` may be null.
+/// Divides the gradients by the scale in place, to clip or look at them by hand before the step;
+/// without a step, the update multiplies them by the scale again. `result` may be null.
 HR_API hr_status hr_scaler_unscale(hr_scaler* scaler, hr_optimizer* optimizer,
                                    hr_unscale_result* result);
 

@@ -98,7 +98,8 @@ class GradScaler:
         return out
 
     def unscale_(self, optimizer: Optimizer) -> _core.UnscaleResult:
-        """Divides the gradients by the scale, in place, for those who clip or look by hand."""
+        """Divides the gradients by the scale, in place, for those who clip or look by hand.
+        Without a step, ``update()`` multiplies them by the scale again."""
         return self._core.unscale_(optimizer._core, 0)
 
     def step(
