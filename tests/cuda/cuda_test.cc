@@ -261,6 +261,16 @@ TEST_F(Cuda, MastersFollowWeightsThatSomebodyWroteTo) {
   }
 }
 
+TEST_F(Cuda, AWeightThatMovedToAnotherDeviceNeedsANewOptimizer) {
+  std::vector<f16> weight(8, f16(1.0f)), grad(8);
+  const OnDevice weight_there(view(weight)), grad_there(view(grad));
+  AdamW optimizer({{"w", view(weight), view(grad)}});
+  expect_error(ErrorCode::kMismatch, "another device", [&] {
+    optimizer.rebind({{"w", weight_there.view(), grad_there.view()}});
+  });
+  EXPECT_EQ(optimizer.parameters()[0].weight.data, weight.data());
+}
+
 TEST_F(Cuda, AScalerRunsTheSameCourse) {
   using P = Pair<AdamW, AdamWOptions>;
   P pair(DType::kF16, DType::kF16, {.lr = 0.01}, {}, 0);

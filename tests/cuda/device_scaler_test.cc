@@ -386,6 +386,12 @@ TEST_F(DeviceScaler, WrongCallsAreRefused) {
   expect_error(ErrorCode::kInvalidArgument, "kThrow", [&] {
     GradScaler(StaticScale{.on_overflow = OnOverflow::kThrow}, {.device = kDevice});
   });
+  GradScaler scaler(DynamicScale{}, {.device = kDevice});
+  const ScalePolicy throwing = DynamicScale{.on_overflow = OnOverflow::kThrow};
+  expect_error(ErrorCode::kInvalidArgument, "kThrow", [&] { scaler.set_policy(throwing); });
+  const std::string saved = GradScaler(throwing).save();
+  expect_error(ErrorCode::kBadState, "kThrow", [&] { scaler.load(saved); });
+  EXPECT_EQ(scaler.policy().on_overflow, OnOverflow::kSkip);
   Host weight(DType::kF32, 8, 1), grad(DType::kF32, 8, 2);
   SGD here({{"here", weight.view(), grad.view()}});
   loop.scale();
