@@ -7,10 +7,15 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <fstream>
+#include <cstdio>
 #include <nlohmann/json.hpp>
 
 namespace headroom::cli {
+
+void tell(const std::string& text) noexcept {
+  std::fwrite(text.data(), 1, text.size(), stderr);
+  std::fflush(stderr);
+}
 
 std::string scale_text(float scale) {
   int exponent = 0;
@@ -47,14 +52,5 @@ std::string progress_bar(int room, double share) {
 }
 
 void refuse(const std::string& sentence) { throw Error(ErrorCode::kInvalidArgument, sentence); }
-
-void write_file(const std::string& path, const std::string& text) {
-  std::ofstream file(path, std::ios::binary);
-  file << text;
-  file.close();
-  if (!file) {
-    refuse(fmt::format("'{}' could not be written.", path));
-  }
-}
 
 }  // namespace headroom::cli

@@ -7,6 +7,9 @@
 
 namespace headroom::cli {
 
+/// Writes to standard error. Never throws: where nobody can be told, the work goes on.
+void tell(const std::string& text) noexcept;
+
 /// "2^16", or the number itself if it is no power of two.
 std::string scale_text(float scale);
 /// A whole number without a fraction, as people write scales.
@@ -23,9 +26,6 @@ std::string progress_bar(int room, double share);
 
 /// Throws Error(kInvalidArgument).
 [[noreturn]] void refuse(const std::string& sentence);
-
-/// Writes the whole file or throws.
-void write_file(const std::string& path, const std::string& text);
 
 }  // namespace headroom::cli
 

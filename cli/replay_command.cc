@@ -173,18 +173,16 @@ void tell_of_limits(const std::string& name, const ScalePolicy& policy,
     if (step.scale == kLargestScale && first_top == 0) first_top = step.number;
   }
   if (alarms > 0) {
-    fmt::print(
-        stderr,
+    tell(fmt::format(
         "headroom: {}: {} steps from step {} on raised an alarm: gradients overflowed with the "
         "scale at its floor ({}), or too many times in a row.\n",
-        name, alarms, first_alarm, scale_text(policy.min_scale));
+        name, alarms, first_alarm, scale_text(policy.min_scale)));
   }
   if (first_top > 0) {
-    fmt::print(
-        stderr,
+    tell(fmt::format(
         "headroom: {}: from step {} on the scale is {}, the largest whose reciprocal is a normal "
         "float; it grows no further.\n",
-        name, first_top, scale_text(kLargestScale));
+        name, first_top, scale_text(kLargestScale)));
   }
 }
 

@@ -136,6 +136,9 @@ bool compare_model(const CompareOptions& options, const std::string& model) {
       if (options.seeds > 1) info.name += fmt::format(", seed {}", config.seed);
       runs.push_back(watched_run(config, *task, info, place));
       interrupted = runs.back().interrupted;
+      if (!runs.back().not_saved.empty()) {
+        throw Error(ErrorCode::kFile, runs.back().not_saved);
+      }
     }
   }
   fmt::print("\n");

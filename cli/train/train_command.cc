@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "cli/commands.h"
+#include "cli/output.h"
 #include "cli/train/checkpoint.h"
 #include "cli/train/image.h"
 #include "cli/train/options.h"
@@ -75,6 +76,21 @@ void open_to_resume(CLI::App& command, const TrainConfig& config,
   (*checkpoints)->take_settings(command);
 }
 
+// Tells how a run ended, and what of it could not be written; the exit status.
+int tell_end(const RunResult& result, const std::vector<std::string>& not_written) {
+  int status = result.interrupted ? kInterrupted : 0;
+  if (!result.not_saved.empty()) status = kNotSaved;
+  if (!result.alarm.empty()) {
+    status = kGaveUp;
+    tell(fmt::format("headroom: stopped at step {}. {}\n", result.steps.back().step, result.alarm));
+  }
+  if (!result.not_saved.empty()) {
+    tell(fmt::format("headroom: the end of the run is not saved. {}\n", result.not_saved));
+  }
+  for (const std::string& sentence : not_written) tell(fmt::format("headroom: {}\n", sentence));
+  return status == 0 && !not_written.empty() ? kNotSaved : status;
+}
+
 // Trains alone, or as one of a team.
 int train(const TrainConfig& config, Checkpoints* checkpoints, Team* team) {
   const auto task = make_task(config);
@@ -105,21 +121,22 @@ int train(const TrainConfig& config, Checkpoints* checkpoints, Team* team) {
   print_bounds(result);
   print_fact("time", "{:.1f} s, {:.4g} steps/s", result.seconds,
              static_cast<double>(result.steps.size()) / std::max(result.seconds, 1e-9));
+  std::vector<std::string> not_written;
+  const auto attempt = [&](const auto& write) {
+    try {
+      write();
+    } catch (const Error& error) {
+      not_written.emplace_back(error.what());
+    }
+  };
   if (!config.out.empty()) {
-    draw(config, result);
-    write_report(config.out);
-    print_fact("report", "{}/report.html", config.out);
+    attempt([&] { draw(config, result); });
+    attempt([&] {
+      write_report(config.out);
+      print_fact("report", "{}/report.html", config.out);
+    });
   }
-  if (!result.alarm.empty()) {
-    fmt::print(stderr, "headroom: stopped at step {}. {}\n", result.steps.back().step,
-               result.alarm);
-    return kGaveUp;
-  }
-  if (!result.not_saved.empty()) {
-    fmt::print(stderr, "headroom: the end of the run is not saved. {}\n", result.not_saved);
-    return kNotSaved;
-  }
-  return result.interrupted ? kInterrupted : 0;
+  return tell_end(result, not_written);
 }
 
 int train(CLI::App& command, TrainConfig& config) {
@@ -152,7 +169,7 @@ int train(CLI::App& command, TrainConfig& config) {
     const auto* const known = dynamic_cast<const Error*>(&error);
     const bool ranks = known != nullptr && (known->code() == ErrorCode::kRankLost ||
                                             known->code() == ErrorCode::kRanksDiffer);
-    fmt::print(stderr, "headroom: rank {}: {}\n", launch.rank, error.what());
+    tell(fmt::format("headroom: rank {}: {}\n", launch.rank, error.what()));
     std::fflush(nullptr);
     const int code = ranks ? kRankLost : kBadInput;
     if (team != nullptr) team->abort(code);

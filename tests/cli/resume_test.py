@@ -156,6 +156,10 @@ with tempfile.TemporaryDirectory() as temp:
     out = f"{temp}/full"
     train("mlp", "--width", 256, "--steps", 2, "--checkpoint-every", 1, "--out", out)
     before = {name: read(out, name) for name in checkpoints(out)}
+    with open("/dev/full", "w") as nowhere:  # not even the sentence fits
+        result = subprocess.run([program, "train", "--resume", "--out", out, "--steps", "4", "--threads", "1"],
+                                stdout=subprocess.PIPE, stderr=nowhere, preexec_fn=no_room, restore_signals=False)
+    check(result.returncode == 1 and b"4 of 4 steps" in result.stdout, result)
     result = train("--resume", "--out", out, "--steps", 4, preexec_fn=no_room, restore_signals=False)
     check(result.returncode == 1 and "Training goes on without this checkpoint; the one of step 2 stays" in result.stderr
           and "the end of the run is not saved. " in result.stderr, (result.returncode, result.stderr))

@@ -170,6 +170,32 @@ with tempfile.TemporaryDirectory() as temp:
     check(result.returncode == 2 and "history.jsonl' could not be written to its end: the disk is full"
           in result.stderr, result.stderr)
 
+    # Where nothing can be told, the run goes on, and what is told goes into no file of its own.
+    for deaf in ("2>/dev/full", "2>&-", "0>&- 2>&-"):
+        out = f"{temp}/deaf"
+        result = subprocess.run(f"{program} train mlp --width 16 --steps 60 --threads 1 --out {out} {deaf}", shell=True,
+                                capture_output=True, text=True)
+        check(result.returncode == 0 and "60 of 60 steps" in result.stdout, f"{deaf}: {result}")
+        check(len(steps_of(out)) == 60 and os.path.exists(f"{out}/report.html"), deaf)
+
+    # A name that no checkpoint could keep is refused before the first step, where there are checkpoints.
+    odd = os.fsdecode(os.fsencode(temp) + b"/\xff.txt")
+    write(odd, b"to be or not to be, that is the question. " * 30)
+    for more, code in ((["--out", f"{temp}/untouched"], 2), ([], 0), (["--out", f"{temp}/odd", "--checkpoint-every", 0], 0)):
+        result = train("lm", "--data", odd, "--steps", 3, "--batch", 32, *more)
+        check(result.returncode == code and ("is not UTF-8" in result.stderr) == (code == 2), result.stderr)
+    check(not os.path.exists(f"{temp}/untouched"), "nothing is written")
+
+    # A report or picture that cannot be written hides neither the end of the run nor the other one.
+    for name, other in (("report.html", "curves.png"), ("curves.png", "report.html")):
+        for more, code in ((["--inject", "overflow:p=1"], 3), ([], 1)):
+            out = f"{temp}/blocked-{name}-{code}"
+            os.makedirs(f"{out}/{name}")
+            result = train("mlp", "--precision", "fp16", "--width", 16, "--steps", 50, "--out", out, *more)
+            check(result.returncode == code and f"{name}' could not be written" in result.stderr, result)
+            check(("stopped at step" in result.stderr) == (code == 3) and "final scale" in result.stdout, result)
+            check(os.path.isfile(f"{out}/{other}") and not [x for x in os.listdir(out) if x.endswith("tmp")], other)
+
     # Ctrl-C: what was done so far is there.
     process = subprocess.Popen([program, "train", "mlp", "--steps", "10000000", "--threads", "1",
                                 "--out", f"{temp}/stop"],
