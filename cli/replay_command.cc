@@ -189,7 +189,8 @@ void tell_of_limits(const std::string& name, const ScalePolicy& policy,
 int run(const ReplayOptions& options) {
   std::vector<ScalePolicy> policies;
   for (const std::string& name : options.policies) policies.push_back(make_policy(options, name));
-  const std::vector<TraceStep> trace = read_trace_file(options.trace);
+  bool cut = false;
+  const std::vector<TraceStep> trace = read_trace_file(options.trace, &cut);
   if (trace.empty()) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("Trace '{}' has no steps; write one 0 or 1 a line.", options.trace));
@@ -205,6 +206,7 @@ int run(const ReplayOptions& options) {
     print_summary(options.policies[0], runs[0]);
   }
   std::fflush(stdout);
+  if (cut) tell("headroom: The last line of the history is cut off and was left out.\n");
   for (size_t i = 0; i < runs.size(); ++i) {
     tell_of_limits(options.policies[i], policies[i], runs[i]);
   }
