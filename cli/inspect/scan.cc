@@ -172,6 +172,7 @@ class Scanner {
 Inspection scan(const InspectOptions& options) {
   Inspection inspection;
   inspection.options = options;
+  inspection.options.lose += 0.0;  // -0 becomes 0
   inspection.format = format_named(options.format);
   uint64_t bytes = 0;
   for (const std::string& path : options.files) bytes += files::File(path).size();
