@@ -23,11 +23,18 @@ std::string scale_text(float scale) {
   return power ? fmt::format("2^{}", exponent - 1) : fmt::format("{:.6g}", scale);
 }
 
+std::string scale_number(double scale) {
+  const bool whole = scale == std::floor(scale) && scale < 0x1p53;
+  return whole ? fmt::format("{:.0f}", scale) : fmt::format("{}", static_cast<float>(scale));
+}
+
 nlohmann::ordered_json scale_json(float scale) {
   const bool whole = scale == std::floor(scale) && scale < 0x1p53f;
   if (whole) return static_cast<int64_t>(scale);
   return scale;
 }
+
+double plain_nan(double value) { return std::isnan(value) ? std::nan("") : value; }
 
 std::string duration(double seconds) {
   if (!(seconds < 1e8)) return "?";

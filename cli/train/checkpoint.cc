@@ -140,8 +140,10 @@ void Checkpoints::take_settings(CLI::App& command) {
     CLI::Option* const option = command.get_option_no_throw(name);
     if (option == nullptr || value.empty()) continue;
     if (option->count() > 0) {
+      // Others are compared when all are known; these decide what the others may be.
+      const bool first = name == "--model" || name == "--precision" || name == "--opt-level";
       const auto given = option->as<std::string>();
-      if (name == "--model" && given != value) refuse_setting(path_, name, given, value);
+      if (first && given != value) refuse_setting(path_, name, given, value);
       continue;
     }
     option->add_result(value);

@@ -24,6 +24,11 @@ constexpr int kRankLost = 1;
 constexpr int kBadInput = 2;
 constexpr int kGaveUp = 3;
 
+// The parser would take -1 for 2^64 - 1.
+std::string not_negative(const std::string& text) {
+  return text.find('-') == std::string::npos ? "" : "it has to be 0 or more, not " + text;
+}
+
 std::string percent(const libtorch::CastLoss& lost) {
   if (lost.values == 0) return "not measured";
   return fmt::format("{:.2f} % of the values that were not zero",
@@ -50,7 +55,7 @@ void print_bounds(const RunResult& result) {
   const ScaleBounds bounds = scale_bounds(result.layers);
   const auto name = [&](int64_t index) { return result.layers[static_cast<size_t>(index)].name; };
   const std::string when =
-      fmt::format("at step {}, scale {}", result.layers_step, result.layers_scale);
+      fmt::format("at step {}, scale {}", result.layers_step, scale_number(result.layers_scale));
   if (bounds.first_to_overflow >= 0) {
     print_fact("overflows first", "{}, {} ({})", name(bounds.first_to_overflow),
                bounds.doublings_left < 0.0
@@ -116,7 +121,7 @@ int train(const TrainConfig& config, Checkpoints* checkpoints, Team* team) {
                team != nullptr ? " in the first rank" : "");
   }
   print_fact("skipped steps", "{}", result.skipped);
-  print_fact("final scale", "{}", result.final_scale);
+  print_fact("final scale", "{}", scale_number(result.final_scale));
   print_fact("gradients lost", "{}", percent(result.lost));
   print_bounds(result);
   print_fact("time", "{:.1f} s, {:.4g} steps/s", result.seconds,
@@ -125,7 +130,7 @@ int train(const TrainConfig& config, Checkpoints* checkpoints, Team* team) {
   const auto attempt = [&](const auto& write) {
     try {
       write();
-    } catch (const Error& error) {
+    } catch (const std::exception& error) {
       not_written.emplace_back(error.what());
     }
   };
@@ -204,7 +209,7 @@ void add_training_options(CLI::App& command, TrainConfig* config) {
                      "Look at the gradients of every layer once in this many steps; 0: never "
                      "(default: 10 or more)");
   command.add_flag("--tensorboard", config->tensorboard, "Also write event files for TensorBoard");
-  command.add_option("--seed", config->seed, "For weights and batches");
+  command.add_option("--seed", config->seed, "For weights and batches")->check(not_negative);
   command.add_option("--threads", config->threads, "CPU threads (default: all)");
 }
 
@@ -226,7 +231,8 @@ void add_train(CLI::App& app, Action* action) {
   command->add_option("--inject", config->inject,
                       "Faults in the gradients, on purpose: overflow:p=0.01,nan:step=5,tensor=NAME "
                       "(docs/reliability.md)");
-  command->add_option("--inject-seed", config->inject_seed, "Which steps and elements they hit");
+  command->add_option("--inject-seed", config->inject_seed, "Which steps and elements they hit")
+      ->check(not_negative);
   command->add_option("--escape", config->escape,
                       "When no loss scale helps: go back to a checkpoint and on in bf16 or fp32 "
                       "(default: stop)");

@@ -75,9 +75,9 @@ void Progress::show(const StepRecord& record, const RunResult& so_far) {
   last_ = now;
   const double rate = static_cast<double>(record.step) / record.seconds;
   const double left = static_cast<double>(steps_ - record.step) / rate;
-  const std::string facts =
-      fmt::format("{}/{} loss {:.4g} scale {} skipped {} {:.3g} steps/s {} left", record.step,
-                  steps_, record.loss, record.scale, so_far.skipped, rate, duration(left));
+  const std::string facts = fmt::format(
+      "{}/{} loss {:.4g} scale {} skipped {} {:.3g} steps/s {} left", record.step, steps_,
+      record.loss, scale_number(record.scale), so_far.skipped, rate, duration(left));
   if (!terminal_) {
     tell(fmt::format("{}: {}\n", name_, facts));
     return;

@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import random
+import resource
 import signal
 import socket
 import struct
@@ -106,6 +107,9 @@ with tempfile.TemporaryDirectory() as temp:
                    "--out", f"{temp}/stuck")
     check(result.returncode == 3 and "100 steps in a row" in result.stderr, result.stderr)
     check(len(steps_of(f"{temp}/stuck")) == 100, "what was done is written")
+    check("final scale       1e+30\n" in result.stdout and "scale 1e+30 " in result.stderr, result)
+    result = train("mlp", "--steps", 5, "--lr", 1e30, "--optimizer", "sgd")
+    check(" loss              nan\n" in result.stdout and "-nan" not in result.stdout + result.stderr, result)
 
     # The user's own data.
     image = write(f"{temp}/image.png", png(20, 14))
@@ -136,6 +140,11 @@ with tempfile.TemporaryDirectory() as temp:
             ("--lr is nan", ["field", "--lr", "nan"]),
             ("--lr is -1", ["field", "--lr", -1]),
             ("--clip is -1", ["field", "--clip", -1]),
+            ("--clip is 0", ["field", "--clip", 0]),
+            ("--clip is 1e-50", ["field", "--clip", "1e-50"]),
+            ("--seed: it has to be 0 or more", ["field", "--seed", -1]),
+            ("--inject-seed: it has to be", ["field", "--inject-seed", -1]),
+            ("'staticfoo:3'", ["field", "--loss-scale", "staticfoo:3"]),
             ("'fp8'", ["field", "--precision", "fp8"]),
             ("contradict", ["field", "--opt-level", "O2"]),
             ("init_scale is 0", ["lm", "--loss-scale", "static:0"]),
@@ -195,6 +204,15 @@ with tempfile.TemporaryDirectory() as temp:
             check(result.returncode == code and f"{name}' could not be written" in result.stderr, result)
             check(("stopped at step" in result.stderr) == (code == 3) and "final scale" in result.stdout, result)
             check(os.path.isfile(f"{out}/{other}") and not [x for x in os.listdir(out) if x.endswith("tmp")], other)
+
+    out = f"{temp}/small"  # nothing but the history fits: all is told, and what does not fit leaves no piece of itself
+    result = subprocess.run([program, "train", "mlp", "--steps", "20", "--threads", "1", "--out", out],
+                            capture_output=True, text=True, restore_signals=False,
+                            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, resource.RLIM_INFINITY)))
+    end = result.stderr[result.stderr.find("the end of the run is not saved. "):]
+    for name in ("curves.png", "report.html"):
+        check(result.returncode == 1 and f"{name}' could not be written: File too large" in end, result)
+    check(sorted(os.listdir(out)) == ["checkpoint.lock", "history.jsonl"], os.listdir(out))
 
     # Ctrl-C: what was done so far is there.
     process = subprocess.Popen([program, "train", "mlp", "--steps", "10000000", "--threads", "1",
