@@ -79,11 +79,14 @@ void add_bench(CLI::App& app, Action* action) {
   auto* command = app.add_subcommand("bench", "Measure the kernels against memory's speed.");
   const auto options = std::make_shared<BenchOptions>();
   command->add_flag("--json", options->json, "one JSON object a line");
-  command->add_flag("--libtorch", options->libtorch,
-                    "instead, whole steps through LibTorch against its own calls");
-  command->add_option("--filter", options->settings.filter, "only figures whose name has this");
+  CLI::Option* const libtorch =
+      command->add_flag("--libtorch", options->libtorch,
+                        "instead, whole steps through LibTorch against its own calls");
+  command->add_option("--filter", options->settings.filter, "only figures whose name has this")
+      ->excludes(libtorch);
   command->add_option("--megabytes", options->settings.megabytes, "memory that a figure walks")
-      ->check(CLI::Range(64, 1 << 20));
+      ->check(CLI::Range(64, 1 << 20))
+      ->excludes(libtorch);
   command->add_option("--repetitions", options->settings.repetitions, "turns to take medians of")
       ->check(CLI::Range(1, 10000));
   command->callback([action, options] { *action = [options] { return bench(*options); }; });

@@ -1,13 +1,12 @@
 #include <headroom/error.h>
 
 #include <CLI/CLI.hpp>
-#include <cstdio>
 #include <filesystem>
 #include <memory>
 
 #include "cli/commands.h"
 #include "cli/inspect/inspection.h"
-#include "cli/output.h"
+#include "files/write.h"
 
 namespace headroom::cli {
 namespace {
@@ -26,11 +25,8 @@ void check_apart(const InspectOptions& options) {
 int run(const InspectOptions& options) {
   check_apart(options);
   const Inspection inspection = scan(options);
-  if (!options.html.empty()) write_file(options.html, html_page(inspection));
+  if (!options.html.empty()) files::replace_file(options.html, {html_page(inspection)});
   options.json ? print_json(inspection) : print_table(inspection);
-  if (std::fflush(stdout) != 0) {
-    throw Error(ErrorCode::kInvalidArgument, "Standard output could not be written to its end.");
-  }
   return 0;
 }
 

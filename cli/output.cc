@@ -7,10 +7,15 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <fstream>
+#include <cstdio>
 #include <nlohmann/json.hpp>
 
 namespace headroom::cli {
+
+void tell(const std::string& text) noexcept {
+  std::fwrite(text.data(), 1, text.size(), stderr);
+  std::fflush(stderr);
+}
 
 std::string scale_text(float scale) {
   int exponent = 0;
@@ -18,11 +23,18 @@ std::string scale_text(float scale) {
   return power ? fmt::format("2^{}", exponent - 1) : fmt::format("{:.6g}", scale);
 }
 
+std::string scale_number(double scale) {
+  const bool whole = scale == std::floor(scale) && scale < 0x1p53;
+  return whole ? fmt::format("{:.0f}", scale) : fmt::format("{}", static_cast<float>(scale));
+}
+
 nlohmann::ordered_json scale_json(float scale) {
   const bool whole = scale == std::floor(scale) && scale < 0x1p53f;
   if (whole) return static_cast<int64_t>(scale);
   return scale;
 }
+
+double plain_nan(double value) { return std::isnan(value) ? std::nan("") : value; }
 
 std::string duration(double seconds) {
   if (!(seconds < 1e8)) return "?";
@@ -47,14 +59,5 @@ std::string progress_bar(int room, double share) {
 }
 
 void refuse(const std::string& sentence) { throw Error(ErrorCode::kInvalidArgument, sentence); }
-
-void write_file(const std::string& path, const std::string& text) {
-  std::ofstream file(path, std::ios::binary);
-  file << text;
-  file.close();
-  if (!file) {
-    refuse(fmt::format("'{}' could not be written.", path));
-  }
-}
 
 }  // namespace headroom::cli

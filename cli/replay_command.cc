@@ -173,25 +173,24 @@ void tell_of_limits(const std::string& name, const ScalePolicy& policy,
     if (step.scale == kLargestScale && first_top == 0) first_top = step.number;
   }
   if (alarms > 0) {
-    fmt::print(
-        stderr,
+    tell(fmt::format(
         "headroom: {}: {} steps from step {} on raised an alarm: gradients overflowed with the "
         "scale at its floor ({}), or too many times in a row.\n",
-        name, alarms, first_alarm, scale_text(policy.min_scale));
+        name, alarms, first_alarm, scale_text(policy.min_scale)));
   }
   if (first_top > 0) {
-    fmt::print(
-        stderr,
+    tell(fmt::format(
         "headroom: {}: from step {} on the scale is {}, the largest whose reciprocal is a normal "
         "float; it grows no further.\n",
-        name, first_top, scale_text(kLargestScale));
+        name, first_top, scale_text(kLargestScale)));
   }
 }
 
 int run(const ReplayOptions& options) {
   std::vector<ScalePolicy> policies;
   for (const std::string& name : options.policies) policies.push_back(make_policy(options, name));
-  const std::vector<TraceStep> trace = read_trace_file(options.trace);
+  bool cut = false;
+  const std::vector<TraceStep> trace = read_trace_file(options.trace, &cut);
   if (trace.empty()) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("Trace '{}' has no steps; write one 0 or 1 a line.", options.trace));
@@ -207,6 +206,7 @@ int run(const ReplayOptions& options) {
     print_summary(options.policies[0], runs[0]);
   }
   std::fflush(stdout);
+  if (cut) tell("headroom: The last line of the history is cut off and was left out.\n");
   for (size_t i = 0; i < runs.size(); ++i) {
     tell_of_limits(options.policies[i], policies[i], runs[i]);
   }

@@ -8,8 +8,10 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "cli/commands.h"
+#include "cli/output.h"
 #include "cli/serve.h"
 
 namespace headroom::cli {
@@ -36,9 +38,11 @@ int report(const ReportOptions& options) {
                             "the report.",
                             options.out));
   }
-  write_report(options.folder, options.out);
+  std::vector<std::string> left_out;
+  write_report(options.folder, options.out, &left_out);
+  for (const std::string& why : left_out) tell(fmt::format("headroom: {} It is left out.\n", why));
   const auto path = std::filesystem::path(options.folder) / "report.html";
-  fmt::print(stderr, "{}\n", options.out.empty() ? path.string() : options.out);
+  tell(fmt::format("{}\n", options.out.empty() ? path.string() : options.out));
   return 0;
 }
 

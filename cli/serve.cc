@@ -40,12 +40,24 @@ class Runs {
       readers_.emplace_back(path);
       places_.push_back(fs::path(path).parent_path().lexically_relative(folder).string());
     }
+    wrong_.resize(readers_.size());
     title_ = fs::absolute(fs::path(folder) / "x").lexically_normal().parent_path().filename();
     read();
   }
 
+  /// Throws if there is no run that can be read.
   void read() {
-    for (internal::HistoryReader& reader : readers_) reader.read_more();
+    size_t good = 0;
+    for (size_t i = 0; i < readers_.size(); ++i) {
+      wrong_[i].clear();
+      try {
+        readers_[i].read_more();
+        ++good;
+      } catch (const Error& error) {
+        wrong_[i] = error.what();
+      }
+    }
+    if (good == 0) throw Error(ErrorCode::kBadState, wrong_[0]);
   }
   int64_t lines() const {
     int64_t all = 0;
@@ -55,15 +67,21 @@ class Runs {
   std::string title() const { return readers_.size() == 1 ? readers_[0].history().name : title_; }
   std::string data() const {
     std::vector<internal::ReportRun> runs;
+    std::vector<std::string> left_out;
     for (size_t i = 0; i < readers_.size(); ++i) {
-      runs.push_back({places_[i], &readers_[i].history(), readers_[i].cut()});
+      if (wrong_[i].empty()) {
+        runs.push_back({places_[i], &readers_[i].history(), readers_[i].cut()});
+      } else {
+        left_out.push_back(wrong_[i]);
+      }
     }
-    return internal::report_data(title(), runs);
+    return internal::report_data(title(), runs, left_out);
   }
 
  private:
   std::deque<internal::HistoryReader> readers_;
   std::vector<std::string> places_;
+  std::vector<std::string> wrong_;  // why a run cannot be read; empty if it can
   std::string title_;
 };
 

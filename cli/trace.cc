@@ -133,7 +133,7 @@ int64_t TraceStep::lost_at(float scale) const {
   return sum;
 }
 
-std::vector<TraceStep> read_trace(std::istream& in, const std::string& name) {
+std::vector<TraceStep> read_trace(std::istream& in, const std::string& name, bool* cut) {
   std::vector<TraceStep> steps;
   std::string text;
   bool history = false;  // of a run: has other lines between its steps
@@ -147,6 +147,10 @@ std::vector<TraceStep> read_trace(std::istream& in, const std::string& name) {
     }
     const auto object = nlohmann::json::parse(content, nullptr, false);
     if (!object.is_object()) {
+      if (history && in.eof()) {  // its writer was killed, or is at it
+        if (cut != nullptr) *cut = true;
+        break;
+      }
       bad_line(name, line, fmt::format("{} is neither 0, 1 nor a JSON object.", quoted(content)));
     }
     const auto format = object.find("format");
@@ -167,14 +171,14 @@ std::vector<TraceStep> read_trace(std::istream& in, const std::string& name) {
   return steps;
 }
 
-std::vector<TraceStep> read_trace_file(const std::string& path) {
-  if (path == "-") return read_trace(std::cin, "standard input");
+std::vector<TraceStep> read_trace_file(const std::string& path, bool* cut) {
+  if (path == "-") return read_trace(std::cin, "standard input", cut);
   std::ifstream file(path);
   if (!file) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("Trace '{}' cannot be opened: {}.", path, std::strerror(errno)));
   }
-  return read_trace(file, path);
+  return read_trace(file, path, cut);
 }
 
 }  // namespace headroom::cli

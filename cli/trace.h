@@ -32,12 +32,13 @@ struct TraceStep {
 /// The largest number if the sum is beyond it, which only traces that lie come to.
 int64_t saturating_sum(int64_t a, int64_t b);
 
-/// Blank lines and lines that start with # are left out. A line that is neither throws
-/// Error(kInvalidArgument) with `name` and the line's number.
-std::vector<TraceStep> read_trace(std::istream& in, const std::string& name);
+/// Blank lines and lines that start with # are left out, and so is the last line of a history if it
+/// is cut off, which sets `cut`. A line that is neither throws Error(kInvalidArgument) with `name`
+/// and the line's number.
+std::vector<TraceStep> read_trace(std::istream& in, const std::string& name, bool* cut = nullptr);
 
 /// The same from a file, or from standard input for "-".
-std::vector<TraceStep> read_trace_file(const std::string& path);
+std::vector<TraceStep> read_trace_file(const std::string& path, bool* cut = nullptr);
 
 }  // namespace headroom::cli
 

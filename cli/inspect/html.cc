@@ -135,9 +135,7 @@ std::string row_html(const Inspection& inspection, const Row& row, const std::st
     return fmt::format("<td class=\"n{}\">{}</td>", more, escape(text));
   };
   const int64_t lost = at.flushed + at.overflow;
-  const bool bad =
-      static_cast<double>(lost) > inspection.options.lose * static_cast<double>(seen.nonzero()) ||
-      at.overflow > 0;
+  const bool bad = share(lost, seen.nonzero()) > inspection.options.lose || at.overflow > 0;
   return "<tr><td class=\"name\">" + escape(label) + "</td>" + number(grouped(seen.count())) +
          number(percent(seen.zeros(), seen.count())) + number(percent(at.flushed, seen.count())) +
          number(percent(at.subnormal, seen.count())) + number(percent(at.overflow, seen.count())) +

@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "cli/output.h"
+#include "files/tensor_file.h"
 
 namespace headroom::cli {
 namespace {
@@ -121,6 +122,10 @@ std::vector<std::string> notes(const Inspection& inspection) {
                         ? fmt::format("{}: {} was left out ({}).", file.path, name, type)
                         : fmt::format("{}: {} tensors were left out, {} ({}) among them.",
                                       file.path, file.left_out.size(), name, type));
+    if (std::any_of(file.left_out.begin(), file.left_out.end(),
+                    [](const auto& left) { return files::may_be_bf16(left.second); })) {
+      notes.back() += " If 16 bits there are bf16, add --as bf16.";
+    }
   }
   const bool f16_dump = std::any_of(inspection.rows.begin(), inspection.rows.end(),
                                     [](const Row& row) { return row.dtype == DType::kF16; });

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cstdio>
 #include <exception>
 #include <mutex>
 
@@ -26,7 +25,7 @@ class ReadingBar {
  public:
   explicit ReadingBar(uint64_t total) : total_(total), shown_(isatty(STDERR_FILENO) == 1) {}
   ~ReadingBar() {
-    if (drawn_) fmt::print(stderr, "\r\x1b[K");
+    if (drawn_) tell("\r\x1b[K");
   }
   ReadingBar(const ReadingBar&) = delete;
   ReadingBar& operator=(const ReadingBar&) = delete;
@@ -54,8 +53,7 @@ class ReadingBar {
     const int width = terminal_width(STDERR_FILENO);
     const std::string line =
         "reading " + progress_bar(width - static_cast<int>(facts.size()) - 12, part) + facts;
-    fmt::print(stderr, "\r{}\x1b[K", line.substr(0, static_cast<size_t>(width - 1)));
-    std::fflush(stderr);
+    tell(fmt::format("\r{}\x1b[K", line.substr(0, static_cast<size_t>(width - 1))));
     drawn_ = true;
   }
 
@@ -174,6 +172,7 @@ class Scanner {
 Inspection scan(const InspectOptions& options) {
   Inspection inspection;
   inspection.options = options;
+  inspection.options.lose += 0.0;  // -0 becomes 0
   inspection.format = format_named(options.format);
   uint64_t bytes = 0;
   for (const std::string& path : options.files) bytes += files::File(path).size();

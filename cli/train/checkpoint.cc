@@ -7,8 +7,10 @@
 #include <nlohmann/json.hpp>
 
 #include "adapters/libtorch/tensors.h"
+#include "cli/output.h"
 #include "cli/train/random_state.h"
 #include "record/history.h"
+#include "record/text.h"
 
 namespace headroom::cli {
 namespace {
@@ -111,11 +113,18 @@ void Checkpoints::take_over(const TrainConfig& config) {
 }
 
 void Checkpoints::begin(const TrainConfig& config) {
-  if (writes_) {
-    folder_.emplace(path_);
-    folder_->clear();
-  }
   take_over(config);
+  for (const auto& [name, value] : settings_) {
+    const std::string kept = internal::valid_utf8(value);
+    if (every_ == 0 || kept == value) continue;
+    refuse(
+        fmt::format("{} is '{}', which is not UTF-8 and cannot be kept in a checkpoint; rename "
+                    "it, or train with --checkpoint-every 0.",
+                    name, kept));
+  }
+  if (!writes_) return;
+  folder_.emplace(path_);
+  folder_->clear();
 }
 
 void Checkpoints::take_settings(CLI::App& command) {
@@ -131,8 +140,10 @@ void Checkpoints::take_settings(CLI::App& command) {
     CLI::Option* const option = command.get_option_no_throw(name);
     if (option == nullptr || value.empty()) continue;
     if (option->count() > 0) {
+      // Others are compared when all are known; these decide what the others may be.
+      const bool first = name == "--model" || name == "--precision" || name == "--opt-level";
       const auto given = option->as<std::string>();
-      if (name == "--model" && given != value) refuse_setting(path_, name, given, value);
+      if (first && given != value) refuse_setting(path_, name, given, value);
       continue;
     }
     option->add_result(value);
@@ -178,18 +189,18 @@ bool Checkpoints::restore(const Training& training, RunResult* result, int64_t* 
   const Checkpoint used = folder_->load(
       [&](const Checkpoint& checkpoint) { put_back(checkpoint, training, result); }, &skipped);
   for (const std::string& sentence : skipped) {
-    if (writes_) fmt::print(stderr, "headroom: {} It is left out.\n", sentence);
+    if (writes_) tell(fmt::format("headroom: {} It is left out.\n", sentence));
   }
   if (writes_) {
-    fmt::print(stderr, "headroom: going on after step {}, from '{}'\n", used.step(), used.path());
+    tell(fmt::format("headroom: going on after step {}, from '{}'\n", used.step(), used.path()));
   }
   read_steps(path_, used.step(), result);
   const auto known = static_cast<int64_t>(result->steps.size());
   if (writes_ && known < used.step()) {
-    fmt::print(stderr,
-               "headroom: the history in '{}' is damaged or cut; the report will lack {} of the "
-               "first {} steps.\n",
-               path_, used.step() - known, used.step());
+    tell(fmt::format(
+        "headroom: the history in '{}' is damaged or cut; the report will lack {} of the first {} "
+        "steps.\n",
+        path_, used.step() - known, used.step()));
   }
   result->final_scale = training.scaler.get_scale();
   last_ = *step = used.step();
@@ -283,9 +294,9 @@ void Checkpoints::try_save(int64_t step, const Training& training, const RunResu
   if (!writes_) return;
   try {
     save(step, training, result);
-  } catch (const Error& error) {
-    fmt::print(stderr, "headroom: {} Training goes on without this checkpoint{}.\n", error.what(),
-               last_ < 0 ? "" : fmt::format("; the one of step {} stays", last_));
+  } catch (const std::exception& error) {
+    tell(fmt::format("headroom: {} Training goes on without this checkpoint{}.\n", error.what(),
+                     last_ < 0 ? "" : fmt::format("; the one of step {} stays", last_)));
   }
 }
 
@@ -294,7 +305,7 @@ std::string Checkpoints::finish(int64_t step, const Training& training, const Ru
   try {
     save(step, training, result);
     return "";
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     return error.what();
   }
 }

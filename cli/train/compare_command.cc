@@ -2,6 +2,7 @@
 #include <headroom/error.h>
 
 #include <cmath>
+#include <filesystem>
 #include <memory>
 
 #include "cli/commands.h"
@@ -9,6 +10,7 @@
 #include "cli/train/image.h"
 #include "cli/train/options.h"
 #include "cli/train/watch.h"
+#include "record/history.h"
 
 namespace headroom::cli {
 namespace {
@@ -36,9 +38,14 @@ std::vector<Variant> variants(const CompareOptions& options) {
           {"bf16, no scaling", "bf16-none", "bf16", "none"}};
 }
 
+// How a number is shown.
+auto in(const char* format) {
+  return [format](double value) { return fmt::format(fmt::runtime(format), plain_nan(value)); };
+}
+
 // Mean of a number over the seeds, with the spread if there are several.
-template <typename Get>
-std::string cell(const std::vector<RunResult>& runs, const char* format, const Get& get) {
+template <typename Show, typename Get>
+std::string cell(const std::vector<RunResult>& runs, const Show& show, const Get& get) {
   double sum = 0.0, low = INFINITY, high = -INFINITY;
   for (const RunResult& run : runs) {
     const auto value = static_cast<double>(get(run));
@@ -47,14 +54,13 @@ std::string cell(const std::vector<RunResult>& runs, const char* format, const G
     high = std::max(high, value);
   }
   const double mean = sum / static_cast<double>(runs.size());
-  std::string text = fmt::format(fmt::runtime(format), mean);
-  if (runs.size() > 1) text += " +-" + fmt::format(fmt::runtime(format), (high - low) / 2.0);
-  return text;
+  const double spread = low <= high ? (high - low) / 2.0 : NAN;
+  return runs.size() > 1 ? show(mean) + " +-" + show(spread) : show(mean);
 }
 
 std::string lost_cell(const std::vector<RunResult>& runs) {
   if (runs[0].lost.values == 0) return "-";
-  return cell(runs, "{:.1f} %", [](const RunResult& run) {
+  return cell(runs, in("{:.1f} %"), [](const RunResult& run) {
     return 100.0 * static_cast<double>(run.lost.zeroed) / static_cast<double>(run.lost.values);
   });
 }
@@ -66,12 +72,13 @@ void print_table(const std::vector<Variant>& rows,
                                                   "time"}};
   for (size_t i = 0; i < results.size(); ++i) {
     const std::vector<RunResult>& runs = results[i];
-    table.push_back(
-        {rows[i].name, cell(runs, "{:.4g}", [](const RunResult& r) { return r.score.loss; }),
-         cell(runs, "{:.4f}", [](const RunResult& r) { return r.score.metric; }),
-         cell(runs, "{:.0f}", [](const RunResult& r) { return r.skipped; }),
-         cell(runs, "{:.0f}", [](const RunResult& r) { return r.final_scale; }), lost_cell(runs),
-         cell(runs, "{:.1f} s", [](const RunResult& r) { return r.seconds; })});
+    table.push_back({rows[i].name,
+                     cell(runs, in("{:.4g}"), [](const RunResult& r) { return r.score.loss; }),
+                     cell(runs, in("{:.4f}"), [](const RunResult& r) { return r.score.metric; }),
+                     cell(runs, in("{:.0f}"), [](const RunResult& r) { return r.skipped; }),
+                     cell(runs, scale_number, [](const RunResult& r) { return r.final_scale; }),
+                     lost_cell(runs),
+                     cell(runs, in("{:.1f} s"), [](const RunResult& r) { return r.seconds; })});
   }
   std::vector<size_t> widths(table[0].size(), 0);
   for (const auto& row : table) {
@@ -136,6 +143,9 @@ bool compare_model(const CompareOptions& options, const std::string& model) {
       if (options.seeds > 1) info.name += fmt::format(", seed {}", config.seed);
       runs.push_back(watched_run(config, *task, info, place));
       interrupted = runs.back().interrupted;
+      if (!runs.back().not_saved.empty()) {
+        throw Error(ErrorCode::kFile, runs.back().not_saved);
+      }
     }
   }
   fmt::print("\n");
@@ -192,14 +202,23 @@ int compare(const CompareOptions& options) {
     throw Error(ErrorCode::kUnsupported,
                 "compare trains in one process; only `headroom train` runs on several ranks.");
   }
+  const std::string& out = options.config.out;
+  if (std::filesystem::exists(std::filesystem::path(out) / internal::kHistoryFile)) {
+    refuse(
+        fmt::format("--out is '{}', which is the folder of a single run, and the report there "
+                    "would show that one alone; choose another folder.",
+                    out));
+  }
   const Interrupt interrupt;
   bool interrupted = false;
   for (const std::string& model : options.models) {
     if (interrupted) break;
     interrupted = !compare_model(options, model);
   }
-  write_report(options.config.out);
-  fmt::print("\n  {}/report.html\n", options.config.out);
+  std::vector<std::string> left_out;
+  write_report(out, "", &left_out);
+  for (const std::string& why : left_out) tell(fmt::format("headroom: {} It is left out.\n", why));
+  fmt::print("\n  {}/report.html\n", out);
   return interrupted ? 130 : 0;
 }
 

@@ -8,8 +8,10 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <filesystem>
 #include <limits>
 #include <map>
+#include <string_view>
 #include <vector>
 
 #include "cli/output.h"
@@ -66,8 +68,10 @@ void use_default(T* value, const T& unset, const T& model_default) {
   if (*value == unset) *value = model_default;
 }
 
+constexpr std::string_view kStatic = "static:";
+
 float static_scale(const std::string& spec) {
-  const std::string text = spec.substr(spec.find(':') + 1);
+  const std::string text = spec.substr(kStatic.size());
   float scale = 0.0f;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), scale);
   if (error != std::errc() || end != text.data() + text.size()) {
@@ -75,6 +79,14 @@ float static_scale(const std::string& spec) {
                        spec));
   }
   return scale;
+}
+
+// The same one from every folder that a run may go on in, however it was written.
+std::string whole_path(const std::string& path) {
+  std::error_code error;
+  const auto whole =
+      std::filesystem::weakly_canonical(std::filesystem::absolute(path, error), error);
+  return path.empty() || error ? path : whole.string();
 }
 
 // Only a wider range helps where no scale does.
@@ -104,7 +116,7 @@ OptLevel TrainConfig::level() const {
 ScalePolicy TrainConfig::policy() const {
   if (loss_scale == "none") return NoScale{};
   if (loss_scale == "dynamic") return DynamicScale{};
-  if (loss_scale.rfind("static", 0) == 0 && loss_scale.find(':') != std::string::npos) {
+  if (loss_scale.starts_with(kStatic)) {
     ScalePolicy policy = StaticScale{static_scale(loss_scale)};
     validate(policy);
     return policy;
@@ -153,8 +165,11 @@ void resolve(TrainConfig* config) {
   if (!(config->lr > 0.0) || !std::isfinite(config->lr)) {
     refuse(fmt::format("--lr is {}; it has to be a number above 0.", config->lr));
   }
-  if (!(config->clip >= 0.0) || config->clip > std::numeric_limits<float>::max()) {
-    refuse(fmt::format("--clip is {}; it has to be a number above 0.", config->clip));
+  if (config->clip.has_value()) {
+    const auto norm = static_cast<float>(*config->clip);  // 1e-50 becomes 0
+    if (!(norm > 0.0f) || !std::isfinite(norm)) {
+      refuse(fmt::format("--clip is {}; it has to be a number above 0.", *config->clip));
+    }
   }
   in_range("--steps", config->steps, 1, int64_t{1} << 40);
   // Ten steps apart, a look costs far less than one step in a hundred; 200 looks fill a screen.
@@ -213,14 +228,14 @@ bool may_change(const std::string& option) {
 std::vector<std::pair<std::string, std::string>> settings_of(const TrainConfig& config) {
   const auto text = [](const auto& value) { return fmt::format("{}", value); };
   return {{"--model", config.model},
-          {"--data", config.data},
+          {"--data", whole_path(config.data)},
           {"--precision", config.precision},
           {"--opt-level", fmt::format("O{}", static_cast<int>(config.level()))},
           {"--loss-scale", config.loss_scale},
           {"--optimizer", config.optimizer},
           {"--lr", text(config.lr)},
           {"--schedule", config.schedule},
-          {"--clip", config.clip > 0.0 ? text(config.clip) : ""},
+          {"--clip", config.clip.has_value() ? text(*config.clip) : ""},
           {"--steps", text(config.steps)},
           {"--batch", text(config.batch)},
           {"--accumulate", text(config.accumulate)},

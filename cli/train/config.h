@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -49,7 +50,7 @@ struct TrainConfig {
   std::string out;
   std::string schedule;
   double lr = kDefaultRate;
-  double clip = 0.0;
+  std::optional<double> clip;  // none: gradients are not clipped
   int64_t steps = kDefaultCount;
   int64_t batch = kDefaultCount;
   int64_t accumulate = 1;

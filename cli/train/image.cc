@@ -13,6 +13,8 @@
 #include <memory>
 #include <string_view>
 
+#include "files/write.h"
+
 namespace headroom::cli {
 namespace {
 
@@ -62,11 +64,17 @@ class Canvas {
     cairo_stroke(cairo_);
   }
   void write(const std::string& path) {
-    const cairo_status_t status = cairo_surface_write_to_png(surface_, path.c_str());
+    std::string bytes;
+    const auto append = [](void* to, const unsigned char* data, unsigned int length) {
+      static_cast<std::string*>(to)->append(reinterpret_cast<const char*>(data), length);
+      return CAIRO_STATUS_SUCCESS;
+    };
+    const cairo_status_t status = cairo_surface_write_to_png_stream(surface_, append, &bytes);
     if (status != CAIRO_STATUS_SUCCESS) {
       throw Error(ErrorCode::kInvalidArgument, fmt::format("'{}' could not be written: {}.", path,
                                                            cairo_status_to_string(status)));
     }
+    files::replace_file(path, {bytes});
   }
 
  private:

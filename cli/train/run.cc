@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "adapters/libtorch/tensors.h"
+#include "cli/output.h"
 #include "cli/train/checkpoint.h"
 #include "cli/train/layers.h"
 
@@ -82,7 +83,7 @@ double accumulate_gradients(const TrainConfig& config, Task& task, libtorch::Gra
       total += loss.detach();
     }
   }
-  return total.item<double>();
+  return plain_nan(total.item<double>());
 }
 
 // The gradients as they are now, valid as long as `gradients` is.
@@ -130,7 +131,7 @@ RunResult run(const TrainConfig& config, Task& task, const Aids& aids,
           .on_alarm([&](const AlarmReport& report) { result.alarm = report.sentence; }));
   scaler.name_parameters(task.model());
   bool stop_here = false;
-  const StepOptions options{static_cast<float>(config.clip), ClearGrads::kNever};
+  const StepOptions options{static_cast<float>(config.clip.value_or(0.0)), ClearGrads::kNever};
   const int64_t look_every = std::max<int64_t>(1, config.steps / kLooks);
 
   const Training training{task, *optimizer, scaler};
@@ -223,6 +224,7 @@ RunResult run(const TrainConfig& config, Task& task, const Aids& aids,
   if (config.part.rank > 0) return result;
   const Forward forward(config);
   result.score = task.score();
+  result.score = {plain_nan(result.score.loss), plain_nan(result.score.metric)};
   result.metric_name = task.metric_name();
   result.target = task.target();
   result.picture = task.result();

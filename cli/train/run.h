@@ -44,7 +44,7 @@ struct RunResult {
   int64_t injected = 0;   // faults, by --inject
   std::string escaped;    // how it went over to another precision; empty if it did not
   std::string alarm;      // why the scaler gave up; empty if it did not
-  std::string not_saved;  // why the last checkpoint could not be written; empty if it could
+  std::string not_saved;  // why the last checkpoint or line of the history could not be written
 };
 
 class Checkpoints;

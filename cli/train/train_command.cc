@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "cli/commands.h"
+#include "cli/output.h"
 #include "cli/train/checkpoint.h"
 #include "cli/train/image.h"
 #include "cli/train/options.h"
@@ -22,6 +23,11 @@ constexpr int kNotSaved = 1;
 constexpr int kRankLost = 1;
 constexpr int kBadInput = 2;
 constexpr int kGaveUp = 3;
+
+// The parser would take -1 for 2^64 - 1.
+std::string not_negative(const std::string& text) {
+  return text.find('-') == std::string::npos ? "" : "it has to be 0 or more, not " + text;
+}
 
 std::string percent(const libtorch::CastLoss& lost) {
   if (lost.values == 0) return "not measured";
@@ -49,7 +55,7 @@ void print_bounds(const RunResult& result) {
   const ScaleBounds bounds = scale_bounds(result.layers);
   const auto name = [&](int64_t index) { return result.layers[static_cast<size_t>(index)].name; };
   const std::string when =
-      fmt::format("at step {}, scale {}", result.layers_step, result.layers_scale);
+      fmt::format("at step {}, scale {}", result.layers_step, scale_number(result.layers_scale));
   if (bounds.first_to_overflow >= 0) {
     print_fact("overflows first", "{}, {} ({})", name(bounds.first_to_overflow),
                bounds.doublings_left < 0.0
@@ -73,6 +79,21 @@ void open_to_resume(CLI::App& command, const TrainConfig& config,
   }
   checkpoints->emplace(config.out, config.part.rank == 0);
   (*checkpoints)->take_settings(command);
+}
+
+// Tells how a run ended, and what of it could not be written; the exit status.
+int tell_end(const RunResult& result, const std::vector<std::string>& not_written) {
+  int status = result.interrupted ? kInterrupted : 0;
+  if (!result.not_saved.empty()) status = kNotSaved;
+  if (!result.alarm.empty()) {
+    status = kGaveUp;
+    tell(fmt::format("headroom: stopped at step {}. {}\n", result.steps.back().step, result.alarm));
+  }
+  if (!result.not_saved.empty()) {
+    tell(fmt::format("headroom: the end of the run is not saved. {}\n", result.not_saved));
+  }
+  for (const std::string& sentence : not_written) tell(fmt::format("headroom: {}\n", sentence));
+  return status == 0 && !not_written.empty() ? kNotSaved : status;
 }
 
 // Trains alone, or as one of a team.
@@ -100,26 +121,27 @@ int train(const TrainConfig& config, Checkpoints* checkpoints, Team* team) {
                team != nullptr ? " in the first rank" : "");
   }
   print_fact("skipped steps", "{}", result.skipped);
-  print_fact("final scale", "{}", result.final_scale);
+  print_fact("final scale", "{}", scale_number(result.final_scale));
   print_fact("gradients lost", "{}", percent(result.lost));
   print_bounds(result);
   print_fact("time", "{:.1f} s, {:.4g} steps/s", result.seconds,
              static_cast<double>(result.steps.size()) / std::max(result.seconds, 1e-9));
+  std::vector<std::string> not_written;
+  const auto attempt = [&](const auto& write) {
+    try {
+      write();
+    } catch (const std::exception& error) {
+      not_written.emplace_back(error.what());
+    }
+  };
   if (!config.out.empty()) {
-    draw(config, result);
-    write_report(config.out);
-    print_fact("report", "{}/report.html", config.out);
+    attempt([&] { draw(config, result); });
+    attempt([&] {
+      write_report(config.out);
+      print_fact("report", "{}/report.html", config.out);
+    });
   }
-  if (!result.alarm.empty()) {
-    fmt::print(stderr, "headroom: stopped at step {}. {}\n", result.steps.back().step,
-               result.alarm);
-    return kGaveUp;
-  }
-  if (!result.not_saved.empty()) {
-    fmt::print(stderr, "headroom: the end of the run is not saved. {}\n", result.not_saved);
-    return kNotSaved;
-  }
-  return result.interrupted ? kInterrupted : 0;
+  return tell_end(result, not_written);
 }
 
 int train(CLI::App& command, TrainConfig& config) {
@@ -152,7 +174,7 @@ int train(CLI::App& command, TrainConfig& config) {
     const auto* const known = dynamic_cast<const Error*>(&error);
     const bool ranks = known != nullptr && (known->code() == ErrorCode::kRankLost ||
                                             known->code() == ErrorCode::kRanksDiffer);
-    fmt::print(stderr, "headroom: rank {}: {}\n", launch.rank, error.what());
+    tell(fmt::format("headroom: rank {}: {}\n", launch.rank, error.what()));
     std::fflush(nullptr);
     const int code = ranks ? kRankLost : kBadInput;
     if (team != nullptr) team->abort(code);
@@ -187,7 +209,7 @@ void add_training_options(CLI::App& command, TrainConfig* config) {
                      "Look at the gradients of every layer once in this many steps; 0: never "
                      "(default: 10 or more)");
   command.add_flag("--tensorboard", config->tensorboard, "Also write event files for TensorBoard");
-  command.add_option("--seed", config->seed, "For weights and batches");
+  command.add_option("--seed", config->seed, "For weights and batches")->check(not_negative);
   command.add_option("--threads", config->threads, "CPU threads (default: all)");
 }
 
@@ -209,7 +231,8 @@ void add_train(CLI::App& app, Action* action) {
   command->add_option("--inject", config->inject,
                       "Faults in the gradients, on purpose: overflow:p=0.01,nan:step=5,tensor=NAME "
                       "(docs/reliability.md)");
-  command->add_option("--inject-seed", config->inject_seed, "Which steps and elements they hit");
+  command->add_option("--inject-seed", config->inject_seed, "Which steps and elements they hit")
+      ->check(not_negative);
   command->add_option("--escape", config->escape,
                       "When no loss scale helps: go back to a checkpoint and on in bf16 or fp32 "
                       "(default: stop)");

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <csignal>
-#include <cstdio>
 #include <optional>
 
 #include "cli/output.h"
@@ -76,11 +75,11 @@ void Progress::show(const StepRecord& record, const RunResult& so_far) {
   last_ = now;
   const double rate = static_cast<double>(record.step) / record.seconds;
   const double left = static_cast<double>(steps_ - record.step) / rate;
-  const std::string facts =
-      fmt::format("{}/{} loss {:.4g} scale {} skipped {} {:.3g} steps/s {} left", record.step,
-                  steps_, record.loss, record.scale, so_far.skipped, rate, duration(left));
+  const std::string facts = fmt::format(
+      "{}/{} loss {:.4g} scale {} skipped {} {:.3g} steps/s {} left", record.step, steps_,
+      record.loss, scale_number(record.scale), so_far.skipped, rate, duration(left));
   if (!terminal_) {
-    fmt::print(stderr, "{}: {}\n", name_, facts);
+    tell(fmt::format("{}: {}\n", name_, facts));
     return;
   }
   const int width = terminal_width(STDERR_FILENO);
@@ -89,13 +88,11 @@ void Progress::show(const StepRecord& record, const RunResult& so_far) {
       name_ + " " +
       progress_bar(room, static_cast<double>(record.step) / static_cast<double>(steps_));
   line += facts;
-  fmt::print(stderr, "\r{}\x1b[K", line.substr(0, static_cast<size_t>(width - 1)));
-  std::fflush(stderr);
+  tell(fmt::format("\r{}\x1b[K", line.substr(0, static_cast<size_t>(width - 1))));
 }
 
 void Progress::finish() {
-  if (terminal_) fmt::print(stderr, "\r\x1b[K");
-  std::fflush(stderr);
+  if (terminal_) tell("\r\x1b[K");
 }
 
 RunResult watched_run(const TrainConfig& config, Task& task, const RunInfo& info,
@@ -117,7 +114,7 @@ RunResult watched_run(const TrainConfig& config, Task& task, const RunInfo& info
   }
   if (live.has_value()) {
     live->start(folder);
-    fmt::print(stderr, "Watch at {}\n", live->url());
+    tell(fmt::format("Watch at {}\n", live->url()));
   }
   std::optional<Progress> progress;
   if (first) {
@@ -134,7 +131,7 @@ RunResult watched_run(const TrainConfig& config, Task& task, const RunInfo& info
     const std::string why =
         fmt::format("{} is left for {} because of step {}. {}", config.precision, config.escape,
                     result.steps.back().step, result.alarm);
-    if (first) fmt::print(stderr, "headroom: {}\n", why);
+    if (first) tell(fmt::format("headroom: {}\n", why));
     checkpoints->escape(config.escape);
     const TrainConfig other = in_precision(config, config.escape);
     const auto fresh = make_task(other);
@@ -142,7 +139,13 @@ RunResult watched_run(const TrainConfig& config, Task& task, const RunInfo& info
     result.escaped = why;
   }
   if (progress.has_value()) progress->finish();
-  if (recorder.has_value()) recorder->finish(results_of(result), end_of(result));
+  if (recorder.has_value()) {
+    try {
+      recorder->finish(results_of(result), end_of(result));
+    } catch (const Error& error) {  // how the run ended is told all the same
+      if (result.not_saved.empty()) result.not_saved = error.what();
+    }
+  }
   return result;
 }
 

@@ -89,7 +89,7 @@ struct ScaleAdvice {
     kNothing,   // there is no finite gradient other than zero
     kUnneeded,  // scale 1 is as good
     kScale,     // take `scale`
-    kNoneFits,  // the gradients need more range than the format has; `scale` loses least
+    kNoneFits,  // even `scale`, the largest with the margin (or 2^-126), loses too much
   };
   Verdict verdict = Verdict::kNothing;
   float scale = 1.0f;    // a power of two

@@ -124,9 +124,12 @@ class HEADROOM_API Recorder {
 
 /// Writes the report of the run in `folder`, or of all runs in the folders below it, to `path`
 /// (empty: `report.html` in `folder`). Works on runs that go on or were killed. Error(kFile) if
-/// there is no run or a file cannot be read or written; Error(kBadState) with file and line if a
-/// history is damaged. A last line that is cut off is left out, and the report says so.
-HEADROOM_API void write_report(const std::string& folder, const std::string& path = "");
+/// there is no run or the report cannot be written. A last line that is cut off is left out, and so
+/// is one of many runs whose history is damaged; the report says so, and `left_out`, if it is not
+/// null, gets a sentence on each of those runs. If there is no other run it is an Error(kBadState)
+/// with file and line.
+HEADROOM_API void write_report(const std::string& folder, const std::string& path = "",
+                               std::vector<std::string>* left_out = nullptr);
 
 }  // namespace headroom
 

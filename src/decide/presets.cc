@@ -242,10 +242,11 @@ void validate(const ScalePolicy& policy) {
   check(policy.max_scale >= policy.min_scale, "max_scale", policy.max_scale, "min_scale or more");
   check(policy.init_scale <= policy.max_scale, "init_scale", policy.init_scale,
         "max_scale or less; raise max_scale or start lower");
-  check(allows(policy, policy.init_scale), "init_scale", policy.init_scale,
+  check(policy.stay_above_min ? policy.init_scale > policy.min_scale
+                              : policy.init_scale >= policy.min_scale,
+        "init_scale", policy.init_scale,
         policy.stay_above_min ? "above min_scale"
-                              : "min_scale or more; lower min_scale or start "
-                                "higher");
+                              : "min_scale or more; lower min_scale or start higher");
   constexpr double kLeast = 1e-6;  // a smaller change is lost in FP32's rounding
   check(policy.growth_factor >= 1.0 + kLeast && policy.growth_factor <= kLargestScale,
         "growth_factor", policy.growth_factor, "a finite number above 1, by 1e-6 at least");

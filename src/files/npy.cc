@@ -11,6 +11,7 @@ namespace headroom::files {
 namespace {
 
 constexpr std::string_view kMagic = "\x93NUMPY";
+constexpr const char* kStructured = "structured";
 
 /// Reads the literal above and nothing else.
 class LiteralReader {
@@ -141,11 +142,15 @@ size_t npy_header_bytes(std::string_view start) {
   return byte(6) == 1 ? 10 + short_length : 12 + (short_length | byte(10) << 16 | byte(11) << 24);
 }
 
+bool may_be_bf16(const std::string& descr) {
+  return descr.ends_with("V2") || descr.ends_with("i2") || descr.ends_with("u2") ||
+         descr == "I16" || descr == "U16";  // those two are safetensors' names
+}
+
 std::string unread_type(const std::string& descr) {
-  const std::string type = "is of type " + in_quotes(descr) + ", not of f16, bf16, f32 or f64";
-  const bool maybe = descr.ends_with("V2") || descr.ends_with("i2") || descr.ends_with("u2") ||
-                     descr == "I16" || descr == "U16";  // those two are safetensors' names
-  return type + (maybe ? "; if its 16 bits are bf16, add --as bf16" : "");
+  if (descr == kStructured) return "holds a structured array; save its fields one by one";
+  return "is of type " + in_quotes(descr) + ", not of f16, bf16, f32 or f64" +
+         (may_be_bf16(descr) ? "; if its 16 bits are bf16, add --as bf16" : "");
 }
 
 NpyHeader parse_npy(std::string_view start, uint64_t bytes, const OpenOptions& options) {
@@ -171,10 +176,12 @@ NpyHeader parse_npy(std::string_view start, uint64_t bytes, const OpenOptions& o
   header.bytes = prefix + length;
 
   LiteralReader reader(start.substr(prefix, length));
-  if (!reader.read(&header)) {
-    return refuse(reader.structured() ? "holds a structured array; save its fields one by one"
-                                      : "has a header that is not NumPy's");
+  const bool whole = reader.read(&header);
+  if (reader.structured()) {
+    header.descr = kStructured;
+    return header;
   }
+  if (!whole) return refuse("has a header that is not NumPy's");
   if (!understand_type(options, &header)) {
     return refuse("has the unknown dtype " + in_quotes(header.descr));
   }

@@ -17,7 +17,7 @@ constexpr size_t kLongestNpyHeader = 12 + 65535;
 struct NpyHeader {
   std::string wrong;  // why it is refused, as the end of a sentence; empty if it is not
   size_t bytes = 0;   // of the header: elements begin here
-  std::string descr;  // NumPy's name of the type, such as <f4
+  std::string descr;  // NumPy's name of the type, such as <f4, or "structured"
   bool is_read = false;
   DType dtype = DType::kF32;
   bool big_endian = false;

@@ -38,6 +38,9 @@ struct LeftOut {
   std::string dtype;
 };
 
+/// Whether OpenOptions::bits16_are_bf16 would read what was left out for its type.
+bool may_be_bf16(const std::string& dtype);
+
 struct Contents {
   std::vector<Tensor> tensors;
   std::vector<LeftOut> left_out;

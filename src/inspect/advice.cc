@@ -31,12 +31,14 @@ class Scales {
       : gradients_(gradients), options_(options) {}
 
   Outcome at(int power) const { return gradients_.at(options_.format, power); }
+  // Beyond the powers that scales have, too.
   bool safe(int power) const {
-    const int raised = power + options_.margin;
-    return raised <= kHighestPower && at(raised).overflow == 0;
+    const FormatLimits& limit = limits(options_.format);
+    const double raised = std::ldexp(gradients_.largest(), power + options_.margin);
+    return limit.tie_overflows ? raised < limit.overflow : raised <= limit.overflow;
   }
   bool loses_little(int64_t lost) const {
-    return static_cast<double>(lost) <= options_.lose * static_cast<double>(gradients_.nonzero());
+    return static_cast<double>(lost) / static_cast<double>(gradients_.nonzero()) <= options_.lose;
   }
   int64_t not_normal(int power) const { return at(power).flushed + at(power).subnormal; }
 
@@ -62,7 +64,31 @@ std::string losses(const Outcome& outcome, int64_t nonzero) {
   const std::string subnormal = outcome.subnormal == 0
                                     ? "none subnormal"
                                     : percent(outcome.subnormal, nonzero) + " subnormal";
-  return flushed + " and " + subnormal;
+  const std::string overflow =
+      outcome.overflow == 0 ? "" : percent(outcome.overflow, nonzero) + " overflow, ";
+  return overflow + flushed + " and " + subnormal;
+}
+
+// Why even the largest safe scale, 2^top, does not do.
+std::string none_fits(const Magnitudes& gradients, const AdviceOptions& options, int top,
+                      const ScaleAdvice& advice) {
+  const std::string format = limits(options.format).name;
+  const std::string margin = short_number(std::ldexp(1.0, options.margin));
+  const std::string there = "; there " + losses(advice.outcome, gradients.nonzero()) + ".";
+  if (!Scales(gradients, options).safe(top)) {
+    return "No scale fits: the largest gradient, " + short_number(gradients.largest()) +
+           ", is not " + margin + " times below overflow in " + format + " even at " +
+           power_text(top) + ", the smallest scale there is" + there;
+  }
+  if (top == kHighestPower) {
+    return "No scale fits: gradients reach down to " + short_number(gradients.smallest()) +
+           ", too small for " + format + " even at " + power_text(top) +
+           ", the largest scale there is" + there;
+  }
+  return "No scale fits: gradients reach from " + short_number(gradients.smallest()) + " to " +
+         short_number(gradients.largest()) + ", more than " + format + " can hold " + margin +
+         " times below overflow; " + power_text(top) +
+         " is the largest power of two with that distance" + there;
 }
 
 }  // namespace
@@ -103,27 +129,25 @@ ScaleAdvice advise(const Magnitudes& gradients, const AdviceOptions& options) {
     const Outcome outcome = scales.at(power);
     return outcome.subnormal == 0 && outcome.flushed == scales.at(top).flushed;
   };
+  if (!scales.safe(top) || !scales.loses_little(scales.at(top).flushed)) {
+    advice.verdict = ScaleAdvice::Verdict::kNoneFits;
+    advice.scale = std::ldexp(1.0f, top);
+    advice.outcome = scales.at(top);
+    advice.reason = none_fits(gradients, options, top, advice);
+    return advice;
+  }
   int bottom = top;
   while (bottom > kLowestPower && equally_good(bottom - 1)) --bottom;
   const int power = bottom + (top - bottom + 1) / 2;
+  advice.verdict = ScaleAdvice::Verdict::kScale;
   advice.scale = std::ldexp(1.0f, power);
   advice.outcome = scales.at(power);
-  if (!scales.safe(top) || !scales.loses_little(advice.outcome.flushed)) {
-    advice.verdict = ScaleAdvice::Verdict::kNoneFits;
-    advice.reason = "No scale fits: gradients reach from " + short_number(gradients.smallest()) +
-                    " to " + short_number(gradients.largest()) + ", more than " + format +
-                    " can hold " + margin + " times below overflow; at " + power_text(power) +
-                    ", which loses least, " + losses(advice.outcome, nonzero) + ".";
-    return advice;
-  }
-  advice.verdict = ScaleAdvice::Verdict::kScale;
-  const std::string keeps = " keep" + std::string(bottom == top ? "s " : " ") + largest + " " +
-                            margin + " times below overflow in " + format;
-  advice.reason = bottom == top ? power_text(power) + " is the largest power of two that" + keeps +
-                                      "; there " + losses(advice.outcome, nonzero) + "."
-                                : power_text(power) + " is the middle of " + power_text(bottom) +
-                                      " to " + power_text(top) + ", which all" + keeps +
-                                      "; there " + losses(advice.outcome, nonzero) + ".";
+  const std::string place = bottom < top ? " is the middle of " + power_text(bottom) + " to " +
+                                               power_text(top) + ", which all keep "
+                            : top == kHighestPower ? " is the largest scale there is, and keeps "
+                                                   : " is the largest power of two that keeps ";
+  advice.reason = power_text(power) + place + largest + " " + margin + " times below overflow in " +
+                  format + "; there " + losses(advice.outcome, nonzero) + ".";
   return advice;
 }
 

@@ -29,13 +29,17 @@ const ordered_json& member(const ordered_json& object, const char* key) {
   return *found;
 }
 
-double number(const ordered_json& object, const char* key) {
-  const ordered_json& value = member(object, key);
+// Keys that others chose may hold any character, NUL among them.
+double number_of(const ordered_json& value, const std::string& key) {
   if (value.is_number()) return value.get<double>();
   if (value == "inf") return HUGE_VAL;
   if (value == "-inf") return -HUGE_VAL;
   if (value == "nan") return std::nan("");
-  throw BadLine{std::string("its \"") + key + "\" is no number"};
+  throw BadLine{"its \"" + key + "\" is no number"};
+}
+
+double number(const ordered_json& object, const char* key) {
+  return number_of(member(object, key), key);
 }
 
 int64_t integer(const ordered_json& value, const char* key) {
@@ -59,10 +63,13 @@ int64_t count_at(const ordered_json& object, const char* key) {
   return count(member(object, key), key);
 }
 
-std::string text(const ordered_json& object, const char* key) {
-  const ordered_json& value = member(object, key);
-  if (!value.is_string()) throw BadLine{std::string("its \"") + key + "\" is no text"};
+std::string text_of(const ordered_json& value, const std::string& key) {
+  if (!value.is_string()) throw BadLine{"its \"" + key + "\" is no text"};
   return value.get<std::string>();
+}
+
+std::string text(const ordered_json& object, const char* key) {
+  return text_of(member(object, key), key);
 }
 
 HistoryLayer read_layer(const ordered_json& object) {
@@ -122,6 +129,7 @@ bool HistoryReader::read_more() {
   }
   const bool rewound = !continues(file);
   if (rewound) *this = HistoryReader(path_, until_);
+  if (!damage_.empty()) throw Error(ErrorCode::kBadState, damage_);
   file.clear();
   file.seekg(offset_);
   std::vector<char> buffer(1 << 20);
@@ -174,15 +182,17 @@ void HistoryReader::take(std::string_view content) {
       take_end(line);
     } else if (line.contains("layers")) {
       take_look(line);
+    } else if (line.contains("settings")) {
+      take_settings(line);
     } else if (line.contains("note")) {
       take_note(line);
     } else {
       take_step(line);
     }
   } catch (const BadLine& bad) {
-    throw Error(ErrorCode::kBadState, path_ + ":" + std::to_string(lines_) +
-                                          ": this line of the history is damaged: " + bad.why +
-                                          ".");
+    damage_ = path_ + ":" + std::to_string(lines_) +
+              ": this line of the history is damaged: " + bad.why + ".";
+    throw Error(ErrorCode::kBadState, damage_);
   }
 }
 
@@ -201,10 +211,15 @@ void HistoryReader::take_header(const ordered_json& line) {
   history_.name = text(line, "name");
   history_.group = text(line, "group");
   history_.started = text(line, "started");
+  take_settings(line);
+}
+
+void HistoryReader::take_settings(const ordered_json& line) {
   const ordered_json& settings = member(line, "settings");
   if (!settings.is_object()) throw BadLine{"its \"settings\" are none"};
+  history_.settings.clear();
   for (const auto& item : settings.items()) {
-    history_.settings.emplace_back(item.key(), text(settings, item.key().c_str()));
+    history_.settings.emplace_back(item.key(), text_of(item.value(), item.key()));
   }
 }
 
@@ -274,7 +289,7 @@ void HistoryReader::take_end(const ordered_json& line) {
   const ordered_json& results = member(line, "results");
   if (!results.is_object()) throw BadLine{"its \"results\" are none"};
   for (const auto& item : results.items()) {
-    history_.results.emplace_back(item.key(), number(results, item.key().c_str()));
+    history_.results.emplace_back(item.key(), number_of(item.value(), item.key()));
   }
 }
 

@@ -69,7 +69,7 @@ struct HistoryNote {
 
 struct History {
   std::string name, group, started;
-  std::vector<std::pair<std::string, std::string>> settings;
+  std::vector<std::pair<std::string, std::string>> settings;  // the last that were told
   std::vector<HistoryStep> steps;
   int64_t skipped = 0;
   std::vector<HistoryLook> looks;  // evenly thinned out if they are many; the last is always here
@@ -80,7 +80,7 @@ struct History {
 };
 
 /// Reads a history, and later what has been added to it since. Errors: Error(kFile) if the file
-/// cannot be read, Error(kBadState) with file and line if it is damaged.
+/// cannot be read, Error(kBadState) with file and line if it is damaged, as often as it is asked.
 class HistoryReader {
  public:
   /// Stops before the first line of a later step than `until`, and before the run's end if that is
@@ -111,6 +111,7 @@ class HistoryReader {
   void take_header(const nlohmann::ordered_json& line);
   void take_step(const nlohmann::ordered_json& line);
   void take_look(const nlohmann::ordered_json& line);
+  void take_settings(const nlohmann::ordered_json& line);
   void take_note(const nlohmann::ordered_json& line);
   void take_end(const nlohmann::ordered_json& line);
 
@@ -121,6 +122,7 @@ class HistoryReader {
   int64_t offset_ = 0;  // of the next byte to read
   std::string tail_;    // the bytes before it
   std::string rest_;    // of a line whose end has not been read
+  std::string damage_;  // what is wrong with the line after those that were read
   int64_t lines_ = 0;
   int64_t looks_seen_ = 0;
   int64_t keep_every_ = 1;  // look

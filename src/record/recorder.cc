@@ -34,6 +34,12 @@ ordered_json scalars_json(const Scalars& scalars) {
   return object;
 }
 
+ordered_json settings_json(const std::vector<std::pair<std::string, std::string>>& settings) {
+  ordered_json object = ordered_json::object();
+  for (const auto& [key, value] : settings) object[key] = value;
+  return object;
+}
+
 // With milliseconds, by which a report orders short runs.
 std::string utc_time() {
   const auto now = std::chrono::system_clock::now();
@@ -102,6 +108,7 @@ struct Recorder::Files {
   explicit Files(const std::string& path) : history(path) {}
 
   files::GrowingFile history;
+  std::vector<std::pair<std::string, std::string>> settings;
   std::optional<internal::EventFile> events;
   std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
   int64_t last_step = std::numeric_limits<int64_t>::min();
@@ -111,7 +118,8 @@ struct Recorder::Files {
   double seconds = 0.0;  // at the last step
   bool finished = false;
 
-  // Keeps what was written up to `until`, or up to a damaged line. False if nothing is left.
+  // Keeps what was written up to `until`, or up to a damaged line. False if nothing is left. Where
+  // the settings are others now, that is written down.
   bool keep(int64_t until, std::string* wrong) {
     internal::HistoryReader reader(history.path(), until);
     try {
@@ -130,7 +138,12 @@ struct Recorder::Files {
     start = std::chrono::steady_clock::now() -
             std::chrono::duration_cast<std::chrono::steady_clock::duration>(
                 std::chrono::duration<double>(std::clamp(seconds, 0.0, 1e9)));
-    return reader.bytes() > 0;
+    if (reader.bytes() == 0) return false;
+    const ordered_json now = settings_json(settings);
+    if (!now.empty() && line_of(now) != line_of(settings_json(kept.settings))) {
+      history.add(line_of({{"step", std::max<int64_t>(last_step, 0)}, {"settings", now}}));
+    }
+    return true;
   }
 
   void check_open(const char* call) const {
@@ -151,8 +164,10 @@ Recorder::Recorder(const std::string& folder, const RunInfo& info) {
   files::make_folders(folder);
   const std::filesystem::path place(folder);
   files_ = std::make_unique<Files>((place / internal::kHistoryFile).string());
+  files_->settings = info.settings;
   constexpr int64_t kBeginning = std::numeric_limits<int64_t>::min();
   constexpr int64_t kEnd = std::numeric_limits<int64_t>::max() - 1;
+  std::error_code ignored;
   std::string wrong;
   if (info.resume && files_->keep(kEnd, &wrong)) {
     if (!wrong.empty()) {
@@ -172,13 +187,16 @@ Recorder::Recorder(const std::string& folder, const RunInfo& info) {
                            {"group", info.group},
                            {"started", utc_time()},
                            {"policy", policy_json(info.policy)},
-                           {"settings", ordered_json::object()}};
-    for (const auto& [key, value] : info.settings) header["settings"][key] = value;
-    files_->history.add(line_of(header));
+                           {"settings", settings_json(info.settings)}};
+    try {
+      files_->history.add(line_of(header));
+    } catch (const Error&) {
+      std::filesystem::remove(files_->history.path(), ignored);  // no reader could use it
+      throw;
+    }
   }
   // Events of the run that was here before would be shown as part of this one.
   const std::filesystem::path events = place / internal::kEventFile;
-  std::error_code ignored;
   if (info.tensorboard || (info.resume && std::filesystem::exists(events, ignored))) {
     files_->events.emplace(events.string());
     files_->events->rewind(info.resume ? kEnd : kBeginning);
@@ -213,7 +231,7 @@ void Recorder::step(int64_t step, double loss, const StepReport& report, const S
   line["seconds"] = seconds;
   for (const auto& [name, value] : more) {
     static const std::set<std::string> kOwn = {"culprit", "amax", "overflow_at", "layers",
-                                               "end",     "note", "log2"};
+                                               "end",     "note", "log2",        "settings"};
     internal::require(!line.contains(name) && !kOwn.contains(name), ErrorCode::kInvalidArgument,
                       [&] {
                         return "Recorder::step() got a number named '" + name +

@@ -7,6 +7,7 @@
 #include <deque>
 #include <filesystem>
 
+#include "core/check.h"
 #include "files/write.h"
 #include "record/assets.h"
 #include "record/page.h"
@@ -78,20 +79,28 @@ std::vector<std::string> find_histories(const std::string& folder) {
 
 }  // namespace internal
 
-void write_report(const std::string& folder, const std::string& path) {
+void write_report(const std::string& folder, const std::string& path,
+                  std::vector<std::string>* left_out) {
   namespace fs = std::filesystem;
   std::deque<internal::HistoryReader> readers;  // whose histories do not move
   std::vector<internal::ReportRun> runs;
+  std::vector<Error> errors;
+  std::vector<std::string> sentences;
   for (const std::string& history : internal::find_histories(folder)) {
     internal::HistoryReader& reader = readers.emplace_back(history);
-    reader.read_more();
-    if (reader.lines() == 0) {
-      throw Error(ErrorCode::kBadState,
-                  history + ":1: the history's first line is missing or cut off.");
+    try {
+      reader.read_more();
+      internal::require(reader.lines() > 0, ErrorCode::kBadState, [&] {
+        return history + ":1: the history's first line is missing or cut off.";
+      });
+      runs.push_back({fs::path(history).parent_path().lexically_relative(folder).string(),
+                      &reader.history(), reader.cut()});
+    } catch (const Error& error) {
+      errors.push_back(error);
+      sentences.emplace_back(error.what());
     }
-    runs.push_back({fs::path(history).parent_path().lexically_relative(folder).string(),
-                    &reader.history(), reader.cut()});
   }
+  if (runs.empty()) throw errors.front();
   // As they were run, which is the order in which they are best read.
   std::stable_sort(runs.begin(), runs.end(),
                    [](const internal::ReportRun& a, const internal::ReportRun& b) {
@@ -103,9 +112,11 @@ void write_report(const std::string& folder, const std::string& path) {
                                                    .parent_path()
                                                    .filename()
                                                    .string();
-  const std::string page = internal::report_page(title, internal::report_data(title, runs), false);
+  const std::string page =
+      internal::report_page(title, internal::report_data(title, runs, sentences), false);
   files::replace_file(path.empty() ? (fs::path(folder) / internal::kReportFile).string() : path,
                       {page});
+  if (left_out != nullptr) *left_out = sentences;
 }
 
 }  // namespace headroom

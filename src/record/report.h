@@ -15,8 +15,10 @@ struct ReportRun {
   bool cut = false;  // its last line is
 };
 
-/// What the page shows, as JSON: at most a few megabytes, however long the runs are.
-std::string report_data(const std::string& title, const std::vector<ReportRun>& runs);
+/// What the page shows, as JSON: at most a few megabytes, however long the runs are. `left_out`:
+/// sentences on runs that could not be read.
+std::string report_data(const std::string& title, const std::vector<ReportRun>& runs,
+                        const std::vector<std::string>& left_out = {});
 
 /// The page with its data. A live one asks the server it came from for newer data.
 std::string report_page(const std::string& title, const std::string& data, bool live);

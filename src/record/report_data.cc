@@ -209,13 +209,14 @@ ordered_json run_json(const ReportRun& source, size_t points, size_t columns) {
 
 }  // namespace
 
-std::string report_data(const std::string& title, const std::vector<ReportRun>& runs) {
+std::string report_data(const std::string& title, const std::vector<ReportRun>& runs,
+                        const std::vector<std::string>& left_out) {
   size_t layers = 0;
   for (const ReportRun& run : runs) layers += run.history->extremes.size();
   const size_t columns =
       std::max(kFewestColumns, kMostCells / std::max<size_t>(1, layers * kRowsGuess));
   const size_t points = std::max(kFewestPoints, kMostPoints / std::max<size_t>(1, runs.size()));
-  ordered_json data = {{"title", title}, {"runs", ordered_json::array()}};
+  ordered_json data = {{"title", title}, {"left_out", left_out}, {"runs", ordered_json::array()}};
   for (const ReportRun& run : runs) data["runs"].push_back(run_json(run, points, columns));
   return data.dump(-1, ' ', true, ordered_json::error_handler_t::replace);
 }

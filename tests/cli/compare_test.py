@@ -47,4 +47,12 @@ with tempfile.TemporaryDirectory() as temp:
         assert file.read().count('"group":') >= len(folders)
     with open(f"{temp}/compare/{model}/curves.png", "rb") as file:
         assert file.read(4) == b"\x89PNG"
+
+    # A scale below 1 is shown as it is. The folder of a single run, whose report would be that run's alone, is refused.
+    small = [program, "compare", model, "--steps", "1", "--batch", "512", "--threads", "1", "--static", "0.25", "--out"]
+    result = subprocess.run([*small, f"{temp}/quarter"], capture_output=True, text=True)
+    row, = [line for line in result.stdout.splitlines() if line.startswith("  fp16, static scale")]
+    assert " 0.25 " in row, result
+    result = subprocess.run([*small, temp], capture_output=True, text=True)
+    assert result.returncode == 2 and "is the folder of a single run" in result.stderr and not result.stdout, result
 print("1 passed, 0 failed")

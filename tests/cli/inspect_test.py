@@ -152,6 +152,27 @@ assert inspect(zeros)["recommendation"]["verdict"] == "nothing" and run(zeros).r
 broken = write("inf.npy", npy("<f4", 3, struct.pack("<3f", math.inf, math.nan, 1.0)))
 assert "1 inf and 1 nan, first in inf" in run(broken).stdout
 
+assert "0 % of the nonzero" in run(mixed, "--lose=-0").stdout and "-0 %" not in run(mixed, "--lose=-0").stdout
+
+# A share that is just reached is no reason to refuse or to warn.
+just = write("just.npy", npy("<f4", 100, struct.pack("<100f", *[1e-12] * 29, *[1.0] * 71)))
+page = os.path.join(FOLDER.name, "just.html")
+assert inspect(just, "--lose", "0.29", "--html", page)["recommendation"]["verdict"] == "unneeded"
+assert 'class="n bad"' not in open(page, encoding="utf-8").read()
+
+# Types that are not read are left out and named, structured ones too; what may be bf16 is told.
+fields = b"\x93NUMPY\x01\x00" + struct.pack("<H", 118)
+fields += b"{'descr': [('x', '<f4')], 'fortran_order': False, 'shape': (1,), }".ljust(117) + b"\n" + bytes(4)
+odd = {"a": npy("<f4", 1, struct.pack("<f", 1.0)), "b": fields, "c": npy("<u2", 1, bytes(2))}
+for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+    path = write("odd.npz", npz(odd, method))
+    assert [(item["name"], item["dtype"]) for item in inspect(path)["left_out"]] == [("b", "structured"), ("c", "<u2")]
+    assert "add --as bf16" in run(path).stdout
+    assert len(inspect(path, "--as", "bf16")["tensors"]) == 2 and "--as bf16" not in run(path, "--as", "bf16").stdout
+for name, content in (("fields.npy", fields), ("fields.npz", npz({"b": fields}, zipfile.ZIP_STORED))):
+    result = run(write(name, content))
+    assert result.returncode == 2 and "holds a structured array; save its fields one by one" in result.stderr, result
+
 # 300 tensors with long names stay readable: 20 lines of at most 80 columns, or all of them.
 long = write("long.safetensors", safetensors({
     "model.decoder.block_with_a_long_name.%d.self_attention.query_projection.weight" % i:
@@ -174,6 +195,15 @@ assert run(evil, mixed, "--html", page).returncode == 0
 html = open(page, encoding="utf-8").read()
 assert "&lt;script&gt;" in html and "[2J<script>" not in html and "layers.0.weight" in html
 assert "http://" not in html and "https://" not in html  # it needs no network
+
+# A page that cannot be written says why, and leaves the one before as it was.
+result = run(mixed, "--html", "/no/such/folder/page")
+assert "'/no/such/folder/page' could not be written: No such file or directory." in result.stderr, result
+limit = "import resource, os, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (2000, -1)); os.execv(sys.argv[1], sys.argv[1:])"
+result = subprocess.run([sys.executable, "-c", limit, PROGRAM, "inspect", mixed, "--html", page], capture_output=True,
+                        text=True, restore_signals=False)
+assert result.returncode == 2 and "could not be written: File too large" in result.stderr, result
+assert open(page, encoding="utf-8").read() == html and not [x for x in os.listdir(FOLDER.name) if x.endswith("tmp")]
 
 # What cannot be used: one sentence that names the file, exit 2, nothing on standard output.
 whole = open(mixed, "rb").read()

@@ -22,9 +22,25 @@ def main():
     for wrong in ([], ["nothing"], ["replay", "--nothing"]):
         shown = run(*wrong)
         assert shown.returncode == 2 and "--help" in shown.stderr + shown.stdout, shown
+    shown = run("inspekt", "x")
+    assert shown.returncode == 2 and shown.stderr.startswith("headroom: 'inspekt' is no command"), shown
+
+    # Output that is lost is told, and so it is where there is none; a reader who has had enough is no news.
+    trace = os.path.join(os.path.dirname(__file__), "..", "..", "examples", "traces", "field_fp16.jsonl")
+    for command in ("--version", "--help", "replay --help", f"replay {trace}", f"replay --json {trace}",
+                    "bench --json --filter measure/f16 --megabytes 64 --repetitions 1"):
+        for lost in (">/dev/full", ">&-"):
+            shown = subprocess.run(f"{PROGRAM} {command} {lost}", shell=True, capture_output=True, text=True)
+            assert shown.returncode == 2 and shown.stderr.startswith("headroom: "), (command, lost, shown)
+        piped = subprocess.run(["bash", "-c", f"{PROGRAM} {command} | head -n 0; echo ${{PIPESTATUS[0]}}"],
+                               capture_output=True, text=True)
+        assert piped.stdout in ("0\n", "141\n") and not piped.stderr, (command, piped)
 
     with_trainer = os.path.exists(os.path.join(os.path.dirname(PROGRAM), "headroom-train"))
     if with_trainer:
+        for command in ("train mlp --steps 2 --threads 1", "train --help", "compare --help"):
+            shown = subprocess.run(f"{PROGRAM} {command} >/dev/full", shell=True, capture_output=True, text=True)
+            assert shown.returncode == 2 and "headroom: " in shown.stderr, (command, shown)
         shown = run("train", "--help")
         assert shown.returncode == 0 and "--precision" in shown.stdout, shown
         # Every argument goes through as it is.

@@ -81,6 +81,16 @@ for scale, start, counts in ((0, 1, [1]), (1, 2**31 - 1, [1, 1]), (1, 0, [2**63 
     result = run("replay", "-", text=text + '\n{"step": 1, "amax": 1.0, "overflow": false}\n')
     assert result.returncode == 0 and ("0.0000 %" in result.stdout or "lost" not in result.stdout), result
 
+# The last line of a history may be cut off, as that of a run that was killed; no other line, and of no other trace.
+header = '{"format": "headroom-history", "version": 1}\n'
+line = '{"step": 1, "amax": 1.0, "overflow": false}'
+result = run("replay", "-", text=header + line + "\n" + line[:20])
+assert result.returncode == 0 and "1 steps" in result.stdout and "cut off" in result.stderr, result
+result = run("replay", "-", text=header + line)
+assert result.returncode == 0 and "1 steps" in result.stdout and not result.stderr, result
+for text in (header + line[:20] + "\n" + line, header + line[:20] + "\n", line + "\n" + line[:20]):
+    assert run("replay", "-", text=text).returncode == 2, text
+
 # What cannot be used: one sentence, the line's number, exit 2, nothing on standard output.
 for text, part in (("0\n2\n", ":2:"), ("0\nyes\n", ":2:"), ('{"over": 1}\n', "no \"overflow\""),
                    ('{"overflow": 3}\n', "true, false"), ("[1]\n", ":1:"), ("0\n{\n", ":2:"),
@@ -105,6 +115,8 @@ for arguments in (("--policy", "nonsense", "-"),
                   (os.path.dirname(os.path.abspath(__file__)),)):
     result = run("replay", *arguments, text="0\n")
     assert result.returncode == 2 and result.stderr and not result.stdout, (arguments, result)
+result = run("replay", "--policy", "headroom", "--init-scale", "1000", "-", text="0\n")
+assert "init_scale is 1000; it has to be a power of two" in result.stderr, result
 assert run().returncode == 2
 assert run("--help").returncode == 0
 assert "headroom 0." in run("--version").stdout

@@ -129,6 +129,10 @@ def live(temp):
             check((run["end"] == "finished") == (share == 1), run["end"])
             check(get(f"{url}data?lines={lines}")[0] == 204, "nothing new")
         check(len(set(counts)) == 4 and counts == sorted(counts) and counts[-1] == 40, counts)
+        # Damage is told as often as somebody asks.
+        growing.write(b"garbage\n")
+        growing.flush()
+        check([get(url)[0] for _ in range(3)] == [500] * 3, "damage is told each time")
         for client in idle:
             client.close()
     finally:
@@ -193,6 +197,16 @@ with tempfile.TemporaryDirectory() as temp:
         file.writelines(lines)
     refused("history.jsonl:7: ", f"{temp}/damaged")
     check(not os.path.exists(f"{temp}/damaged/report.html"), "no report of half a run")
+    # Among others it is left out, which the report says.
+    shutil.copytree(f"{temp}/run", f"{temp}/damaged/other")
+    os.makedirs(f"{temp}/damaged/bad")
+    os.rename(f"{temp}/damaged/history.jsonl", f"{temp}/damaged/bad/history.jsonl")
+    result = report(f"{temp}/damaged")
+    check(result.returncode == 0 and "bad/history.jsonl:7: " in result.stderr and "It is left out." in result.stderr,
+          result)
+    data = data_in(f"{temp}/damaged/report.html")
+    check(len(data["runs"]) == 1 and "history.jsonl:7: " in data["left_out"][0], data["left_out"])
+    browser(f"{temp}/damaged/report.html")
 
     live(temp)
 

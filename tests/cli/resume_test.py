@@ -2,6 +2,7 @@
 """`headroom train --resume`: bit for bit the run that was not stopped, whatever happened to the files."""
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -92,6 +93,22 @@ with tempfile.TemporaryDirectory() as temp:
     result = train("--resume", "--out", f"{temp}/6", "--steps", 10)
     check(result.returncode == 0 and "10 of 10 steps" in result.stdout, result.stderr)
     check([step["step"] for step in history(f"{temp}/6")[1]] == list(range(1, 11)), "the history goes on")
+    page = read(f"{temp}/6", "report.html").decode()
+    shown = json.loads(re.search(r'id="data"[^>]*>(.*?)</script>', page, re.S).group(1))["runs"][0]
+    check(dict(shown["settings"])["steps"] == "10", shown["settings"])
+
+    # The data are found from another folder, and the same file may be written in another way.
+    os.makedirs(f"{temp}/there/below")
+    write(f"{temp}/there", "image.png", png(20, 14))
+    out = f"{temp}/data"
+    result = train("field", "--data", "image.png", "--steps", 2, "--batch", 32, "--out", out, cwd=f"{temp}/there")
+    check(result.returncode == 0, result.stderr)
+    for more, cwd in (([], temp), (["--data", "../image.png"], f"{temp}/there/below"),
+                      (["--data", f"{temp}/there/./image.png"], temp)):
+        result = train("--resume", "--out", out, *more, cwd=cwd)
+        check(result.returncode == 0, f"{more}: {result.stderr}")
+    result = train("--resume", "--out", out, "--data", image)
+    check(result.returncode == 2 and f"--data is {image}, but the run in" in result.stderr, result.stderr)
 
     # Damage: the older one is used, and it is said which was left out and why.
     good = f"{temp}/good"
@@ -133,7 +150,7 @@ with tempfile.TemporaryDirectory() as temp:
     check(result.returncode == 2 and "--model is gpt, but the run in" in result.stderr, result.stderr)
 
     # What would change the course is refused; the same settings, and more steps, are not.
-    for option, value in (("--lr", 0.5), ("--seed", 2), ("--precision", "bf16"), ("--model", "cnn"), ("--clip", 2),
+    for option, value in (("--lr", 0.5), ("--seed", 2), ("--precision", "bf16"), ("--precision", "fp32"), ("--opt-level", "O0"), ("--model", "cnn"), ("--clip", 2),
                           ("--batch", 3), ("--loss-scale", "static:8"), ("--opt-level", "O2"), ("--steps", 7)):
         result = train("--resume", "--out", good, option, value)
         check(result.returncode == 2 and result.stderr.startswith(f"headroom: {option} is "), result.stderr)
@@ -156,6 +173,10 @@ with tempfile.TemporaryDirectory() as temp:
     out = f"{temp}/full"
     train("mlp", "--width", 256, "--steps", 2, "--checkpoint-every", 1, "--out", out)
     before = {name: read(out, name) for name in checkpoints(out)}
+    with open("/dev/full", "w") as nowhere:  # not even the sentence fits
+        result = subprocess.run([program, "train", "--resume", "--out", out, "--steps", "4", "--threads", "1"],
+                                stdout=subprocess.PIPE, stderr=nowhere, preexec_fn=no_room, restore_signals=False)
+    check(result.returncode == 1 and b"4 of 4 steps" in result.stdout, result)
     result = train("--resume", "--out", out, "--steps", 4, preexec_fn=no_room, restore_signals=False)
     check(result.returncode == 1 and "Training goes on without this checkpoint; the one of step 2 stays" in result.stderr
           and "the end of the run is not saved. " in result.stderr, (result.returncode, result.stderr))

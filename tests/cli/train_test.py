@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import random
+import resource
 import signal
 import socket
 import struct
@@ -106,6 +107,9 @@ with tempfile.TemporaryDirectory() as temp:
                    "--out", f"{temp}/stuck")
     check(result.returncode == 3 and "100 steps in a row" in result.stderr, result.stderr)
     check(len(steps_of(f"{temp}/stuck")) == 100, "what was done is written")
+    check("final scale       1e+30\n" in result.stdout and "scale 1e+30 " in result.stderr, result)
+    result = train("mlp", "--steps", 5, "--lr", 1e30, "--optimizer", "sgd")
+    check(" loss              nan\n" in result.stdout and "-nan" not in result.stdout + result.stderr, result)
 
     # The user's own data.
     image = write(f"{temp}/image.png", png(20, 14))
@@ -136,6 +140,11 @@ with tempfile.TemporaryDirectory() as temp:
             ("--lr is nan", ["field", "--lr", "nan"]),
             ("--lr is -1", ["field", "--lr", -1]),
             ("--clip is -1", ["field", "--clip", -1]),
+            ("--clip is 0", ["field", "--clip", 0]),
+            ("--clip is 1e-50", ["field", "--clip", "1e-50"]),
+            ("--seed: it has to be 0 or more", ["field", "--seed", -1]),
+            ("--inject-seed: it has to be", ["field", "--inject-seed", -1]),
+            ("'staticfoo:3'", ["field", "--loss-scale", "staticfoo:3"]),
             ("'fp8'", ["field", "--precision", "fp8"]),
             ("contradict", ["field", "--opt-level", "O2"]),
             ("init_scale is 0", ["lm", "--loss-scale", "static:0"]),
@@ -169,6 +178,41 @@ with tempfile.TemporaryDirectory() as temp:
     result = train("mlp", "--steps", 3, "--out", f"{temp}/full")
     check(result.returncode == 2 and "history.jsonl' could not be written to its end: the disk is full"
           in result.stderr, result.stderr)
+
+    # Where nothing can be told, the run goes on, and what is told goes into no file of its own.
+    for deaf in ("2>/dev/full", "2>&-", "0>&- 2>&-"):
+        out = f"{temp}/deaf"
+        result = subprocess.run(f"{program} train mlp --width 16 --steps 60 --threads 1 --out {out} {deaf}", shell=True,
+                                capture_output=True, text=True)
+        check(result.returncode == 0 and "60 of 60 steps" in result.stdout, f"{deaf}: {result}")
+        check(len(steps_of(out)) == 60 and os.path.exists(f"{out}/report.html"), deaf)
+
+    # A name that no checkpoint could keep is refused before the first step, where there are checkpoints.
+    odd = os.fsdecode(os.fsencode(temp) + b"/\xff.txt")
+    write(odd, b"to be or not to be, that is the question. " * 30)
+    for more, code in ((["--out", f"{temp}/untouched"], 2), ([], 0), (["--out", f"{temp}/odd", "--checkpoint-every", 0], 0)):
+        result = train("lm", "--data", odd, "--steps", 3, "--batch", 32, *more)
+        check(result.returncode == code and ("is not UTF-8" in result.stderr) == (code == 2), result.stderr)
+    check(not os.path.exists(f"{temp}/untouched"), "nothing is written")
+
+    # A report or picture that cannot be written hides neither the end of the run nor the other one.
+    for name, other in (("report.html", "curves.png"), ("curves.png", "report.html")):
+        for more, code in ((["--inject", "overflow:p=1"], 3), ([], 1)):
+            out = f"{temp}/blocked-{name}-{code}"
+            os.makedirs(f"{out}/{name}")
+            result = train("mlp", "--precision", "fp16", "--width", 16, "--steps", 50, "--out", out, *more)
+            check(result.returncode == code and f"{name}' could not be written" in result.stderr, result)
+            check(("stopped at step" in result.stderr) == (code == 3) and "final scale" in result.stdout, result)
+            check(os.path.isfile(f"{out}/{other}") and not [x for x in os.listdir(out) if x.endswith("tmp")], other)
+
+    out = f"{temp}/small"  # nothing but the history fits: all is told, and what does not fit leaves no piece of itself
+    result = subprocess.run([program, "train", "mlp", "--steps", "20", "--threads", "1", "--out", out],
+                            capture_output=True, text=True, restore_signals=False,
+                            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, resource.RLIM_INFINITY)))
+    end = result.stderr[result.stderr.find("the end of the run is not saved. "):]
+    for name in ("curves.png", "report.html"):
+        check(result.returncode == 1 and f"{name}' could not be written: File too large" in end, result)
+    check(sorted(os.listdir(out)) == ["checkpoint.lock", "history.jsonl"], os.listdir(out))
 
     # Ctrl-C: what was done so far is there.
     process = subprocess.Popen([program, "train", "mlp", "--steps", "10000000", "--threads", "1",

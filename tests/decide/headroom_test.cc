@@ -294,7 +294,8 @@ TEST(HeadroomRule, ImpossibleSettingsAreRefusedByName) {
   for (const double bad : {-1.0, std::nan(""), HUGE_VAL, 1e-300}) {
     refuse("grad_limit", [&](ScalePolicy& p) { p.grad_limit = bad; });
   }
-  refuse("init_scale", [](ScalePolicy& p) { p.init_scale = 1000.0f; });
+  refuse("init_scale is 1000; it has to be a power of two",
+         [](ScalePolicy& p) { p.init_scale = 1000.0f; });
   refuse("min_scale", [](ScalePolicy& p) { p.min_scale = 3.0f; });
   refuse("max_scale", [](ScalePolicy& p) { p.max_scale = 65535.0f; });
   refuse("peak_window", [](ScalePolicy& p) { p.peak_window = 0; });

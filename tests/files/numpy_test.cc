@@ -91,6 +91,17 @@ TEST(Npz, ReadsStoredAndDeflatedMembersWithAndWithoutZip64) {
   }
 }
 
+TEST(Npz, AStructuredMemberIsLeftOut) {
+  const std::string fields = npy("[('a', '<f4')]", "(4,)", kFour);
+  const TemporaryFile made(zip({{"a.npy", npy("'<f4'", "(4,)", kFour)}, {"b.npy", fields}}));
+  const TensorFile file(made.path());
+  EXPECT_EQ(file.tensors().size(), 1u);
+  ASSERT_EQ(file.left_out().size(), 1u);
+  EXPECT_EQ(file.left_out()[0].name, "b");
+  EXPECT_EQ(file.left_out()[0].dtype, "structured");
+  expect_refused(zip({{"b.npy", fields}}), "structured array; save its fields");
+}
+
 TEST(Npz, ElementsThatStraddleUnpackedPiecesAreWhole) {
   std::vector<double> values(100003);
   for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<double>(i) * 0.1;

@@ -57,10 +57,43 @@ TEST(Advice, SaysWhenScalingIsNotNeeded) {
 TEST(Advice, SaysWhenNoScaleFits) {
   const ScaleAdvice advice = advise(seen(ladder(-60, 10)));
   EXPECT_EQ(advice.verdict, Verdict::kNoneFits);
-  EXPECT_EQ(advice.scale, 0x1p2f);  // still the one that loses least
+  EXPECT_EQ(advice.scale, 0x1p2f);  // of the safe ones still the one that loses least
   EXPECT_EQ(advice.outcome.flushed, 34);
   EXPECT_EQ(advice.lowest, 0.0f);
   EXPECT_NE(advice.reason.find("No scale fits"), std::string::npos) << advice.reason;
+}
+
+TEST(Advice, WhereNoneFitsTheLargestSafeScaleIsTaken) {
+  // From 2^-14 on no 1 is subnormal, so that all these scales seem equally good.
+  std::vector<float> values(100, 1.0f);
+  std::fill_n(values.begin(), 29, 1e-12f);
+  const ScaleAdvice advice = advise(seen(values));
+  EXPECT_EQ(advice.verdict, Verdict::kNoneFits);
+  EXPECT_EQ(advice.scale, 0x1p12f);
+  EXPECT_EQ(advice.lowest, 0x1p15f);
+  EXPECT_NE(advice.reason.find("2^12 is the largest power of two with that distance; there 29 % "
+                               "become zero"),
+            std::string::npos)
+      << advice.reason;
+}
+
+TEST(Advice, AShareIsNotRoundedAgainstTheUser) {
+  std::vector<float> values(100, 1.0f);
+  std::fill_n(values.begin(), 29, 1e-12f);
+  EXPECT_EQ(advise(seen(values), {Format::kFP16, 0.29}).verdict, Verdict::kUnneeded);
+  EXPECT_EQ(advise(seen(values), {Format::kFP16, 0.28}).verdict, Verdict::kNoneFits);
+}
+
+TEST(Advice, TheLargestScaleOfAllMayBeTaken) {
+  for (const std::vector<float>& values :
+       {std::vector<float>{0x1p-149f, 0x1p-148f, 0x3p-149f}, std::vector<float>{1e-42f}}) {
+    const ScaleAdvice advice = advise(seen(values));
+    EXPECT_EQ(advice.verdict, Verdict::kScale);
+    EXPECT_EQ(advice.scale, 0x1p126f);
+    EXPECT_EQ(advice.outcome.flushed, 0);
+    EXPECT_NE(advice.reason.find("2^126 is the largest scale there is"), std::string::npos)
+        << advice.reason;
+  }
 }
 
 TEST(Advice, GradientsThatOverflowAtOneGetAScaleBelowOne) {
@@ -80,11 +113,28 @@ TEST(Advice, NothingToGoBy) {
   }
 }
 
-TEST(Advice, NumbersBeyondEveryScaleAreToldAndDoNotCrash) {
-  Magnitudes huge;
-  const std::vector<double> values = {1e300, 1e-300};
-  huge.add(view(values));
-  EXPECT_EQ(advise(huge).verdict, Verdict::kNoneFits);
+TEST(Advice, NumbersBeyondEveryScaleAreTold) {
+  struct Case {
+    std::vector<double> values;
+    float scale;
+    const char* part;
+  };
+  const Case cases[] = {
+      {{1e300}, 0x1p-126f, "even at 2^-126, the smallest scale there is; there 100 % overflow"},
+      {{1e300, 1.0}, 0x1p-126f, "there 50 % overflow, 50 % become zero"},
+      {{1e300, 1e-300}, 0x1p-126f, "the largest gradient, 1e+300, is not 8 times below overflow"},
+      {{4e42}, 0x1p-126f, "smallest scale there is; there none becomes zero"},
+      {{1e-60, 1e-61},
+       0x1p126f,
+       "down to 1e-61, too small for fp16 even at 2^126, the largest scale there is; there 100 %"}};
+  for (const Case& item : cases) {
+    Magnitudes magnitudes;
+    magnitudes.add(view(item.values));
+    const ScaleAdvice advice = advise(magnitudes);
+    EXPECT_EQ(advice.verdict, Verdict::kNoneFits);
+    EXPECT_EQ(advice.scale, item.scale);
+    EXPECT_NE(advice.reason.find(item.part), std::string::npos) << advice.reason;
+  }
 }
 
 TEST(Advice, BadOptionsAreRefused) {
@@ -117,14 +167,14 @@ RC_GTEST_PROP(AdviceProperty, NoSafeScaleLosesLessAndTheRangeHoldsWhatItSays, ()
     const double scale = std::ldexp(1.0, power);
     const Outcome here = lost(scale);
     const bool good =
-        here.overflow == 0 && static_cast<double>(here.flushed) <= options.lose * count;
+        here.overflow == 0 && static_cast<double>(here.flushed) / count <= options.lose;
     RC_ASSERT(good == (scale >= advice.lowest && scale <= advice.highest && advice.lowest > 0));
     if (advice.verdict != Verdict::kUnneeded && lost(scale * raised).overflow == 0) {
       RC_ASSERT(here.flushed >= advice.outcome.flushed);
     }
   }
   RC_ASSERT((advice.verdict == Verdict::kNoneFits) ==
-            (static_cast<double>(advice.outcome.flushed) > options.lose * count));
+            (static_cast<double>(advice.outcome.flushed) / count > options.lose));
 }
 
 }  // namespace

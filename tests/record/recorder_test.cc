@@ -4,6 +4,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <csignal>
 #include <filesystem>
@@ -211,6 +212,85 @@ TEST(Recorder, ForgetsADamagedHistoryFromTheDamageOnAndSaysSo) {
   EXPECT_EQ(fresh.history().steps.size(), 1u);
 }
 
+TEST(Recorder, AHeaderThatDoesNotFitLeavesNoHistory) {
+  const Folder folder;
+  std::signal(SIGXFSZ, SIG_IGN);
+  rlimit before{};
+  getrlimit(RLIMIT_FSIZE, &before);
+  const rlimit small = {20, before.rlim_max};
+  setrlimit(RLIMIT_FSIZE, &small);
+  expect_error(ErrorCode::kFile, "could not be written",
+               [&] { Recorder recorder(folder.path("run")); });
+  setrlimit(RLIMIT_FSIZE, &before);
+  EXPECT_FALSE(std::filesystem::exists(folder.path("run/history.jsonl")));
+}
+
+TEST(Recorder, ARunThatGoesOnWithOtherSettingsSaysSo) {
+  const Folder folder;
+  RunInfo info;
+  info.settings = {{"steps", "4"}, {"odd", "\xFF"}};
+  {
+    Recorder recorder(folder.path("run"), info);
+    for (int64_t step = 1; step <= 4; ++step) recorder.step(step, 1.0, applied());
+    recorder.finish();
+  }
+  const auto settings = [&] {
+    HistoryReader reader(folder.path("run/history.jsonl"));
+    reader.read_more();
+    return reader.history().settings;
+  };
+  const auto lines = [&] {
+    const std::string text = folder.read("run/history.jsonl");
+    return std::count(text.begin(), text.end(), '\n');
+  };
+  info.resume = true;
+  { Recorder(folder.path("run"), info).rewind(4); }
+  EXPECT_EQ(lines(), 5) << "nothing has changed";
+  info.settings[0].second = "6";
+  {
+    Recorder recorder(folder.path("run"), info);
+    recorder.rewind(3);
+    for (int64_t step = 4; step <= 6; ++step) recorder.step(step, 1.0, applied());
+  }
+  EXPECT_EQ(lines(), 8) << "one line says it";
+  EXPECT_EQ(settings()[0], std::make_pair(std::string("steps"), std::string("6")));
+  EXPECT_EQ(settings().size(), 2u);
+  info.settings.clear();
+  { Recorder recorder(folder.path("run"), info); }
+  EXPECT_EQ(settings().size(), 2u) << "none are given: they stay";
+}
+
+TEST(Reader, TellsOfDamageAsOftenAsItIsAsked) {
+  const Folder folder;
+  {
+    Recorder recorder(folder.path("run"));
+    recorder.step(1, 1.0, applied());
+  }
+  const std::string good = folder.read("run/history.jsonl");
+  HistoryReader reader(folder.path("run/history.jsonl"));
+  reader.read_more();
+  folder.write("run/history.jsonl", good + "garbage\n{\"step\":3}\n");
+  for (int i = 0; i < 3; ++i) {
+    expect_error(ErrorCode::kBadState, "history.jsonl:3:", [&] { reader.read_more(); });
+    EXPECT_EQ(reader.bytes(), static_cast<int64_t>(good.size()));
+  }
+  folder.write("run/history.jsonl", good);
+  EXPECT_TRUE(reader.read_more()) << "the damage was cut off";
+  EXPECT_EQ(reader.history().steps.size(), 1u);
+}
+
+TEST(Reader, NamesMayHoldAnyCharacter) {
+  const Folder folder;
+  const std::string name("a\0b", 3);
+  RunInfo info;
+  info.settings = {{name, name}};
+  { Recorder(folder.path("run"), info).finish({{name, 0.5}}); }
+  HistoryReader reader(folder.path("run/history.jsonl"));
+  reader.read_more();
+  EXPECT_EQ(reader.history().settings[0], std::make_pair(name, name));
+  EXPECT_EQ(reader.history().results[0], std::make_pair(name, 0.5));
+}
+
 TEST(Reader, FollowsARunThatIsRewoundWhileItIsRead) {
   const Folder folder;
   Recorder recorder(folder.path("run"));
@@ -256,9 +336,10 @@ TEST(Recorder, RefusesWhatCannotBe) {
   recorder.step(5, 1.0, applied());
   expect_error(ErrorCode::kInvalidArgument, "step 5 after step 5",
                [&] { recorder.step(5, 1.0, applied()); });
-  for (const char* name : {"note", "log2", "layers", "end", "culprit"}) {
-    expect_error(ErrorCode::kInvalidArgument, name,
-                 [&] { recorder.step(6, 1.0, applied(), {{name, 1.0}}); });
+  for (const char* name : {"note", "log2", "layers", "end", "culprit", "settings"}) {
+    expect_error(ErrorCode::kInvalidArgument, name, [&] {
+      recorder.step(6, 1.0, applied(), {{name, 1.0}});
+    });
   }
   for (const double scale : {0.0, -1.0, std::nan(""), HUGE_VAL}) {
     expect_error(ErrorCode::kInvalidArgument, "scale", [&] { recorder.layers(6, scale, {}); });

@@ -161,6 +161,24 @@ TEST(Report, OfAFolderOfRunsHasThemAll) {
   EXPECT_EQ(runs.size(), 3u);
 }
 
+TEST(Report, OfManyRunsLeavesOutWhatCannotBeReadAndSaysSo) {
+  const Folder folder;
+  { Recorder(folder.path("runs/good")).finish(); }
+  folder.write("runs/empty/history.jsonl", "");
+  folder.write("runs/bad/history.jsonl", folder.read("runs/good/history.jsonl") + "garbage\n");
+  std::vector<std::string> left_out;
+  write_report(folder.path("runs"), "", &left_out);
+  ASSERT_EQ(left_out.size(), 2u);
+  EXPECT_NE(left_out[0].find("bad/history.jsonl:3: "), std::string::npos) << left_out[0];
+  EXPECT_NE(left_out[1].find("empty/history.jsonl:1: "), std::string::npos) << left_out[1];
+  const json data = data_of(folder.read("runs/report.html"));
+  EXPECT_EQ(data["runs"].size(), 1u);
+  EXPECT_EQ(data["left_out"], left_out);
+  std::filesystem::remove_all(folder.path("runs/good"));
+  expect_error(ErrorCode::kBadState,
+               "bad/history.jsonl:3: ", [&] { write_report(folder.path("runs")); });
+}
+
 TEST(Report, WithoutARunOrARightIsRefused) {
   const Folder folder;
   folder.write("empty/other.txt", "x");

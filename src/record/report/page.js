@@ -198,6 +198,10 @@ const notes = run => run.notes.length === 0 ?
     h('ul', {class: 'notes'},
       run.notes.map(([step, text]) => h('li', {}, `Step ${step}: ${text}`)));
 
+const leftOut = () => data.left_out.length === 0 ?
+    null :
+    h('ul', {class: 'notes'}, data.left_out.map(why => h('li', {}, `A run is left out. ${why}`)));
+
 function render() {
   // What the reader has opened and scrolled to stays so.
   const scroll = scrollY,
@@ -221,7 +225,7 @@ function render() {
                     ''));
   const groups = [...new Set(data.runs.map(one => one.group))];
   document.getElementById('main').replaceChildren(
-      ...[many ? groups.map(compareTable) : [], facts(run), notes(run), charts(run),
+      ...[leftOut(), many ? groups.map(compareTable) : [], facts(run), notes(run), charts(run),
           layerSection(run)]
           .flat()
           .filter(Boolean),
