@@ -119,6 +119,8 @@ class HEADROOM_API Recorder {
 
  private:
   struct Files;
+  Files& open(const char* call) const;
+
   std::unique_ptr<Files> files_;
 };
 

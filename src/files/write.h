@@ -23,6 +23,7 @@ class GrowingFile {
   /// Drops all that comes after the first `size` bytes.
   void cut(int64_t size);
 
+  int64_t size() const { return size_; }
   const std::string& path() const { return path_; }
 
  private:

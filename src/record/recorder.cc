@@ -146,11 +146,18 @@ struct Recorder::Files {
     return true;
   }
 
-  void check_open(const char* call) const {
-    internal::require(!finished, ErrorCode::kWrongOrder, [&] {
-      return std::string(call) + " was called after finish(); make a new Recorder for a new run.";
-    });
+  // To both files, or to none.
+  void add(const ordered_json& line, int64_t step, const internal::Summary& summary) {
+    const int64_t before = history.size();
+    history.add(line_of(line));
+    try {
+      if (events.has_value()) events->add(step, summary);
+    } catch (const Error&) {
+      history.cut(before);
+      throw;
+    }
   }
+
   static void check_later(const char* call, int64_t step, int64_t last) {
     internal::require(step > last, ErrorCode::kInvalidArgument, [&] {
       return std::string(call) + " got step " + std::to_string(step) + " after step " +
@@ -209,15 +216,24 @@ Recorder::~Recorder() = default;
 Recorder::Recorder(Recorder&&) noexcept = default;
 Recorder& Recorder::operator=(Recorder&&) noexcept = default;
 
+Recorder::Files& Recorder::open(const char* call) const {
+  internal::require(files_ != nullptr && !files_->finished, ErrorCode::kWrongOrder, [&] {
+    return std::string(call) + " was called after " +
+           (files_ == nullptr ? "this recorder was moved from; use the one it was moved to."
+                              : "finish(); make a new Recorder for a new run.");
+  });
+  return *files_;
+}
+
 void Recorder::step(int64_t step, double loss, const StepReport& report, const Scalars& more) {
-  files_->check_open("Recorder::step()");
+  Files& files = open("Recorder::step()");
   internal::require(!report.pending, ErrorCode::kInvalidArgument, [] {
     return "Recorder::step() got a report that is pending; ask the scaler's report() or "
            "try_report() for what the step did.";
   });
-  Files::check_later("Recorder::step()", step, files_->last_step);
+  Files::check_later("Recorder::step()", step, files.last_step);
   const double seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - files_->start).count();
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - files.start).count();
   ordered_json line = {{"step", step},
                        {"loss", internal::number_json(loss)},
                        {"scale", internal::number_json(report.scale)},
@@ -243,24 +259,23 @@ void Recorder::step(int64_t step, double loss, const StepReport& report, const S
     line["culprit"] =
         report.culprit.empty() ? "the unscaled gradient would overflow" : report.culprit;
   }
-  files_->history.add(line_of(line));
-  files_->last_step = step;
-  files_->steps += 1;
-  files_->skipped += !report.applied;
-  files_->seconds = seconds;
-  if (!files_->events.has_value()) return;
+  const int64_t skipped = files.skipped + !report.applied;
   internal::Summary summary;
   summary.scalar("loss", loss);
   summary.scalar("scale", report.scale);
   summary.scalar("grad_norm", report.grad_norm);
-  summary.scalar("skipped", static_cast<double>(files_->skipped));
+  summary.scalar("skipped", static_cast<double>(skipped));
   for (const auto& [name, value] : more) summary.scalar(name, value);
-  files_->events->add(step, summary);
+  files.add(line, step, summary);
+  files.last_step = step;
+  files.steps += 1;
+  files.skipped = skipped;
+  files.seconds = seconds;
 }
 
 void Recorder::layers(int64_t step, double scale, const std::vector<LayerStats>& layers) {
-  files_->check_open("Recorder::layers()");
-  Files::check_later("Recorder::layers()", step, files_->last_look);
+  Files& files = open("Recorder::layers()");
+  Files::check_later("Recorder::layers()", step, files.last_look);
   internal::require(std::isfinite(scale) && scale > 0.0, ErrorCode::kInvalidArgument, [&] {
     return "Recorder::layers() got a scale of " + internal::number(scale) +
            "; it has to be the one that the gradients have.";
@@ -269,40 +284,37 @@ void Recorder::layers(int64_t step, double scale, const std::vector<LayerStats>&
   line.update(bounds_json(layers));
   line["layers"] = ordered_json::array();
   for (const LayerStats& layer : layers) line["layers"].push_back(layer_json(layer));
-  files_->history.add(line_of(line));
-  files_->last_look = step;
-  if (!files_->events.has_value()) return;
   internal::Summary summary;
   for (const LayerStats& layer : layers) {
     summary.log2_histogram("grad_log2/" + layer.name, layer.stats.detail);
   }
-  files_->events->add(step, summary);
+  files.add(line, step, summary);
+  files.last_look = step;
 }
 
 void Recorder::note(int64_t step, const std::string& text) {
-  files_->check_open("Recorder::note()");
-  files_->history.add(line_of({{"step", step}, {"note", text}}));
+  open("Recorder::note()").history.add(line_of({{"step", step}, {"note", text}}));
 }
 
 void Recorder::rewind(int64_t step) {
-  files_->check_open("Recorder::rewind()");
+  Files& files = open("Recorder::rewind()");
   std::string ignored;  // what was damaged is not there any more
-  files_->keep(step, &ignored);
-  if (files_->events.has_value()) files_->events->rewind(step);
+  files.keep(step, &ignored);
+  if (files.events.has_value()) files.events->rewind(step);
 }
 
 void Recorder::finish(const Scalars& results, const std::string& how) {
-  files_->check_open("Recorder::finish()");
+  Files& files = open("Recorder::finish()");
   internal::require(!how.empty(), ErrorCode::kInvalidArgument, [] {
     return "Recorder::finish() was not told how the run ended; say \"finished\" or what it was.";
   });
   const ordered_json line = {{"end", how},
-                             {"steps", files_->steps},
-                             {"skipped", files_->skipped},
-                             {"seconds", files_->seconds},
+                             {"steps", files.steps},
+                             {"skipped", files.skipped},
+                             {"seconds", files.seconds},
                              {"results", scalars_json(results)}};
-  files_->history.add(line_of(line));
-  files_->finished = true;
+  files.history.add(line_of(line));
+  files.finished = true;
 }
 
 }  // namespace headroom

@@ -330,6 +330,41 @@ TEST(Recorder, AFullDiskIsNamedAndCutsNoLine) {
   EXPECT_EQ(reader.history().steps.size(), 2u);
 }
 
+TEST(Recorder, WhatDoesNotFitIntoTheEventFileIsInNeither) {
+  const Folder folder;
+  Recorder recorder(folder.path("run"), {.tensorboard = true});
+  std::vector<float> weight = {1.0f}, grad = {1.0f};
+  const auto layers = measure_layers({{"w", view(weight), view(grad)}});
+  Scalars many;  // which take more room there
+  for (int i = 0; i < 100; ++i) many.emplace_back("s" + std::to_string(i), 0.5);
+  for (int64_t step = 1; step <= 20; ++step) recorder.step(step, 1.0, applied(), many);
+  const auto size = [&](const char* name) {
+    return std::filesystem::file_size(folder.path(std::string("run/") + name));
+  };
+  const auto history = size(internal::kHistoryFile), events = size(internal::kEventFile);
+  ASSERT_GT(events, history + 1000);
+  std::signal(SIGXFSZ, SIG_IGN);
+  rlimit before{};
+  getrlimit(RLIMIT_FSIZE, &before);
+  const rlimit small = {events, before.rlim_max};
+  setrlimit(RLIMIT_FSIZE, &small);
+  expect_error(ErrorCode::kFile, "could not be written",
+               [&] { recorder.step(21, 1.0, applied()); });
+  expect_error(ErrorCode::kFile, "could not be written", [&] { recorder.layers(21, 1.0, layers); });
+  setrlimit(RLIMIT_FSIZE, &before);
+  EXPECT_EQ(size(internal::kHistoryFile), history);
+  EXPECT_EQ(size(internal::kEventFile), events);
+  recorder.step(21, 1.0, applied());  // there is room again
+  recorder.layers(21, 1.0, layers);
+}
+
+TEST(Recorder, OneThatWasMovedFromSaysSo) {
+  const Folder folder;
+  Recorder gone(folder.path("run"));
+  const Recorder here = std::move(gone);
+  expect_error(ErrorCode::kWrongOrder, "was moved from", [&] { gone.note(1, "x"); });  // NOLINT
+}
+
 TEST(Recorder, RefusesWhatCannotBe) {
   const Folder folder;
   Recorder recorder(folder.path("run"));
