@@ -124,7 +124,7 @@ std::vector<std::string> notes(const Inspection& inspection) {
                                       file.path, file.left_out.size(), name, type));
     if (std::any_of(file.left_out.begin(), file.left_out.end(),
                     [](const auto& left) { return files::may_be_bf16(left.second); })) {
-      notes.back() += " If 16 bits there are bf16, add --as bf16.";
+      notes.back() += " If elements of 16 bits there are bf16, add --as bf16.";
     }
   }
   const bool f16_dump = std::any_of(inspection.rows.begin(), inspection.rows.end(),
