@@ -98,6 +98,16 @@ void PlainBinding::release() {
   rebind({});
 }
 
+// torch's optimizers take gradients that are unscaled in place.
+bool PlainBinding::overflows(float multiplier) const {
+  std::vector<TensorView> halves;
+  for (const Parameter& parameter : parameters()) {
+    if (parameter.grad.dtype == DType::kF16) halves.push_back(parameter.grad);
+  }
+  constexpr double kRoundsToInf = 65520.0;
+  return measure(halves).amax * static_cast<double>(multiplier) >= kRoundsToInf;
+}
+
 void PlainBinding::apply(float multiplier, bool clear_grads) {
   std::vector<TensorView> grads;
   for (const Parameter& parameter : parameters()) grads.push_back(parameter.grad);

@@ -86,6 +86,7 @@ class PlainBinding : public Binding, private headroom::Optimizer {
 
  private:
   void apply(float multiplier, bool clear_grads) override;
+  bool overflows(float multiplier) const override;
 
   torch::optim::Optimizer* torch_ = nullptr;  // valid between bind() and release()
 };

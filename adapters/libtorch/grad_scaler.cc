@@ -26,6 +26,13 @@ class Bridges {
   /// Whether gradients wait that no step or unscale_ has used.
   bool waiting() const { return *backwards != used_; }
 
+  /// Whether a backward ran after the step of this round, maybe of a loss that was scaled before.
+  bool came_late() const {
+    return std::any_of(entries_.begin(), entries_.end(), [this](const auto& entry) {
+      return entry.second.round == round_ && entry.second.used != *backwards;
+    });
+  }
+
   /// The gradients of this optimizer are stepped or unscaled, or those of all are dropped.
   void used(const torch::optim::Optimizer& optimizer, bool stepped) {
     Entry& entry = entries_[&optimizer];
@@ -339,6 +346,7 @@ void GradScaler::update() {
   if (!is_enabled()) return;
   const int64_t rounds = core_->rounds();
   try {
+    if (bridges_->came_late()) core_->more_gradients();
     bridges_->with_all([&] { core_->update(); });
   } catch (...) {
     if (core_->rounds() != rounds) bridges_->next_round();  // an alarm, after the update
@@ -357,7 +365,7 @@ void GradScaler::check_no_waiting() const {
 // Takes another scale, once it is sure that no gradients wait.
 void GradScaler::take_state(const ScaleState& state) {
   check_no_waiting();
-  core_->discard();  // losses that no backward went through
+  core_->assume_known();  // other losses have had no backward
   bridges_->with_all([&] { core_->load_state(state); });
   bridges_->next_round();
 }
@@ -453,7 +461,7 @@ std::string GradScaler::save() const {
   return core_->save();
 }
 void GradScaler::load(const std::string& json) {
-  if (!bridges_->waiting()) core_->discard();
+  if (!bridges_->waiting()) core_->assume_known();
   bridges_->with_all([&] { core_->load(json); });
   bridges_->next_round();
 }

@@ -59,6 +59,10 @@ class HEADROOM_API Optimizer {
   /// step. Throws like the constructor, changing nothing.
   virtual void rebind(std::vector<Parameter> parameters);
 
+  /// Whether gradients x multiplier would not fit where apply() puts them. Asked where a scale
+  /// below 1 makes the multiplier larger than 1; true skips the step.
+  virtual bool overflows(float multiplier) const;
+
  protected:
   /// Throws if a weight or gradient cannot be used, if their sizes differ, or if memory is shared
   /// between any two of them.

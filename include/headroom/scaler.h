@@ -198,6 +198,12 @@ class HEADROOM_API GradScaler {
   /// or overwritten by the next backward.
   void discard();
 
+  /// For faces of this scaler that see more of the backward passes than scale() does. All gradients
+  /// that wait are under optimizers that were seen before, which take them along when the scale is
+  /// set or loaded; and: gradients came in after the last step, of a loss that was scaled before.
+  void assume_known();
+  void more_gradients();
+
   /// All that changes: exact, as plain numbers.
   const ScaleState& state() const;
 
@@ -258,6 +264,8 @@ class HEADROOM_API GradScaler {
 
   static uint64_t id_of(const Optimizer& optimizer);
   static bool has_gradient(const Optimizer& optimizer);
+  static bool beyond_its_format(const Optimizer& optimizer, const StepOptions& options,
+                                float scale);
   Known& enter(const Optimizer& optimizer, const char* call);
   Known& meet(const Optimizer& optimizer);
   Known& know(const Optimizer& optimizer);

@@ -107,6 +107,8 @@ Optimizer::~Optimizer() = default;
 
 void Optimizer::skipped(const std::string&) {}
 
+bool Optimizer::overflows(float) const { return false; }
+
 internal::CudaApply* Optimizer::cuda_side(int, internal::ApplyJob*) { return nullptr; }
 
 void Optimizer::append(std::vector<Parameter> parameters) {

@@ -173,6 +173,7 @@ class CudaScaler {
 
 /// Why gradients up to `amax` could not be divided by `scale`.
 std::string describe_unscaling(double amax, float scale);
+std::string describe_unscaling_in_place(double amax, float scale);
 
 /// out = loss x scale, for tensors on a CUDA device and a scale on the host.
 void cuda_scale(const TensorView& loss, float scale, const TensorView& out);

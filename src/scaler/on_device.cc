@@ -117,6 +117,12 @@ StepReport GradScaler::step_on_device(Optimizer& optimizer, const StepOptions& o
   } else {
     internal::cuda_wait();
     report = *report_from_device(*known);
+    const float scale = order.unscaled ? 1.0f : report.scale;
+    if (report.applied && beyond_its_format(optimizer, options, scale)) {
+      report.applied = false;
+      report.skip = Skip::kUnscaleOverflow;
+      report.culprit = internal::describe_unscaling_in_place(report.stats.amax, scale);
+    }
     known->report = report;  // names may be gone when somebody asks
     if (report.applied) {
       optimizer.apply(known->cuda->reports.read()->verdict.multiplier, job.clear_grads);

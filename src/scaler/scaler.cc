@@ -75,6 +75,10 @@ std::string internal::describe_unscaling(double amax, float scale) {
   return quotient + (fits ? "2^63, the largest that a step is made with" : "FP32");
 }
 
+std::string internal::describe_unscaling_in_place(double amax, float scale) {
+  return number(amax) + " / " + number(scale) + " is beyond FP16, in which it is unscaled";
+}
+
 std::string StepReport::to_string() const {
   if (applied) {
     std::string text = "applied at scale " + number(scale) + ": norm " + number(grad_norm);
@@ -273,7 +277,9 @@ StepReport GradScaler::step(Optimizer& optimizer, const StepOptions& options) {
   if (!enabled()) known.scale = options.outside_scale != nullptr ? *options.outside_scale : 1.0f;
   const float scale = known.stage == Stage::kUnscaled ? 1.0f : known.scale;
 
-  Finding found = agree(optimizer, &known, &options, {measure(grads_of(optimizer)), 0, 0, "", -1});
+  const int64_t beyond = beyond_its_format(optimizer, options, scale) ? 1 : 0;
+  Finding found =
+      agree(optimizer, &known, &options, {measure(grads_of(optimizer)), beyond, 0, "", -1});
   const GradStats& stats = found.stats;
   require(options_.ranks == nullptr || found.any, ErrorCode::kWrongOrder, [] {
     return "step() was called for an optimizer none of whose parameters has a gradient on any "
@@ -290,7 +296,10 @@ StepReport GradScaler::step(Optimizer& optimizer, const StepOptions& options) {
   if (options.outside_found != nullptr && *options.outside_found != 0.0f) {
     verdict.skip = Skip::kNotFinite;
   }
-  if (verdict.skip == Skip::kUnscaleOverflow) {
+  if (verdict.apply() && found.new_inf > 0) {
+    verdict.skip = Skip::kUnscaleOverflow;
+    found.culprit = internal::describe_unscaling_in_place(stats.amax, scale);
+  } else if (verdict.skip == Skip::kUnscaleOverflow) {
     if (usable(scale)) found.culprit = unscale_culprit(optimizer, scale);
     if (found.culprit.empty()) {
       found.culprit =
@@ -299,6 +308,14 @@ StepReport GradScaler::step(Optimizer& optimizer, const StepOptions& options) {
   }
 
   return conclude(optimizer, options, verdict, std::move(found), &known);
+}
+
+// Whether this optimizer cannot take its gradients unscaled. A norm that is clipped bounds them.
+bool GradScaler::beyond_its_format(const Optimizer& optimizer, const StepOptions& options,
+                                   float scale) {
+  constexpr float kHalfMax = 65504.0f;
+  const bool clipped = options.max_norm > 0.0f && options.max_norm <= kHalfMax;
+  return usable(scale) && scale < 1.0f && !clipped && optimizer.overflows(inverse(scale));
 }
 
 // Skips a step whose gradients were found bad elsewhere.
@@ -377,6 +394,10 @@ void GradScaler::update(float new_scale) {
   next.skipped = state_.skipped;
   move_to(next);
 }
+
+void GradScaler::assume_known() { losses_used_ = losses_; }
+
+void GradScaler::more_gradients() { ++losses_; }
 
 void GradScaler::discard() {
   losses_used_ = losses_;

@@ -59,6 +59,87 @@ TEST(Unscale, GradientsThatAreNotSteppedWaitForTheNextRound) {
   EXPECT_EQ(value(u), -1.0);
 }
 
+TEST(Unscale, WhatFp16CannotHoldUnscaledIsSkipped) {
+  GradScaler scaler(DynamicScale{.init_scale = 0.25f, .min_scale = 0x1p-20f});
+  torch::Tensor half = torch::zeros({2}, torch::kHalf).requires_grad_();
+  torch::Tensor wide = leaf({0.0f});
+  auto optimizer = sgd({half, wide});
+  const auto gradients = [&](float a, float b) {
+    scaler.scale(wide.sum());
+    half.mutable_grad() = torch::full({2}, 0.25f * a, torch::kHalf);
+    wide.mutable_grad() = torch::full({1}, 0.25f * b);
+  };
+  gradients(1e5f, 1.0f);
+  const StepReport report = scaler.step(optimizer);
+  EXPECT_EQ(report.skip, Skip::kUnscaleOverflow);
+  EXPECT_NE(report.culprit.find("beyond FP16"), std::string::npos) << report.culprit;
+  EXPECT_EQ(value(half[0]), 0.0);
+  scaler.discard();
+  GradScaler again(ScalePolicy(StaticScale{.scale = 0.25f}));
+  again.scale(wide.sum());
+  half.mutable_grad() = torch::full({2}, 1.0f, torch::kHalf);
+  wide.mutable_grad() = torch::full({1}, 1e5f);
+  EXPECT_TRUE(again.step(optimizer).applied) << "FP32 gradients may be large";
+  again.update();
+  again.scale(wide.sum());
+  half.mutable_grad() = torch::full({2}, 25000.0f, torch::kHalf);
+  EXPECT_TRUE(again.step(optimizer, {.max_norm = 1.0f}).applied) << "clipped it fits";
+}
+
+TEST(Order, ScalesThatAreSetOrLoadedTakeWaitingGradientsAlong) {
+  const auto moved = [](const std::function<void(GradScaler&)>& change, bool unscale) {
+    GradScaler scaler(DynamicScale{.init_scale = 1024.0f});
+    torch::Tensor a = leaf({0.0f}), b = leaf({0.0f});
+    auto first = sgd({a}), second = sgd({b});
+    scaler.scale((a + b).sum()).backward();
+    scaler.step(first);
+    scaler.step(second);
+    scaler.update();
+    a.mutable_grad().zero_();
+    b.mutable_grad().zero_();
+    const double before = value(b);
+    scaler.scale((a + b).sum()).backward();
+    if (unscale) scaler.unscale_(second);
+    scaler.step(first);
+    change(scaler);
+    scaler.scale(b.sum()).backward();
+    scaler.step(second);
+    return value(b) - before;
+  };
+  for (const bool unscale : {false, true}) {
+    EXPECT_EQ(moved([](GradScaler& scaler) { scaler.update(8.0); }, unscale), -2.0);
+    EXPECT_EQ(moved([](GradScaler& scaler) { scaler.update(); }, unscale), -2.0);
+    EXPECT_EQ(moved(
+                  [](GradScaler& scaler) {
+                    GradScaler other(DynamicScale{.init_scale = 8.0f});
+                    scaler.load_state_dict(other.state_dict());
+                  },
+                  unscale),
+              -2.0);
+    EXPECT_EQ(moved(
+                  [](GradScaler& scaler) {
+                    scaler.load(GradScaler(DynamicScale{.init_scale = 8.0f}).save());
+                  },
+                  unscale),
+              -2.0);
+  }
+}
+
+TEST(Order, ABackwardAfterTheStepOfALossBeforeItIsTakenAlong) {
+  GradScaler scaler(DynamicScale{.growth_interval = 1});
+  torch::Tensor w = leaf({0.0f});
+  auto optimizer = sgd({w});
+  scaler.scale(w.sum()).backward();
+  const torch::Tensor late = scaler.scale(w.sum());
+  scaler.step(optimizer);
+  w.mutable_grad().zero_();
+  late.backward();
+  scaler.update();
+  scaler.scale(w.sum()).backward();
+  scaler.step(optimizer);
+  EXPECT_EQ(value(w), -3.0);
+}
+
 TEST(Order, EveryWrongMomentHasItsError) {
   GradScaler scaler;
   torch::Tensor w = leaf({1.0f});
