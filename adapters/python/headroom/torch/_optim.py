@@ -116,7 +116,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._changes += 1
 
     def _options_of(self, group: dict[str, Any]) -> dict[str, Any]:
-        for name in ("amsgrad", "maximize"):
+        for name in ("amsgrad", "maximize", "differentiable"):
             if group.get(name):
                 raise _not_ours(name)
         try:

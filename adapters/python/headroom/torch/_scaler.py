@@ -184,6 +184,9 @@ class GradScaler(torch.amp.GradScaler):
                 if views is None or None in views:
                     inverse = inverses.get(device)
                     torch._amp_foreach_non_finite_check_and_unscale_(grads, found, inverse)
+                    if dtype is torch.float16:  # a scale below 1 may have made inf of them: once more
+                        torch._amp_foreach_non_finite_check_and_unscale_(
+                            grads, found, torch.ones_like(inverse))
                 elif not _core.unscale_(views, float(inv_scale), stream=stream_of(device)).ok:
                     found.fill_(1.0)
         found_by_device = founds._per_device_tensors
@@ -215,7 +218,10 @@ class GradScaler(torch.amp.GradScaler):
         fused = isinstance(optimizer, FusedOptimizer) and self._enabled
         if fused and not args and not kwargs and self._can_walk(optimizer):
             return self._step_fused(optimizer)
-        result = super().step(optimizer, *args, **kwargs)
+        if fused and optimizer.listed:
+            result = self._step_told(optimizer, *args, **kwargs)
+        else:
+            result = super().step(optimizer, *args, **kwargs)
         self._stepped = True
         self._last = self._seen.get(id(optimizer))
         if self._last is not None and fused:
@@ -224,6 +230,19 @@ class GradScaler(torch.amp.GradScaler):
             found = self._last.found.values()  # on CUDA, asking a fused optimizer's would wait
             if all(flag.is_cpu for flag in found) and any(map(float, found)):
                 self._find_culprit(optimizer)
+        return result
+
+    def _step_told(self, optimizer: FusedOptimizer, *args: Any, **kwargs: Any) -> Optional[float]:
+        """torch's way, and what the optimizer skips for reasons of its own counts as well: nan that
+        came in after unscale_()."""
+        told = torch.zeros(1, device=optimizer.listed[0].device)
+        optimizer.skipped_there = told
+        try:
+            result = super().step(optimizer, *args, **kwargs)
+        finally:
+            del optimizer.skipped_there
+        for found in self._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values():
+            found.copy_(torch.maximum(found, told.to(found.device, non_blocking=True).view_as(found)))
         return result
 
     def _can_walk(self, optimizer: FusedOptimizer) -> bool:
@@ -247,6 +266,9 @@ class GradScaler(torch.amp.GradScaler):
         optimizer.grad_scale, optimizer.skipped_there = self._scale, found
         try:
             optimizer.step()
+        except BaseException:
+            state["found_inf_per_device"] = {found.device: found.zero_()}  # update() goes on from here
+            raise
         finally:
             del optimizer.grad_scale, optimizer.skipped_there
         state["stage"] = OptState.STEPPED
