@@ -198,10 +198,12 @@ class HEADROOM_API GradScaler {
   /// or overwritten by the next backward.
   void discard();
 
-  /// For faces of this scaler that see more of the backward passes than scale() does. All gradients
-  /// that wait are under optimizers that were seen before, which take them along when the scale is
-  /// set or loaded; and: gradients came in after the last step, of a loss that was scaled before.
+  /// For faces of this scaler that see more of the backward passes than scale() does: all gradients
+  /// that wait are under optimizers that were seen before, and follow a scale that is set or
+  /// loaded.
   void assume_known();
+
+  /// For them, too: gradients came in after the last step, of a loss that was scaled before it.
   void more_gradients();
 
   /// All that changes: exact, as plain numbers.

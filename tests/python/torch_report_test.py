@@ -89,3 +89,47 @@ def test_the_signature_is_torchs_and_warnings_point_at_the_user(recwarn):
     if DEVICE == "cpu":
         headroom.torch.GradScaler("cuda")
         assert recwarn.pop(UserWarning).filename == __file__
+
+
+@pytest.mark.parametrize("unscale", [False, True])
+def test_half_gradients_that_unscaling_overflows_are_skipped(unscale):
+    param = torch.nn.Parameter(torch.zeros(2, dtype=torch.float16))
+    optimizer = torch.optim.SGD([param], lr=1.0)
+    scaler = headroom.torch.GradScaler("cpu", init_scale=0.25)
+    scaler.scale(torch.ones(()))
+    param.grad = torch.full((2,), 25000.0, dtype=torch.float16)  # 100,000
+    if unscale:
+        scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    assert not param.any() and scaler.get_scale() == 0.125
+
+
+@pytest.mark.parametrize("bad", [float("nan"), 1e20])
+def test_what_a_fused_optimizer_skips_after_unscale_lowers_the_scale(bad):
+    param = torch.nn.Parameter(torch.zeros(2))
+    optimizer = headroom.torch.SGD([param], lr=1.0)
+    scaler = headroom.torch.GradScaler("cpu", init_scale=4.0, growth_interval=1)
+    scaler.scale(param.sum()).backward()
+    scaler.unscale_(optimizer)
+    param.grad[0] = bad
+    scaler.step(optimizer)
+    scaler.update()
+    assert not param.any() and not scaler.last_step_applied and scaler.get_scale() == 2.0
+
+
+def test_after_a_step_that_raises_update_goes_on():
+    param = torch.nn.Parameter(torch.zeros(2))
+    optimizer = headroom.torch.SGD([param], lr=1.0)
+
+    def refuse(*_):
+        raise RuntimeError("not now")
+
+    hook = optimizer.register_step_pre_hook(refuse)
+    scaler = headroom.torch.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(param.sum()).backward()
+    with pytest.raises(RuntimeError, match="not now"):
+        scaler.step(optimizer)
+    scaler.update()
+    hook.remove()
+    assert scaler.get_scale() == 4.0

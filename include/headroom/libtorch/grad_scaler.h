@@ -94,8 +94,8 @@ class HEADROOM_API GradScaler {
   torch::Tensor scale(const torch::Tensor& loss);
   std::vector<torch::Tensor> scale(const std::vector<torch::Tensor>& losses);
 
-  /// Divides the gradients by the scale, in place, and says what was found. Without a step, update()
-  /// multiplies them by the scale again.
+  /// Divides the gradients by the scale, in place, and says what was found. Without a step,
+  /// update() multiplies them by the scale again.
   UnscaleResult unscale_(torch::optim::Optimizer& optimizer);
 
   /// Unscales (unless that was done), checks, and runs or skips optimizer.step(). The report says

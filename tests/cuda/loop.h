@@ -1,0 +1,145 @@
+// One training loop that runs on the CPU and on the device, and what both have left.
+#ifndef HEADROOM_TESTS_CUDA_LOOP_H_
+#define HEADROOM_TESTS_CUDA_LOOP_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/cuda/support.h"
+
+namespace headroom {
+
+inline constexpr Device kDevice{DeviceType::kCUDA, 0};
+
+// One optimizer with its scaler, on the CPU or on the device. Everything that happens is written
+// down, to be compared.
+template <typename Optimizer = AdamW, typename Options = AdamWOptions>
+class Loop {
+ public:
+  Loop(bool cuda, const ScalePolicy& policy, const Options& options = {}, bool enabled = true,
+       DType type = DType::kF16)
+      : cuda_(cuda),
+        scaler(policy, {.enabled = enabled,
+                        .device = cuda ? kDevice : Device{},
+                        .on_alarm = [this](const AlarmReport& alarm) {
+                          log += "alarm " + alarm.sentence + "\n";
+                        }}) {
+    std::vector<Parameter> parameters;
+    for (const int64_t count : {1, 70, 8192, 20003}) {
+      const auto seed = static_cast<unsigned>(count);
+      weights_.push_back(std::make_unique<Host>(type, count, seed));
+      grads_.push_back(std::make_unique<Host>(type, count, seed + 1));
+      if (cuda) {
+        weights_there_.push_back(std::make_unique<OnDevice>(weights_.back()->view()));
+        grads_there_.push_back(std::make_unique<OnDevice>(grads_.back()->view()));
+      }
+      parameters.push_back(
+          {"p" + std::to_string(count), weight(grads_.size() - 1).first, grad(grads_.size() - 1)});
+    }
+    optimizer = std::make_unique<Optimizer>(parameters, options);
+    loss_ = std::make_unique<Host>(DType::kF32, 1, 0);
+    loss_->set(0, 1.0);
+    loss_there_ = cuda ? std::make_unique<OnDevice>(loss_->view()) : nullptr;
+    scaled_there_ = cuda ? std::make_unique<OnDevice>(loss_->view()) : nullptr;
+  }
+
+  // Scales a loss and makes gradients of this size, with `bad` in the middle of parameter `where`.
+  void backward(unsigned seed, double size, int where = -1, double bad = 0.0) {
+    scale();
+    fill(seed, size, where, bad);
+  }
+  void fill(unsigned seed, double size, int where = -1, double bad = 0.0) {
+    for (size_t i = 0; i < grads_.size(); ++i) {
+      grads_[i]->refill_exactly(seed + static_cast<unsigned>(i), size);
+      if (where == static_cast<int>(i)) grads_[i]->set(grads_[i]->view().count / 2, bad);
+      if (cuda_) grads_there_[i]->put(grads_[i]->view());
+    }
+  }
+  void scale() {
+    if (cuda_) {
+      scaler.scale(loss_there_->view(), scaled_there_->view());
+    } else {
+      scaler.scale(1.0f);
+    }
+  }
+  void step(const StepOptions& options = {}) {
+    const StepReport now = scaler.step(*optimizer, options);
+    EXPECT_EQ(now.pending, cuda_);
+    const StepReport report = scaler.report(*optimizer);
+    EXPECT_FALSE(report.pending);
+    char numbers[200];
+    std::snprintf(numbers, sizeof(numbers), " norm %.6g clip %.6g amax %.9g steps %lld of %lld",
+                  report.grad_norm, report.clip_factor, report.stats.amax,
+                  static_cast<long long>(report.skipped), static_cast<long long>(report.steps));
+    log += (report.applied ? "applied" : "skipped " + report.culprit) + " at " +
+           std::to_string(report.scale) + numbers + "\n";
+  }
+  void update() {
+    scaler.update();
+    cudaDeviceSynchronize();
+    scaler.try_report();  // tells what alarms there are
+    if (scaler.enabled()) log += scaler.save() + "\n";
+  }
+
+  TensorView grad(size_t i) const { return cuda_ ? grads_there_[i]->view() : grads_[i]->view(); }
+  std::pair<TensorView, OnDevice*> weight(size_t i) const {
+    if (cuda_) return {weights_there_[i]->view(), weights_there_[i].get()};
+    return {weights_[i]->view(), nullptr};
+  }
+
+  // Weights, gradients, masters, moments and step counts.
+  std::vector<std::vector<unsigned char>> bits() const {
+    cudaDeviceSynchronize();
+    std::vector<std::vector<unsigned char>> all;
+    const auto add = [&](const TensorView& view) {
+      all.emplace_back(view.bytes());
+      cudaMemcpy(all.back().data(), view.data, view.bytes(), cudaMemcpyDefault);
+    };
+    for (size_t i = 0; i < grads_.size(); ++i) {
+      add(weight(i).first);
+      add(grad(i));
+    }
+    const OptimizerState state = optimizer->state();
+    for (const NamedTensor& tensor : state.tensors) add(tensor.tensor);
+    const auto* steps = reinterpret_cast<const unsigned char*>(state.steps.data());
+    all.emplace_back(steps, steps + 8 * state.steps.size());
+    return all;
+  }
+
+ private:
+  bool cuda_;
+  std::vector<std::unique_ptr<Host>> weights_, grads_;
+  std::vector<std::unique_ptr<OnDevice>> weights_there_, grads_there_;
+  std::unique_ptr<Host> loss_;
+  std::unique_ptr<OnDevice> loss_there_, scaled_there_;
+
+ public:
+  std::string log;
+  GradScaler scaler;
+  std::unique_ptr<Optimizer> optimizer;
+};
+
+// Runs the body on both sides and compares all that it leaves.
+template <typename L, typename Body>
+void expect_same_on_both(const std::function<std::unique_ptr<L>(bool)>& make, const Body& body) {
+  const auto cpu = make(false), cuda = make(true);
+  body(*cpu);
+  body(*cuda);
+  EXPECT_EQ(cuda->log, cpu->log);
+  EXPECT_TRUE(cuda->bits() == cpu->bits());
+}
+
+using Plain = Loop<>;
+inline std::function<std::unique_ptr<Plain>(bool)> with(const ScalePolicy& policy,
+                                                        bool enabled = true,
+                                                        DType type = DType::kF16) {
+  return [=](bool cuda) {
+    return std::make_unique<Plain>(cuda, policy, AdamWOptions{.lr = 0.01}, enabled, type);
+  };
+}
+
+}  // namespace headroom
+
+#endif  // HEADROOM_TESTS_CUDA_LOOP_H_
