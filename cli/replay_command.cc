@@ -37,6 +37,7 @@ struct Step {
   float scale_used;
   float scale;
   Alarm alarm;
+  bool again;      // it overflowed, and its batch is run again
   int64_t values;  // in the step's histogram, if it has one
   int64_t lost;
 };
@@ -61,24 +62,27 @@ ScalePolicy make_policy(const ReplayOptions& options, const std::string& name) {
 std::vector<Step> replay(const ScalePolicy& policy, const std::vector<TraceStep>& trace) {
   std::vector<Step> steps;
   ScaleState state = initial_state(policy);
-  for (const TraceStep& step : trace) {
-    const StepSeen seen = step.at(state.scale);
+  for (size_t i = 0; i < trace.size();) {
+    const StepSeen seen = trace[i].at(state.scale);
     const Transition next = next_state(policy, state, seen);
-    steps.push_back({next.state.steps, seen.overflow, state.scale, next.state.scale, next.alarm,
-                     seen.overflow ? 0 : step.values(),
-                     seen.overflow ? 0 : step.lost_at(state.scale)});
+    const bool again = run_again(policy, next.state);
+    steps.push_back({static_cast<int64_t>(i) + 1, seen.overflow, state.scale, next.state.scale,
+                     next.alarm, again, seen.overflow ? 0 : trace[i].values(),
+                     seen.overflow ? 0 : trace[i].lost_at(state.scale)});
     state = next.state;
+    if (!again) ++i;
   }
   return steps;
 }
 
 void print_json(const std::vector<Step>& steps) {
   for (const Step& step : steps) {
-    const nlohmann::ordered_json object = {{"step", step.number},
-                                           {"overflow", step.overflow},
-                                           {"scale_used", scale_json(step.scale_used)},
-                                           {"scale", scale_json(step.scale)},
-                                           {"applied", !step.overflow}};
+    nlohmann::ordered_json object = {{"step", step.number},
+                                     {"overflow", step.overflow},
+                                     {"scale_used", scale_json(step.scale_used)},
+                                     {"scale", scale_json(step.scale)},
+                                     {"applied", !step.overflow}};
+    if (step.again) object["run_again"] = true;
     fmt::print("{}\n", object.dump());
   }
 }
@@ -86,6 +90,7 @@ void print_json(const std::vector<Step>& steps) {
 const char* event_of(const Step& step) {
   if (step.alarm == Alarm::kAtFloor) return "skipped, and the scale is at its floor";
   if (step.alarm == Alarm::kSkipsInRow) return "skipped, too many in a row";
+  if (step.again) return "overflow, run again";
   if (step.overflow) return step.scale < step.scale_used ? "skipped, scale cut" : "skipped";
   return step.scale > step.scale_used   ? "scale grown"
          : step.scale < step.scale_used ? "scale cut"
@@ -112,13 +117,17 @@ void print_table(const std::vector<Step>& steps, bool all) {
 }
 
 struct Summary {
+  int64_t steps = 0;
   int64_t skipped = 0;
+  int64_t run_again = 0;
   int64_t values = 0;
   int64_t lost = 0;
 
-  explicit Summary(const std::vector<Step>& steps) {
-    for (const Step& step : steps) {
-      skipped += step.overflow;
+  explicit Summary(const std::vector<Step>& passes) {
+    for (const Step& step : passes) {
+      steps += !step.again;
+      skipped += step.overflow && !step.again;
+      run_again += step.again;
       values = saturating_sum(values, step.values);
       lost = saturating_sum(lost, step.lost);
     }
@@ -130,10 +139,10 @@ struct Summary {
 
 void print_summary(const std::string& policy, const std::vector<Step>& steps) {
   const Summary sum(steps);
-  fmt::print("\n{}: {} steps, {} skipped ({:.2f} %), final scale {}", policy, steps.size(),
-             sum.skipped,
-             100.0 * static_cast<double>(sum.skipped) / static_cast<double>(steps.size()),
-             scale_text(steps.back().scale));
+  fmt::print("\n{}: {} steps, {} skipped ({:.2f} %)", policy, sum.steps, sum.skipped,
+             100.0 * static_cast<double>(sum.skipped) / static_cast<double>(sum.steps));
+  if (sum.run_again > 0) fmt::print(", {} passes run again", sum.run_again);
+  fmt::print(", final scale {}", scale_text(steps.back().scale));
   if (sum.values > 0) fmt::print(", gradients lost {:.4f} %", sum.percent_lost());
   fmt::print("\n");
 }
@@ -142,22 +151,23 @@ void print_summary(const std::string& policy, const std::vector<Step>& steps) {
 void print_comparison(const std::vector<std::string>& names,
                       const std::vector<std::vector<Step>>& runs, bool json) {
   if (!json) {
-    fmt::print("{:<17}{:>8}{:>9}{:>13}{:>16}\n", "policy", "steps", "skipped", "final scale",
-               "gradients lost");
+    fmt::print("{:<17}{:>8}{:>9}{:>11}{:>13}{:>16}\n", "policy", "steps", "skipped", "run again",
+               "final scale", "gradients lost");
   }
   for (size_t i = 0; i < names.size(); ++i) {
     const std::vector<Step>& steps = runs[i];
     const Summary sum(steps);
     if (json) {
       const nlohmann::ordered_json row = {
-          {"policy", names[i]},     {"steps", steps.size()},
-          {"skipped", sum.skipped}, {"final_scale", scale_json(steps.back().scale)},
-          {"values", sum.values},   {"lost", sum.lost}};
+          {"policy", names[i]},        {"steps", sum.steps},
+          {"skipped", sum.skipped},    {"final_scale", scale_json(steps.back().scale)},
+          {"values", sum.values},      {"lost", sum.lost},
+          {"run_again", sum.run_again}};
       fmt::print("{}\n", row.dump());
       continue;
     }
-    fmt::print("{:<17}{:>8}{:>9}{:>13}{:>16}\n", names[i], steps.size(), sum.skipped,
-               scale_text(steps.back().scale),
+    fmt::print("{:<17}{:>8}{:>9}{:>11}{:>13}{:>16}\n", names[i], sum.steps, sum.skipped,
+               sum.run_again, scale_text(steps.back().scale),
                sum.values > 0 ? fmt::format("{:.4f} %", sum.percent_lost()) : "-");
   }
 }

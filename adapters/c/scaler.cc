@@ -126,6 +126,13 @@ hr_status hr_scaler_update_to(hr_scaler* scaler, float scale) {
   return guarded(__func__, [&] { ScalerCall(scaler)->update(scale); });
 }
 
+hr_status hr_scaler_run_again(hr_scaler* scaler, int32_t* again) {
+  return guarded(__func__, [&] {
+    need(again, "again");
+    *again = ScalerCall(scaler)->run_again() ? 1 : 0;
+  });
+}
+
 hr_status hr_scaler_discard(hr_scaler* scaler) {
   return guarded(__func__, [&] { ScalerCall(scaler)->discard(); });
 }

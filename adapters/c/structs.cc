@@ -36,6 +36,7 @@ void copy_policy(const From& from, To* to) {
   copy(from.grad_limit, &to->grad_limit);
   copy(from.peak_window, &to->peak_window);
   copy(from.retry_interval, &to->retry_interval);
+  copy(from.rerun, &to->rerun);
   copy(from.max_skips_in_row, &to->max_skips_in_row);
   copy(from.init_scale, &to->init_scale);
   copy(from.min_scale, &to->min_scale);

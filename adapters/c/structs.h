@@ -6,6 +6,7 @@
 #include <headroom/measure.h>
 #include <headroom/scaler.h>
 
+#include <cstddef>
 #include <cstring>
 #include <type_traits>
 #include <vector>
@@ -18,6 +19,8 @@ namespace headroom::c {
 /// number, and every caller compiled since then is still served.
 template <typename Struct>
 inline constexpr size_t kFirstSize = sizeof(Struct);
+template <>
+inline constexpr size_t kFirstSize<hr_policy> = offsetof(hr_policy, rerun);
 
 /// Throws Failure(HR_ERROR_VERSION) unless a struct of this size can be read and written.
 template <typename Struct>

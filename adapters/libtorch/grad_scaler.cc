@@ -429,6 +429,11 @@ std::optional<StepReport> GradScaler::try_report() const {
   return core_->try_report();
 }
 
+bool GradScaler::run_again() const {
+  const internal::TorchStream stream;
+  return core_->run_again();
+}
+
 double GradScaler::get_scale() const {
   const internal::TorchStream stream;
   return core_->get_scale();

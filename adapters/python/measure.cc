@@ -48,7 +48,8 @@ void bind_policy(py::module_& m) {
       .def_readwrite("max_skips_in_row", &ScalePolicy::max_skips_in_row)
       .def_readwrite("grad_limit", &ScalePolicy::grad_limit)
       .def_readwrite("peak_window", &ScalePolicy::peak_window)
-      .def_readwrite("retry_interval", &ScalePolicy::retry_interval);
+      .def_readwrite("retry_interval", &ScalePolicy::retry_interval)
+      .def_readwrite("rerun", &ScalePolicy::rerun);
 
   m.def("preset", &preset);
   m.def("presets", [] {

@@ -101,6 +101,7 @@ void bind_scaler(py::module_& m) {
                self.update();
              }
            })
+      .def("run_again", &GradScaler::run_again, py::call_guard<py::gil_scoped_release>())
       .def("discard", &GradScaler::discard)
       .def("save", &GradScaler::save, py::call_guard<py::gil_scoped_release>())
       .def("load", [](GradScaler& self, const std::string& json) { self.load(json); });

@@ -247,6 +247,7 @@ void Checkpoints::put_back(const Checkpoint& checkpoint, const Training& trainin
       set_random_state(generator, random.at("device").get<std::string>());
     }
     result->injected = state.at("injected").get<int64_t>();
+    result->run_again = state.value("run_again", int64_t{0});
     result->lost = {lost.at("values").get<int64_t>(), lost.at("zeroed").get<int64_t>()};
     for (size_t i = 0; i < tensors.size(); ++i) tensors[i].second.data().copy_(values[i]);
   });
@@ -281,6 +282,7 @@ void Checkpoints::save(int64_t step, const Training& training, const RunResult& 
                       {"optimizer_steps", optimizer.steps},
                       {"random", random},
                       {"injected", result.injected},
+                      {"run_again", result.run_again},
                       {"lost", {{"values", result.lost.values}, {"zeroed", result.lost.zeroed}}}};
   folder_->save(step, tensors, state.dump());
   last_ = step;

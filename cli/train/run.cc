@@ -115,6 +115,24 @@ std::vector<LayerStats> look_at_layers(const torch::nn::Module& model) {
   return measure_layers(gradients_of(model, &gradients));
 }
 
+namespace {
+
+void look(int64_t step, double scale, const torch::nn::Module& model, Recorder* recorder,
+          RunResult* result) {
+  if (!result->no_layers.empty()) return;
+  try {
+    result->layers = look_at_layers(model);
+    result->layers_step = step;
+    result->layers_scale = scale;
+    if (recorder != nullptr) recorder->layers(step, scale, result->layers);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kUnsupported) throw;
+    result->no_layers = error.what();
+  }
+}
+
+}  // namespace
+
 RunResult run(const TrainConfig& config, Task& task, const Aids& aids,
               const std::function<bool(const StepRecord&, const RunResult&)>& on_step,
               const std::string& note) {
@@ -154,40 +172,44 @@ RunResult run(const TrainConfig& config, Task& task, const Aids& aids,
     StepRecord record;
     record.step = step;
     record.lr = lr_at(config, step);
-    record.scale = scaler.get_scale();
     for (auto& group : optimizer->param_groups()) group.options().set_lr(record.lr);
-    optimizer->zero_grad();
-    {
-      std::optional<libtorch::CastMeter> meter;
-      if (step % look_every == 0) meter.emplace();
-      record.loss = accumulate_gradients(config, task, scaler);
-      if (meter.has_value()) {
-        result.lost.values += meter->loss().values;
-        result.lost.zeroed += meter->loss().zeroed;
-      }
-    }
     Scalars more = {{"lr", record.lr}};
-    if (!config.inject.empty()) {
-      const int64_t hits = inject(injector, step, task.model());
-      result.injected += hits;
-      more.emplace_back("injected", static_cast<double>(hits));
-    }
     bool stop = stop_here;
-    if (team != nullptr) stop = team->average(task.model().parameters(), &record.loss, stop_here);
-    if (config.layers > 0 && (step - 1) % config.layers == 0 && result.no_layers.empty()) {
-      try {
-        result.layers = look_at_layers(task.model());
-        result.layers_step = step;
-        result.layers_scale = record.scale;
-        if (recorder != nullptr) recorder->layers(step, record.scale, result.layers);
-      } catch (const Error& error) {
-        if (error.code() != ErrorCode::kUnsupported) throw;
-        result.no_layers = error.what();
+    StepReport report;
+    const std::string position = scaler.policy().rerun ? task.data_position() : "";
+    for (int64_t pass = 0; pass == 0 || scaler.run_again(); ++pass) {
+      if (pass > 0) task.set_data_position(position);
+      record.scale = scaler.get_scale();
+      optimizer->zero_grad();
+      libtorch::CastLoss lost;
+      {
+        std::optional<libtorch::CastMeter> meter;
+        if (step % look_every == 0) meter.emplace();
+        record.loss = accumulate_gradients(config, task, scaler);
+        if (meter.has_value()) lost = meter->loss();
       }
+      int64_t hits = 0;
+      if (!config.inject.empty()) hits = inject(injector, step, task.model());
+      if (team != nullptr) stop = team->average(task.model().parameters(), &record.loss, stop_here);
+      if (pass == 0 && config.layers > 0 && (step - 1) % config.layers == 0) {
+        look(step, record.scale, task.model(), recorder, &result);
+      }
+      report = scaler.step(*optimizer, options);
+      if (report.pending) report = scaler.report();
+      scaler.update();
+      if (scaler.run_again()) {
+        ++record.run_again;
+        continue;
+      }
+      result.lost.values += lost.values;
+      result.lost.zeroed += lost.zeroed;
+      result.injected += hits;
+      if (!config.inject.empty()) more.emplace_back("injected", static_cast<double>(hits));
     }
-    StepReport report = scaler.step(*optimizer, options);
-    if (report.pending) report = scaler.report();
-    scaler.update();
+    if (scaler.policy().rerun) {
+      more.emplace_back("run_again", static_cast<double>(record.run_again));
+      result.run_again += record.run_again;
+    }
     if (recorder != nullptr) recorder->step(step, record.loss, report, more);
     record.applied = report.applied;
     record.grad_norm = report.grad_norm;

@@ -187,6 +187,8 @@ typedef struct hr_policy {
   int32_t on_overflow;
   int32_t peak_window;
   int32_t retry_interval;
+  int32_t rerun;
+  int32_t reserved;
 } hr_policy;
 
 /// Headroom's own dynamic scaling; `size` is sizeof(hr_policy).
@@ -437,6 +439,10 @@ HR_API hr_status hr_accumulator_step(hr_optimizer* accumulator, hr_optimizer* op
 /// Moves the scale, once, after every optimizer has stepped; or sets it by hand.
 HR_API hr_status hr_scaler_update(hr_scaler* scaler);
 HR_API hr_status hr_scaler_update_to(hr_scaler* scaler, float scale);
+
+/// After an update, with a policy whose `rerun` is set: 1 if the last batch is to be run again,
+/// because it was skipped and the scale is lower now for its sake; else 0.
+HR_API hr_status hr_scaler_run_again(hr_scaler* scaler, int32_t* again);
 
 /// Forgets losses that were scaled but not stepped, because their gradients are dropped.
 HR_API hr_status hr_scaler_discard(hr_scaler* scaler);

@@ -19,7 +19,9 @@ namespace internal {
 inline constexpr int32_t kBit = 65536;  // one power of two
 inline constexpr int32_t kMaxSamples = 1 << 30;
 inline constexpr int32_t kMaxWait = 1 << 24;
-inline constexpr int32_t kShaken = 16;  // clean steps after an overflow with a bit of care
+inline constexpr int32_t kShaken = 16;         // clean steps after an overflow with a bit of care
+inline constexpr int32_t kTries = 8;           // of a batch, where batches are run again
+inline constexpr float kCustomary = 65536.0f;  // the scale that everybody starts from
 
 // log2 of a positive finite number, rounded up. Exact for what 16-bit formats hold.
 HEADROOM_HOST_DEVICE inline int32_t bits_of(double value) {
@@ -212,6 +214,18 @@ HEADROOM_HOST_DEVICE inline void retry(const ScalePolicy& policy, ScaleState* st
   state->retry_left = policy.retry_interval;
 }
 
+// Where batches are run again: as far down as it takes, by 1, 3, 6, 10, ... bits in all. A batch
+// that no scale helps is left out, and the scale is what it was.
+HEADROOM_HOST_DEVICE inline float scale_for_rerun(const ScalePolicy& policy, ScaleState* state) {
+  const auto tries = static_cast<int32_t>((state->skips_in_row - 1) % kTries) + 1;
+  const float smaller = scale_of(policy, exponent_of(state->scale) - tries);
+  state->since_rescale = 0;
+  state->overflows_since_rescale = 0;
+  if (tries < kTries && smaller < state->scale) return smaller;
+  state->failed_scale = scale_of(policy, exponent_of(state->failed_scale));
+  return state->failed_scale;
+}
+
 HEADROOM_HOST_DEVICE inline float headroom_after_overflow(const ScalePolicy& policy,
                                                           Transition* next) {
   ScaleState& state = next->state;
@@ -220,6 +234,7 @@ HEADROOM_HOST_DEVICE inline float headroom_after_overflow(const ScalePolicy& pol
   ++state.overflows_since_rescale;
   state.growth_tracker = 0;
   if (state.failed_scale == 0.0f) state.failed_scale = state.scale;
+  if (policy.rerun) return scale_for_rerun(policy, &state);
   // A growth that failed is taken back, and a bit more. Else how far is too far is not known: go
   // deep, measure, and come back; deeper each time.
   int32_t cut = state.trial_left > 0 ? 2 : 10;
@@ -234,13 +249,38 @@ HEADROOM_HOST_DEVICE inline float headroom_after_overflow(const ScalePolicy& pol
   return smaller;
 }
 
+// Where batches are run again nothing is given up before it overflows. After it, half the scale
+// that failed, or what passed if it fails all the time; then to the target as ever, and a bit
+// beyond whenever that held for a while and would have held the last gradients.
+HEADROOM_HOST_DEVICE inline float risked(const ScalePolicy& policy, float failed, bool soon,
+                                         ScaleState* state) {
+  const int32_t now = exponent_of(state->scale);
+  int32_t next = now;
+  if (failed > 0.0f) {
+    if (!soon && exponent_of(failed) - 1 > now) next = exponent_of(failed) - 1;
+  } else if (now < target_of(policy, *state)) {
+    const bool slow = state->scale >= kCustomary;
+    const int32_t pause = slow ? policy.growth_interval : policy.growth_interval / 256;
+    if (state->since_rescale >= pause) next = now + 1;
+  } else if (state->since_rescale >= policy.retry_interval / 4) {
+    const int32_t level = now + 1 - state->lowest;
+    const bool fits = level < 0 || (level < kLevels && state->ages[level] > 0);
+    if (fits) next = now + 1;
+  }
+  const float scale = scale_of(policy, next);
+  if (scale != state->scale) state->since_rescale = 0;
+  return scale;
+}
+
 HEADROOM_HOST_DEVICE inline float headroom_after_clean_step(const ScalePolicy& policy, double amax,
                                                             Transition* next) {
   ScaleState& state = next->state;
   constexpr double kDoubleMax = 1.7976931348623157e308;
   const bool known = amax > 0.0 && amax <= kDoubleMax;
   if (known) remember(policy, amax, &state);
-  if (state.failed_scale > 0.0f) {
+  const float failed = state.failed_scale;
+  const bool soon = state.calm < kShaken;
+  if (failed > 0.0f) {
     learn_from_failure(policy, &state);
   } else {
     retry(policy, &state);
@@ -250,6 +290,7 @@ HEADROOM_HOST_DEVICE inline float headroom_after_clean_step(const ScalePolicy& p
   const int32_t room = bits_of(policy.grad_limit) - (known ? bits_of(amax) : 0);
   if (known && room < state.gap) state.gap = room;  // what passed is trusted
 
+  if (policy.rerun) return risked(policy, failed, soon, &state);
   const bool at_start = state.samples > 0 && state.samples - state.calm < kShaken;
   const bool shaken = state.skipped > 0 && state.calm <= kShaken && !at_start;
   const int32_t now = exponent_of(state.scale);
@@ -262,7 +303,6 @@ HEADROOM_HOST_DEVICE inline float headroom_after_clean_step(const ScalePolicy& p
   }
   // After an overflow back at once; else one bit at a time, and slowly above the scale that
   // everybody starts from.
-  constexpr float kCustomary = 65536.0f;
   const bool return_now = state.calm <= 2 * kShaken && now < state.back;
   const bool slow = !return_now && state.scale >= kCustomary;
   const int32_t pause = slow ? policy.growth_interval : policy.growth_interval / 256;

@@ -60,7 +60,7 @@ struct ScalePolicy {
   OnOverflow on_overflow = OnOverflow::kSkip;
 
   /// Alarm when this many steps in a row have been skipped. 0: no such alarm. (The alarm at the
-  /// floor is always on.)
+  /// floor is always on, but with `rerun`.)
   int64_t max_skips_in_row = 0;
 
   /// Above 0: Headroom's rule (docs/policies.md): the scale is set from the gradients' largest
@@ -71,6 +71,11 @@ struct ScalePolicy {
   double grad_limit = 0.0;
   int32_t peak_window = 256;      // steps whose peaks are compared with those of the steps before
   int32_t retry_interval = 2000;  // clean steps before a gap that was learnt is tried again
+
+  /// With a grad_limit: the batch of a skipped step is run again, at the scale that update() has
+  /// set for it (GradScaler::run_again). An overflow then costs a pass and not a batch, and the
+  /// rule takes more risks.
+  bool rerun = false;
 };
 
 /// Headroom's own dynamic scaling: 2^16, x2 after 2000 clean steps, x1/2 on overflow, 1 to 2^24.
@@ -93,7 +98,8 @@ struct HeadroomScale {
   float max_scale = 0x1p32f;
   int32_t growth_interval = 256;
   OnOverflow on_overflow = OnOverflow::kSkip;
-  int64_t max_skips_in_row = 0;
+  int64_t max_skips_in_row = 0;  // with `rerun` 32 if it is 0: four batches
+  bool rerun = false;            // the loop runs batches again: ScalePolicy::rerun
 
   HEADROOM_API operator ScalePolicy() const;  // NOLINT: meant to be implicit
 };
@@ -268,6 +274,12 @@ HEADROOM_HOST_DEVICE inline Transition next_state(const ScalePolicy& policy,
 HEADROOM_HOST_DEVICE inline Transition next_state(const ScalePolicy& policy,
                                                   const ScaleState& state, bool overflow) {
   return next_state(policy, state, StepSeen{overflow, 0.0});
+}
+
+/// Whether the batch of the last step is to be run again: it was skipped, and the scale is lower
+/// now for its sake. Policies without `rerun` never say so.
+HEADROOM_HOST_DEVICE inline bool run_again(const ScalePolicy& policy, const ScaleState& state) {
+  return policy.rerun && state.skips_in_row > 0 && state.scale < state.failed_scale;
 }
 
 /// 1/scale, formed in double and rounded once.

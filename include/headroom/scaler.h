@@ -120,9 +120,9 @@ struct ScalerOptions {
 ///
 ///     GradScaler scaler(DynamicScale{}, {.device = {DeviceType::kCUDA, 0}});
 ///     scaler.scale(loss, scaled);             // tensors; then backward
-///     scaler.step(optimizer);                 // SGD, Adam, AdamW: verdict and update on the
-///     device scaler.update(); if (auto report = scaler.try_report()) ...   // the newest step that
-///     is done
+///     scaler.step(optimizer);                 // SGD, Adam, AdamW: verdict and update there
+///     scaler.update();
+///     if (auto report = scaler.try_report()) ...   // the newest step that is done
 ///
 /// The first step takes memory and the following ones none; a graph may be captured after it.
 /// Replays change the device's state, which all that waits (state(), get_scale(), report(), save())
@@ -193,6 +193,14 @@ class HEADROOM_API GradScaler {
   /// changing nothing, if the policy's bounds forbid it, or if losses were scaled that no step has
   /// used yet.
   void update(float new_scale);
+
+  /// After update(), with a policy whose `rerun` is set: whether to run the last batch again,
+  /// because it was skipped and the scale is lower now for its sake. False for one that no scale
+  /// helps.
+  ///
+  ///     do { backward(scaler.scale(loss)); scaler.step(optimizer); scaler.update(); }
+  ///     while (scaler.run_again());
+  bool run_again() const { return enabled() && headroom::run_again(policy_, state()); }
 
   /// Forgets losses that were scaled but not stepped, because their gradients are dropped: zeroed,
   /// or overwritten by the next backward.

@@ -113,6 +113,12 @@ ScalePolicy colossalai() {
   return policy;
 }
 
+ScalePolicy headroom_rerun() {
+  HeadroomScale policy;
+  policy.rerun = true;
+  return policy;
+}
+
 struct Preset {
   PresetInfo info;
   ScalePolicy (*make)();
@@ -124,6 +130,9 @@ const std::vector<Preset>& table() {
        [] { return ScalePolicy{}; }},
       {{"headroom", "set from the largest gradient, as high as it is safe, from 2^-24 to 2^32"},
        [] { return ScalePolicy(HeadroomScale{}); }},
+      {{"headroom-rerun",
+        "the same where batches that overflow are run again: higher, no batch lost"},
+       headroom_rerun},
       {{"static", "a constant scale, 1024 unless set; overflow skips the step"},
        [] { return ScalePolicy(StaticScale{}); }},
       {{"none", "a constant 1, for bf16 and fp32; overflow skips the step"},
@@ -211,7 +220,10 @@ HeadroomScale::operator ScalePolicy() const {
   policy.max_scale = max_scale;
   policy.growth_interval = growth_interval;
   policy.on_overflow = on_overflow;
-  policy.max_skips_in_row = max_skips_in_row;
+  constexpr int64_t kBadBatches = 4;
+  policy.max_skips_in_row =
+      rerun && max_skips_in_row == 0 ? kBadBatches * internal::kTries : max_skips_in_row;
+  policy.rerun = rerun;
   return policy;
 }
 
@@ -262,6 +274,8 @@ void validate(const ScalePolicy& policy) {
   check(policy.max_skips_in_row >= 0, "max_skips_in_row",
         static_cast<double>(policy.max_skips_in_row), "0 (no alarm) or more");
   if (policy.grad_limit != 0.0) check_headroom(policy);
+  check(!policy.rerun || policy.grad_limit != 0.0, "rerun", policy.rerun,
+        "false, because grad_limit is not set; only Headroom's rule knows of it");
 }
 
 }  // namespace headroom

@@ -33,6 +33,8 @@ HEADROOM_HOST_DEVICE void visit_policy(Policy& policy, int version, const Visit&
   visit("grad_limit", policy.grad_limit);
   visit("peak_window", policy.peak_window);
   visit("retry_interval", policy.retry_interval);
+  if (version < 3) return;
+  visit("rerun", policy.rerun);
 }
 
 template <typename State, typename Visit>
@@ -64,7 +66,7 @@ HEADROOM_HOST_DEVICE void visit_state(State& state, int version, const Visit& vi
 }
 
 /// The newest version of saved scalers, with all members.
-inline constexpr int kStateVersion = 2;
+inline constexpr int kStateVersion = 3;
 
 /// A visitor that makes one number of all it sees.
 struct Fingerprint {

@@ -15,7 +15,7 @@ namespace {
 using nlohmann::json;
 
 constexpr const char* kFormat = "headroom-scaler";
-// What version 1 did not have yet is read as its default, which is what it meant.
+// What earlier versions did not have yet is read as its default, which is what they meant.
 constexpr int kVersion = internal::kStateVersion;
 
 [[noreturn]] void bad(const std::string& sentence) { throw Error(ErrorCode::kBadState, sentence); }
@@ -133,8 +133,9 @@ json parse(std::string_view text) {
         "\"; it is something else.");
   }
   const auto version = root.find("version");
-  if (version == root.end() || (*version != 1 && *version != kVersion)) {
-    bad("The saved scaler has another version than 1 and " + std::to_string(kVersion) +
+  if (version == root.end() || !version->is_number_integer() || *version < 1 ||
+      *version > kVersion) {
+    bad("The saved scaler has another version than 1 to " + std::to_string(kVersion) +
         ", those that this library reads.");
   }
   check_no_others(root, {"format", "version", "policy", "state"}, "top level");

@@ -8,7 +8,7 @@ _Static_assert(sizeof(hr_parameter) == 72, "hr_parameter never changes");
 _Static_assert(sizeof(hr_state_tensor) == 48, "hr_state_tensor never changes");
 _Static_assert(sizeof(hr_stats) == 2304, "hr_stats");
 _Static_assert(sizeof(hr_unscale_result) == 56, "hr_unscale_result");
-_Static_assert(sizeof(hr_policy) == 112, "hr_policy");
+_Static_assert(sizeof(hr_policy) == 120, "hr_policy");
 _Static_assert(sizeof(hr_sgd_options) == 48, "hr_sgd_options");
 _Static_assert(sizeof(hr_adam_options) == 48, "hr_adam_options");
 _Static_assert(sizeof(hr_precision) == 24, "hr_precision");

@@ -86,6 +86,35 @@ TEST(Scaler, AskedForAnErrorOnOverflowItReportsToo) {
   EXPECT_STREQ(report.culprit_text, "w: 10 inf, 0 nan");
 }
 
+TEST(Scaler, SaysWhetherABatchIsToBeRunAgain) {
+  auto policy = sized<hr_policy>();
+  ASSERT_OK(hr_policy_preset("headroom-rerun", &policy));
+  EXPECT_EQ(policy.rerun, 1);
+  Training training(&policy);
+  int32_t again = -1;
+  EXPECT_OK(training.step(kInf));
+  EXPECT_OK(hr_scaler_update(training.scaler));
+  EXPECT_OK(hr_scaler_run_again(training.scaler, &again));
+  EXPECT_EQ(again, 1);
+  EXPECT_OK(training.step(1.0f));
+  EXPECT_OK(hr_scaler_update(training.scaler));
+  EXPECT_OK(hr_scaler_run_again(training.scaler, &again));
+  EXPECT_EQ(again, 0);
+  EXPECT_EQ(hr_scaler_run_again(training.scaler, nullptr), HR_ERROR_NULL);
+}
+
+TEST(Scaler, TakesPoliciesOfTheSizeTheyHadAtFirst) {
+  hr_policy policy;
+  std::memset(&policy, 0x55, sizeof(policy));  // what is beyond the caller's struct
+  ASSERT_OK(hr_policy_init(&policy, offsetof(hr_policy, rerun)));
+  EXPECT_EQ(policy.rerun, 0x55555555);
+  EXPECT_EQ(policy.retry_interval, 2000);
+  Training training(&policy);
+  auto kept = sized<hr_policy>();
+  ASSERT_OK(hr_scaler_get_policy(training.scaler, &kept));
+  EXPECT_EQ(kept.rerun, 0);
+}
+
 TEST(Scaler, UnscalesClipsAndClears) {
   Training training;
   float scale = 0.0f;

@@ -70,6 +70,17 @@ assert rows[0]["values"] == 80 and rows[0]["skipped"] == 0, result
 result = run("replay", "--policy", "torch,static", "-", text='{"amax": 0.5, "log2": {"-45": 4}}')
 assert result.returncode == 0 and "100.0000 %" in result.stdout, result
 
+# A policy that runs batches again skips only what no scale helps, and says how many passes it took.
+burst = ['{"amax": 0.5}'] * 20 + ['{"amax": 40}'] + ['{"amax": 0.5}'] * 2 + ["1", '{"amax": 0.5}']
+result = run("replay", "--policy", "torch,headroom-rerun", "--json", "-", text="\n".join(burst))
+rows = [json.loads(line) for line in result.stdout.splitlines()]
+assert [(row["steps"], row["skipped"], row["run_again"]) for row in rows] == [(25, 2, 0), (25, 1, 10)], result
+assert scales(burst, "step", "--policy", "headroom-rerun")[19:26] == [20, 21, 21, 21, 21, 22, 23]
+assert scales(burst, "scale_used", "--policy", "headroom-rerun")[20:25] == [65536, 32768, 8192, 1024, 32768]
+result = run("replay", "--policy", "headroom-rerun", "-", text="\n".join(burst))
+assert "25 steps, 1 skipped (4.00 %), 10 passes run again" in result.stdout, result
+assert result.stdout.count("overflow, run again") == 10, result
+
 # A gradient of 0 is one; numbers that no run has do not run over.
 assert scales(['{"amax": 0}'] * 3, "overflow") == [False] * 3
 much = '{"amax": 0.5, "log2": {"-90": 281474976710656, "-1": 1}}\n' * 40000

@@ -49,6 +49,25 @@ TEST(Step, UnscalesAndRunsTheOptimizer) {
   EXPECT_EQ(value(w[1]), 0.0);
 }
 
+TEST(Step, ABatchIsRunAgainUntilItFitsOrIsGivenUp) {
+  GradScaler scaler(preset("headroom-rerun"));
+  torch::Tensor w = leaf({0.0f}, torch::kHalf);
+  FusedSGD optimizer({w}, torch::optim::SGDOptions(1.0));
+  std::vector<int> passes;
+  for (const double gradient : {0.25, 100.0, std::nan(""), 0.125}) {
+    passes.push_back(0);
+    do {
+      optimizer.zero_grad();
+      scaler.scale((w.to(torch::kFloat) * gradient).sum()).backward();
+      scaler.step(optimizer);
+      scaler.update();
+      ++passes.back();
+    } while (scaler.run_again());
+  }
+  EXPECT_EQ(passes, (std::vector<int>{1, 5, 8, 1}));
+  EXPECT_EQ(value(w[0]), -100.375);
+}
+
 TEST(Step, SkipsInfAndNanAndSaysWhichParameter) {
   for (const double bad : {kInfinity, std::numeric_limits<double>::quiet_NaN()}) {
     GradScaler scaler;

@@ -18,6 +18,21 @@ def make(grad=1.0, dtype=np.float16, **options):
     return weight, grad, headroom.AdamW({"w": (weight, grad)}, **options)
 
 
+def test_a_batch_is_run_again_until_it_fits_or_is_given_up():
+    _, grad, optimizer = make()
+    scaler = headroom.GradScaler("headroom-rerun")
+    assert scaler.policy.rerun and not headroom.preset("headroom").rerun
+    passes = []
+    for gradient in (0.25, 100.0, np.nan, 0.125):
+        passes.append(0)
+        while passes[-1] == 0 or scaler.run_again():
+            grad[:] = scaler.scale(1.0) * np.float32(gradient)
+            scaler.step(optimizer)
+            scaler.update()
+            passes[-1] += 1
+    assert passes == [1, 5, 8, 1]
+
+
 def test_a_clean_step_is_applied_and_a_bad_one_is_not():
     weight, grad, optimizer = make(lr=0.1, weight_decay=0.0)
     scaler = headroom.GradScaler("torch")

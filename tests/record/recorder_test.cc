@@ -332,7 +332,9 @@ TEST(Recorder, AFullDiskIsNamedAndCutsNoLine) {
 
 TEST(Recorder, WhatDoesNotFitIntoTheEventFileIsInNeither) {
   const Folder folder;
-  Recorder recorder(folder.path("run"), {.tensorboard = true});
+  RunInfo info;
+  info.tensorboard = true;
+  Recorder recorder(folder.path("run"), info);
   std::vector<float> weight = {1.0f}, grad = {1.0f};
   const auto layers = measure_layers({{"w", view(weight), view(grad)}});
   Scalars many;  // which take more room there

@@ -71,6 +71,29 @@ TEST(Step, ABatchMayBeRunAgainInsteadOfBeingSkipped) {
   }
 }
 
+TEST(Step, APolicyThatRunsBatchesAgainSaysWhen) {
+  Loop loop, plain;
+  GradScaler scaler(preset("headroom-rerun")), one(StaticScale{1.0f}),
+      off(preset("headroom-rerun"), {.enabled = false});
+  EXPECT_FALSE(scaler.run_again());
+  EXPECT_FALSE(off.run_again());
+  int passes = 0;
+  for (const float gradient : {0.25f, 100.0f, kNan, 0.125f}) {  // 100 overflows from 2^10 on
+    do {
+      loop.backward(scaler.scale(1.0f), gradient);
+      scaler.step(loop.optimizer);
+      scaler.update();
+      ++passes;
+    } while (scaler.run_again());
+    plain.backward(one.scale(1.0f), gradient);
+    one.step(plain.optimizer);
+    one.update();
+  }
+  EXPECT_EQ(passes, 1 + 5 + 8 + 1) << "nan is given up, whatever the scale";
+  EXPECT_EQ(loop.optimizer.steps(0), 3);
+  EXPECT_EQ(loop.optimizer.master(0)[0], plain.optimizer.master(0)[0]);
+}
+
 TEST(Step, AFirstStepOverflowLeavesNoMomentum) {
   Loop loop({.lr = 1.0, .momentum = 0.9, .dampening = 0.5});
   GradScaler scaler;

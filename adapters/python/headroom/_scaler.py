@@ -113,6 +113,11 @@ class GradScaler:
         """Moves the scale by what the steps since the last update found, or sets it."""
         self._core.update(new_scale, 0)
 
+    def run_again(self) -> bool:
+        """After ``update()``, with a policy whose ``rerun`` is set (``"headroom-rerun"``): whether to
+        run the last batch again, because it was skipped and the scale is lower now for its sake."""
+        return self._core.run_again()
+
     def report(self) -> _core.StepReport:
         """What the last step did; waits for it."""
         return self._core.report()

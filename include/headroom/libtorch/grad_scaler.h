@@ -120,6 +120,10 @@ class HEADROOM_API GradScaler {
   void update(double new_scale);
   void update(const torch::Tensor& new_scale);
 
+  /// After update(), with a policy whose `rerun` is set: whether to run the last batch again,
+  /// because it was skipped and the scale is lower now for its sake.
+  bool run_again() const;
+
   /// Forgets losses that were scaled but not stepped, because their gradients were dropped.
   void discard();
 

@@ -1,0 +1,59 @@
+#!/usr/bin/env python3
+"""`headroom train --loss-scale headroom-rerun`: batches that overflow are run again."""
+import os
+import subprocess
+import sys
+import tempfile
+
+from runs import check, finish, history
+
+program = sys.argv[1]
+
+
+def train(*arguments):
+    return subprocess.run([program, "train", *map(str, arguments), "--threads", "1"],
+                          capture_output=True, text=True)
+
+
+def course(folder):
+    return [(step["step"], step["loss"], step["overflow"], step["scale"], step["run_again"])
+            for step in history(folder)[1]]
+
+
+with tempfile.TemporaryDirectory() as temp:
+    # A learning rate so high that the gradients jump: nothing is skipped, where torch's rule skips.
+    wild = ["field", "--precision", "fp16", "--optimizer", "adam", "--lr", 0.5, "--steps", 200]
+    result = train(*wild, "--loss-scale", "torch", "--out", f"{temp}/torch")
+    check(sum(step["overflow"] for step in history(f"{temp}/torch")[1]) > 0, "torch skips some")
+    check("run again" not in result.stdout and "run_again" not in history(f"{temp}/torch")[1][0], result.stdout)
+    result = train(*wild, "--loss-scale", "headroom-rerun", "--out", f"{temp}/wild", "--checkpoint-every", 50)
+    steps = history(f"{temp}/wild")[1]
+    again = sum(step["run_again"] for step in steps)
+    check(again > 0 and not any(step["overflow"] for step in steps), steps)
+    check(f"run again         {int(again)}\n" in result.stdout and "skipped steps     0\n" in result.stdout, result)
+
+    # It goes on from a checkpoint as if nothing had been.
+    whole = course(f"{temp}/wild")
+    for name in os.listdir(f"{temp}/wild"):
+        if name.endswith("200.safetensors"):
+            os.remove(f"{temp}/wild/{name}")
+    result = train("--resume", "--out", f"{temp}/wild")
+    check(course(f"{temp}/wild") == whole, result.stderr)
+    check(f"run again         {int(again)}\n" in result.stdout, result.stdout)
+
+    # A batch that no scale helps is left out after eight passes; those after it are the same ones.
+    for extra in ([], ["--accumulate", 3]):
+        small = ["mlp", "--width", 32, "--batch", 16, "--steps", 12, "--inject", "nan:step=5", *extra]
+        train(*small, "--loss-scale", "none", "--out", f"{temp}/plain")
+        result = train(*small, "--loss-scale", "headroom-rerun", "--out", f"{temp}/bad")
+        check(result.returncode == 0 and "skipped steps     1\n  run again         7\n" in result.stdout, result)
+        plain, bad = history(f"{temp}/plain")[1], history(f"{temp}/bad")[1]
+        check([step["loss"] for step in plain] == [step["loss"] for step in bad], (plain, bad))
+        check([step["step"] for step in bad if step["overflow"]] == [5] and bad[4]["run_again"] == 7, bad)
+        check(bad[4]["culprit"].endswith(": 0 inf, 1 nan") and bad[5]["scale"] == 65536, bad[4:6])
+
+    # Where all batches are bad it gives up.
+    result = train(*small[:7], "--inject", "nan", "--loss-scale", "headroom-rerun")
+    check(result.returncode == 3 and "stopped at step 4. 32 steps in a row were" in result.stderr, result)
+
+finish()
