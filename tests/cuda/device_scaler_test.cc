@@ -29,6 +29,22 @@ TEST_F(DeviceScaler, RunsTheCoursesOfAllPresets) {
   }
 }
 
+TEST_F(DeviceScaler, BatchesAreRunAgainUntilTheyFitOrAreGivenUp) {
+  expect_same_on_both(with(preset("headroom-rerun")), [](Plain& loop) {
+    for (unsigned step = 0; step < 8; ++step) {
+      do {
+        const bool bad = step == 5 || (step == 2 && loop.scaler.get_scale() > 1000.0f);
+        loop.backward(step, 100.0, bad ? 1 : -1, kInf);
+        loop.step();
+        loop.update();
+        loop.log += loop.scaler.run_again() ? "run again\n" : "next\n";
+      } while (loop.scaler.run_again());
+    }
+    EXPECT_EQ(loop.scaler.state().skipped, 4 + 8);
+    EXPECT_EQ(loop.optimizer->steps(0), 7);
+  });
+}
+
 TEST_F(DeviceScaler, AFirstStepOverflowLeavesNoMomentum) {
   using Momentum = Loop<SGD, SGDOptions>;
   expect_same_on_both<Momentum>(
