@@ -88,9 +88,9 @@ void print_json(const std::vector<Step>& steps) {
 }
 
 const char* event_of(const Step& step) {
+  if (step.again) return "overflow, run again";
   if (step.alarm == Alarm::kAtFloor) return "skipped, and the scale is at its floor";
   if (step.alarm == Alarm::kSkipsInRow) return "skipped, too many in a row";
-  if (step.again) return "overflow, run again";
   if (step.overflow) return step.scale < step.scale_used ? "skipped, scale cut" : "skipped";
   return step.scale > step.scale_used   ? "scale grown"
          : step.scale < step.scale_used ? "scale cut"
@@ -179,7 +179,7 @@ void tell_of_limits(const std::string& name, const ScalePolicy& policy,
   int64_t first_alarm = 0;
   int64_t first_top = 0;
   for (const Step& step : steps) {
-    if (step.alarm != Alarm::kNone && alarms++ == 0) first_alarm = step.number;
+    if (!step.again && step.alarm != Alarm::kNone && alarms++ == 0) first_alarm = step.number;
     if (step.scale == kLargestScale && first_top == 0) first_top = step.number;
   }
   if (alarms > 0) {

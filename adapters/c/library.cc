@@ -91,7 +91,9 @@ hr_status hr_policy_init(hr_policy* policy, size_t size) {
 hr_status hr_policy_preset(const char* name, hr_policy* policy) {
   return guarded(__func__, [&] {
     check_to_fill(need(policy, "policy"), "policy");
-    give(policy_from(headroom::preset(need(name, "name"))), policy);
+    const hr_policy preset = policy_from(headroom::preset(need(name, "name")));
+    if (preset.rerun != 0) check_has(&hr_policy::rerun, *policy, "policy");
+    give(preset, policy);
   });
 }
 

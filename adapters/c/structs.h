@@ -44,6 +44,17 @@ Struct taken(const Struct* from, Struct defaults, const char* name) {
   return defaults;
 }
 
+/// Throws Failure(HR_ERROR_VERSION) unless the caller's struct has this member.
+template <typename Struct, typename Member>
+void check_has(Member Struct::*member, const Struct& given, const char* name) {
+  const auto* const begin = reinterpret_cast<const char*>(&given);
+  const auto* const end = reinterpret_cast<const char*>(&(given.*member) + 1);
+  if (static_cast<size_t>(end - begin) <= given.size) return;
+  throw Failure{HR_ERROR_VERSION, "'" + std::string(name) + "' of " + std::to_string(given.size) +
+                                      " bytes has no place for what is asked for; compile the "
+                                      "program against the header of this library."};
+}
+
 /// Fills as much of the caller's struct as it has. Its size was checked before.
 template <typename Struct>
 void give(const Struct& value, Struct* to, size_t size) {

@@ -173,42 +173,42 @@ RunResult run(const TrainConfig& config, Task& task, const Aids& aids,
     record.step = step;
     record.lr = lr_at(config, step);
     for (auto& group : optimizer->param_groups()) group.options().set_lr(record.lr);
-    Scalars more = {{"lr", record.lr}};
-    bool stop = stop_here;
-    StepReport report;
     const std::string position = scaler.policy().rerun ? task.data_position() : "";
-    for (int64_t pass = 0; pass == 0 || scaler.run_again(); ++pass) {
-      if (pass > 0) task.set_data_position(position);
+    bool stop = stop_here;
+    int64_t hits = 0;
+    double failed_scale = 0.0;  // the last one before the one that passed
+    libtorch::CastLoss lost;
+    StepReport report;
+    for (;; ++record.run_again) {
+      if (record.run_again > 0) task.set_data_position(position);
       record.scale = scaler.get_scale();
       optimizer->zero_grad();
-      libtorch::CastLoss lost;
       {
         std::optional<libtorch::CastMeter> meter;
         if (step % look_every == 0) meter.emplace();
         record.loss = accumulate_gradients(config, task, scaler);
         if (meter.has_value()) lost = meter->loss();
       }
-      int64_t hits = 0;
       if (!config.inject.empty()) hits = inject(injector, step, task.model());
       if (team != nullptr) stop = team->average(task.model().parameters(), &record.loss, stop_here);
-      if (pass == 0 && config.layers > 0 && (step - 1) % config.layers == 0) {
+      if (record.run_again == 0 && config.layers > 0 && (step - 1) % config.layers == 0) {
         look(step, record.scale, task.model(), recorder, &result);
       }
       report = scaler.step(*optimizer, options);
       if (report.pending) report = scaler.report();
       scaler.update();
-      if (scaler.run_again()) {
-        ++record.run_again;
-        continue;
-      }
-      result.lost.values += lost.values;
-      result.lost.zeroed += lost.zeroed;
-      result.injected += hits;
-      if (!config.inject.empty()) more.emplace_back("injected", static_cast<double>(hits));
+      if (!scaler.run_again()) break;
+      failed_scale = record.scale;
     }
+    result.lost.values += lost.values;
+    result.lost.zeroed += lost.zeroed;
+    result.injected += hits;
+    result.run_again += record.run_again;
+    Scalars more = {{"lr", record.lr}};
+    if (!config.inject.empty()) more.emplace_back("injected", static_cast<double>(hits));
     if (scaler.policy().rerun) {
       more.emplace_back("run_again", static_cast<double>(record.run_again));
-      result.run_again += record.run_again;
+      if (report.applied && record.run_again > 0) more.emplace_back("overflow_at", failed_scale);
     }
     if (recorder != nullptr) recorder->step(step, record.loss, report, more);
     record.applied = report.applied;

@@ -20,7 +20,7 @@ inline constexpr int32_t kBit = 65536;  // one power of two
 inline constexpr int32_t kMaxSamples = 1 << 30;
 inline constexpr int32_t kMaxWait = 1 << 24;
 inline constexpr int32_t kShaken = 16;         // clean steps after an overflow with a bit of care
-inline constexpr int32_t kTries = 8;           // of a batch, where batches are run again
+inline constexpr int32_t kTries = 8;           // of a batch, at most, where batches are run again
 inline constexpr float kCustomary = 65536.0f;  // the scale that everybody starts from
 
 // log2 of a positive finite number, rounded up. Exact for what 16-bit formats hold.
@@ -60,14 +60,15 @@ HEADROOM_HOST_DEVICE inline int32_t highest(const ScalePolicy& policy, const Sca
 }
 
 // As too large counts what comes to a limit by the scatter, or `most`: one beyond it is near then.
-HEADROOM_HOST_DEVICE inline int32_t margin(const ScaleState& state, int32_t most) {
-  return within(state.scatter * 3 / 4, kBit / 64, most);
+HEADROOM_HOST_DEVICE inline int32_t margin(const ScalePolicy& policy, const ScaleState& state,
+                                           int32_t most) {
+  return within(policy.rerun ? 0 : state.scatter * 3 / 4, kBit / 64, most);
 }
 
 // The largest exponent that this gradient fits.
 HEADROOM_HOST_DEVICE inline int32_t ceiling(const ScalePolicy& policy, const ScaleState& state,
                                             int32_t seen) {
-  const int32_t limit = bits_of(policy.grad_limit) - margin(state, kBit / 2);
+  const int32_t limit = bits_of(policy.grad_limit) - margin(policy, state, kBit / 2);
   return within(floor_bits(limit - seen), -4000, 4000);
 }
 
@@ -143,7 +144,7 @@ HEADROOM_HOST_DEVICE inline int32_t balanced(const ScalePolicy& policy, const Sc
 HEADROOM_HOST_DEVICE inline int32_t target_of(const ScalePolicy& policy, const ScaleState& state) {
   const int32_t best = balanced(policy, state);
   if (state.gap <= 0) return best + -state.gap / kBit;  // more than the limit has passed
-  const int32_t trusted = bits_of(policy.grad_limit) - state.gap - margin(state, kBit / 16);
+  const int32_t trusted = bits_of(policy.grad_limit) - state.gap - margin(policy, state, kBit / 16);
   const int32_t inside = floor_bits(trusted - highest(policy, state));
   return inside < best ? inside : best;
 }
@@ -161,11 +162,25 @@ HEADROOM_HOST_DEVICE inline void remember_again(const ScalePolicy& policy, int32
   for (int32_t i = fits; i < kLevels; ++i) state->ages[i] = 0;
 }
 
+// A batch that is run again gets 1, 3, 6, 10, 15 and 21 bits less than at first, then the floor: by
+// how many bits the last cut was if it is `below` now; 0 for none.
+HEADROOM_HOST_DEVICE inline int32_t last_cut(int32_t below) {
+  int32_t cut = 0;
+  while (cut < kTries - 2 && (cut + 1) * (cut + 2) / 2 <= below) ++cut;
+  const int32_t beyond = below - cut * (cut + 1) / 2;
+  return beyond > 0 && cut == kTries - 2 ? beyond : cut;
+}
+
 // The first clean step after overflows tells whether the gradients had grown, or whether backward
 // overflowed on its way to gradients that look small enough. That is learnt as a gap.
 HEADROOM_HOST_DEVICE inline void learn_from_failure(const ScalePolicy& policy, ScaleState* state) {
-  const int32_t failed = exponent_of(state->failed_scale);
-  const bool repeated = state->skips_in_row > 1;
+  const int32_t here = exponent_of(state->scale);
+  int32_t failed = exponent_of(state->failed_scale);
+  bool repeated = state->skips_in_row > 1;
+  if (policy.rerun) {  // of one batch, or of bad ones, after which the scale is what it was
+    failed = here + last_cut(failed - here);
+    repeated = failed == here;
+  }
   const bool growth_failed = state->trial_left > 0;
   const int32_t calm = state->calm;
   state->failed_scale = 0.0f;
@@ -173,7 +188,6 @@ HEADROOM_HOST_DEVICE inline void learn_from_failure(const ScalePolicy& policy, S
   state->calm = 0;
   // If it failed when it had just come back, it climbs from here, bit by bit.
   const bool soon = calm < kShaken;
-  const int32_t here = exponent_of(state->scale);
   if (repeated) {  // far below it failed too: come back at once only to gradients of 1
     const int32_t of_one = balanced(policy, *state) - floor_bits(bits_of(policy.grad_limit));
     state->back = soon ? here : of_one;
@@ -214,14 +228,15 @@ HEADROOM_HOST_DEVICE inline void retry(const ScalePolicy& policy, ScaleState* st
   state->retry_left = policy.retry_interval;
 }
 
-// Where batches are run again: as far down as it takes, by 1, 3, 6, 10, ... bits in all. A batch
-// that no scale helps is left out, and the scale is what it was.
+// Where batches are run again: as far down as it takes, to the floor at last. A batch that no scale
+// helps is left out, and the scale is what it was.
 HEADROOM_HOST_DEVICE inline float scale_for_rerun(const ScalePolicy& policy, ScaleState* state) {
-  const auto tries = static_cast<int32_t>((state->skips_in_row - 1) % kTries) + 1;
-  const float smaller = scale_of(policy, exponent_of(state->scale) - tries);
+  const int32_t here = exponent_of(state->scale);
+  const int32_t cut = last_cut(exponent_of(state->failed_scale) - here) + 1;
+  const float smaller = cut < kTries - 1 ? scale_of(policy, here - cut) : policy.min_scale;
   state->since_rescale = 0;
   state->overflows_since_rescale = 0;
-  if (tries < kTries && smaller < state->scale) return smaller;
+  if (smaller < state->scale) return smaller;
   state->failed_scale = scale_of(policy, exponent_of(state->failed_scale));
   return state->failed_scale;
 }

@@ -59,8 +59,9 @@ struct ScalePolicy {
 
   OnOverflow on_overflow = OnOverflow::kSkip;
 
-  /// Alarm when this many steps in a row have been skipped. 0: no such alarm. (The alarm at the
-  /// floor is always on, but with `rerun`.)
+  /// Alarm when this many steps in a row have been skipped. 0: no such alarm, but the one at the
+  /// floor, which is always on. With `rerun` passes are counted, 0 means 32, which is four batches,
+  /// and there is no alarm at the floor.
   int64_t max_skips_in_row = 0;
 
   /// Above 0: Headroom's rule (docs/policies.md): the scale is set from the gradients' largest
@@ -73,8 +74,8 @@ struct ScalePolicy {
   int32_t retry_interval = 2000;  // clean steps before a gap that was learnt is tried again
 
   /// With a grad_limit: the batch of a skipped step is run again, at the scale that update() has
-  /// set for it (GradScaler::run_again). An overflow then costs a pass and not a batch, and the
-  /// rule takes more risks.
+  /// set for it (GradScaler::run_again). An overflow then costs a few passes and no batch, and
+  /// the rule takes more risks. For one optimizer in each round, and not for GradAccumulator.
   bool rerun = false;
 };
 
@@ -98,8 +99,8 @@ struct HeadroomScale {
   float max_scale = 0x1p32f;
   int32_t growth_interval = 256;
   OnOverflow on_overflow = OnOverflow::kSkip;
-  int64_t max_skips_in_row = 0;  // with `rerun` 32 if it is 0: four batches
-  bool rerun = false;            // the loop runs batches again: ScalePolicy::rerun
+  int64_t max_skips_in_row = 0;
+  bool rerun = false;  // the loop runs batches again: ScalePolicy::rerun
 
   HEADROOM_API operator ScalePolicy() const;  // NOLINT: meant to be implicit
 };
@@ -246,6 +247,12 @@ HEADROOM_HOST_DEVICE inline float after_clean_step(const ScalePolicy& policy, fl
 
 }  // namespace internal
 
+/// How many skips in a row raise the alarm; 0: any number may be.
+HEADROOM_HOST_DEVICE inline int64_t most_skips(const ScalePolicy& policy) {
+  constexpr int64_t kFourBatches = 32;
+  return policy.rerun && policy.max_skips_in_row == 0 ? kFourBatches : policy.max_skips_in_row;
+}
+
 /// The state after a step. This is the whole state machine.
 HEADROOM_HOST_DEVICE inline Transition next_state(const ScalePolicy& policy,
                                                   const ScaleState& state, const StepSeen& seen) {
@@ -264,8 +271,8 @@ HEADROOM_HOST_DEVICE inline Transition next_state(const ScalePolicy& policy,
                                   : internal::after_clean_step(policy, current, &next);
     next.state.scale = policy.late ? current : next.state.pending;
   }
-  const bool too_many =
-      policy.max_skips_in_row > 0 && next.state.skips_in_row >= policy.max_skips_in_row;
+  const int64_t most = most_skips(policy);
+  const bool too_many = most > 0 && next.state.skips_in_row >= most;
   if (overflow && too_many && next.alarm == Alarm::kNone) next.alarm = Alarm::kSkipsInRow;
   return next;
 }
@@ -279,7 +286,8 @@ HEADROOM_HOST_DEVICE inline Transition next_state(const ScalePolicy& policy,
 /// Whether the batch of the last step is to be run again: it was skipped, and the scale is lower
 /// now for its sake. Policies without `rerun` never say so.
 HEADROOM_HOST_DEVICE inline bool run_again(const ScalePolicy& policy, const ScaleState& state) {
-  return policy.rerun && state.skips_in_row > 0 && state.scale < state.failed_scale;
+  const bool lowered = state.skips_in_row > 0 && state.scale < state.failed_scale;
+  return policy.rerun && policy.dynamic && lowered;
 }
 
 /// 1/scale, formed in double and rounded once.

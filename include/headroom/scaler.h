@@ -200,6 +200,9 @@ class HEADROOM_API GradScaler {
   ///
   ///     do { backward(scaler.scale(loss)); scaler.step(optimizer); scaler.update(); }
   ///     while (scaler.run_again());
+  ///
+  /// With such a policy step() throws Error(kUnsupported) for a second optimizer in one round, and
+  /// for a GradAccumulator.
   bool run_again() const { return enabled() && headroom::run_again(policy_, state()); }
 
   /// Forgets losses that were scaled but not stepped, because their gradients are dropped: zeroed,
@@ -280,6 +283,7 @@ class HEADROOM_API GradScaler {
   Known& meet(const Optimizer& optimizer);
   Known& know(const Optimizer& optimizer);
   Known& enter_step(const Optimizer& optimizer, const StepOptions& options);
+  void check_rerun(const Optimizer& optimizer) const;
   void record(bool overflow, const std::string& culprit, Known* known);
 
   // What was found in the gradients of an optimizer, by all ranks if there are several.

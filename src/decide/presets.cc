@@ -220,9 +220,7 @@ HeadroomScale::operator ScalePolicy() const {
   policy.max_scale = max_scale;
   policy.growth_interval = growth_interval;
   policy.on_overflow = on_overflow;
-  constexpr int64_t kBadBatches = 4;
-  policy.max_skips_in_row =
-      rerun && max_skips_in_row == 0 ? kBadBatches * internal::kTries : max_skips_in_row;
+  policy.max_skips_in_row = max_skips_in_row;
   policy.rerun = rerun;
   return policy;
 }

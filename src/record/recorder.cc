@@ -246,8 +246,8 @@ void Recorder::step(int64_t step, double loss, const StepReport& report, const S
   }
   line["seconds"] = seconds;
   for (const auto& [name, value] : more) {
-    static const std::set<std::string> kOwn = {"culprit", "amax", "overflow_at", "layers",
-                                               "end",     "note", "log2",        "settings"};
+    static const std::set<std::string> kOwn = {"culprit", "amax", "layers",  "end",
+                                               "note",    "log2", "settings"};
     internal::require(!line.contains(name) && !kOwn.contains(name), ErrorCode::kInvalidArgument,
                       [&] {
                         return "Recorder::step() got a number named '" + name +

@@ -1,4 +1,5 @@
 // scaler/ walks the other stations in order and keeps that order; it knows no kernels.
+#include <headroom/accumulate.h>
 #include <headroom/scaler.h>
 
 #include <algorithm>
@@ -267,7 +268,26 @@ GradScaler::Known& GradScaler::enter_step(const Optimizer& optimizer, const Step
     return "step() was called for an optimizer none of whose parameters has a gradient; set them, "
            "or do not step it.";
   });
-  return enabled() ? enter(optimizer, "step()") : meet(optimizer);
+  if (!enabled()) return meet(optimizer);
+  Known& known = enter(optimizer, "step()");
+  if (policy_.rerun) check_rerun(optimizer);
+  return known;
+}
+
+// Of a batch that is run again nothing may have been applied, and nothing be added up.
+void GradScaler::check_rerun(const Optimizer& optimizer) const {
+  const bool another = std::any_of(known_.begin(), known_.end(), [&](const auto& entry) {
+    return entry.second.stage == Stage::kStepped && entry.second.round == round_;
+  });
+  require(!another, ErrorCode::kUnsupported, [] {
+    return "A second optimizer was stepped in one round under a policy that runs batches again, "
+           "where the first would be stepped once more; put all parameters into one optimizer, "
+           "or take the preset 'headroom'.";
+  });
+  require(dynamic_cast<const GradAccumulator*>(&optimizer) == nullptr, ErrorCode::kUnsupported, [] {
+    return "A GradAccumulator was stepped under a policy that runs batches again, but a pass that "
+           "overflows spoils its sums for good; take the preset 'headroom'.";
+  });
 }
 
 StepReport GradScaler::step(Optimizer& optimizer, const StepOptions& options) {
@@ -451,15 +471,17 @@ void GradScaler::raise(Alarm alarm, float scale, int64_t skips_in_row,
   report.scale = scale;
   report.skips_in_row = skips_in_row;
   report.culprit = culprit;
+  const std::string what = policy_.rerun ? " pass" : " step";
+  const std::string plural = policy_.rerun ? " passes" : " steps";
   const std::string skips = skips_in_row == 1
-                                ? "1 step was skipped"
-                                : std::to_string(skips_in_row) + " steps in a row were skipped";
+                                ? "1" + what + " was skipped"
+                                : std::to_string(skips_in_row) + plural + " in a row were skipped";
   report.sentence = alarm == Alarm::kAtFloor
                         ? "The gradients overflowed at a scale of " + number(scale) +
                               " and the policy allows none smaller (min_scale " +
                               number(policy_.min_scale) + "); " + skips
                         : skips + ", the last at a scale of " + number(scale) + "; the limit is " +
-                              std::to_string(policy_.max_skips_in_row);
+                              std::to_string(most_skips(policy_));
   report.sentence += ". The last culprit was " +
                      (culprit.empty() ? std::string("not named") : culprit) +
                      ". Scaling cannot help here: look for inf or nan in the data or the forward "

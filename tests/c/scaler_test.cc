@@ -107,6 +107,7 @@ TEST(Scaler, TakesPoliciesOfTheSizeTheyHadAtFirst) {
   hr_policy policy;
   std::memset(&policy, 0x55, sizeof(policy));  // what is beyond the caller's struct
   ASSERT_OK(hr_policy_init(&policy, offsetof(hr_policy, rerun)));
+  EXPECT_EQ(hr_policy_preset("headroom-rerun", &policy), HR_ERROR_VERSION);
   EXPECT_EQ(policy.rerun, 0x55555555);
   EXPECT_EQ(policy.retry_interval, 2000);
   Training training(&policy);

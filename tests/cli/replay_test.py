@@ -81,6 +81,12 @@ result = run("replay", "--policy", "headroom-rerun", "-", text="\n".join(burst))
 assert "25 steps, 1 skipped (4.00 %), 10 passes run again" in result.stdout, result
 assert result.stdout.count("overflow, run again") == 10, result
 
+result = run("replay", "--policy", "headroom-rerun", "-", text="1\n" * 20)
+assert "17 steps from step 4 on raised an alarm" in result.stderr, result
+assert result.stdout.count("overflow, run again") == 140, result
+passes = run("replay", "--policy", "headroom-rerun", "--json", "-", text="\n".join(burst)).stdout
+assert "25 steps, 1 skipped" in run("replay", "--policy", "torch", "-", text=passes).stdout, passes
+
 # A gradient of 0 is one; numbers that no run has do not run over.
 assert scales(['{"amax": 0}'] * 3, "overflow") == [False] * 3
 much = '{"amax": 0.5, "log2": {"-90": 281474976710656, "-1": 1}}\n' * 40000

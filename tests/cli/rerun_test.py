@@ -32,6 +32,14 @@ with tempfile.TemporaryDirectory() as temp:
     check(again > 0 and not any(step["overflow"] for step in steps), steps)
     check(f"run again         {int(again)}\n" in result.stdout and "skipped steps     0\n" in result.stdout, result)
 
+    check(history(f"{temp}/wild")[3]["results"]["run_again"] == again, "the report shows it")
+
+    # What was run again says at which scale it failed, by which the run can be replayed.
+    check(all(step["overflow_at"] > step["scale"] for step in steps if step["run_again"]), steps)
+    result = subprocess.run([program, "replay", "--policy", "headroom-rerun", f"{temp}/wild/history.jsonl"],
+                            capture_output=True, text=True)
+    check(f"200 steps, 0 skipped (0.00 %), {int(again)} passes run again" in result.stdout, result)
+
     # It goes on from a checkpoint as if nothing had been.
     whole = course(f"{temp}/wild")
     for name in os.listdir(f"{temp}/wild"):
@@ -54,6 +62,6 @@ with tempfile.TemporaryDirectory() as temp:
 
     # Where all batches are bad it gives up.
     result = train(*small[:7], "--inject", "nan", "--loss-scale", "headroom-rerun")
-    check(result.returncode == 3 and "stopped at step 4. 32 steps in a row were" in result.stderr, result)
+    check(result.returncode == 3 and "stopped at step 4. 32 passes in a row were" in result.stderr, result)
 
 finish()

@@ -52,7 +52,7 @@ TEST(Rerun, ABatchThatOverflowsIsRunAgainAsLowAsItTakes) {
   EXPECT_EQ(run.run_again, 0);
 
   ScaleState state = run.state;
-  for (const float lower : {0x1p15f, 0x1p13f, 0x1p10f, 0x1p6f, 0x1p1f, 0x1p-5f, 0x1p-12f}) {
+  for (const float lower : {0x1p15f, 0x1p13f, 0x1p10f, 0x1p6f, 0x1p1f, 0x1p-5f, 0x1p-24f}) {
     state = next_state(run.policy, state, StepSeen{true, 0.0}).state;
     EXPECT_EQ(state.scale, lower);
     EXPECT_TRUE(run_again(run.policy, state));
@@ -82,8 +82,47 @@ TEST(Rerun, ABatchThatNoScaleHelpsIsLeftOutAndTheScaleStays) {
   EXPECT_EQ(run.left_out, 101);
 }
 
+TEST(Rerun, AfterABadBatchTheNextOneHasAllItsTries) {
+  for (const float floor : {0x1p-24f, 1.0f, 0x1p9f}) {
+    BatchLoop run("headroom-rerun");
+    run.policy.min_scale = floor;
+    for (int i = 0; i < 50; ++i) run.batch({0.9});
+    for (int bad = 0; bad < 3; ++bad) EXPECT_FALSE(run.batch({1.0, 0.0}));
+    EXPECT_TRUE(run.batch({100.0})) << floor;
+  }
+}
+
+TEST(Rerun, GradientsThatJumpAnyFarAreFollowed) {
+  for (const int bits : {20, 27, 29, 35, 40}) {
+    BatchLoop run("headroom-rerun");
+    const double before = std::exp2(-12.5), after = before * std::exp2(bits);
+    for (int i = 0; i < 5000; ++i) run.batch({before});
+    for (int i = 0; i < 100; ++i) EXPECT_TRUE(run.batch({after})) << bits;
+    EXPECT_EQ(run.state.scale, std::exp2(28.0f - static_cast<float>(bits))) << bits;
+    EXPECT_LE(run.run_again, 20) << bits;
+  }
+}
+
+TEST(Rerun, WhereBackwardOverflowsOftenIsLearnt) {
+  for (const int every : {2, 5, 10, 17, 50}) {
+    BatchLoop run("headroom-rerun");
+    for (int i = 0; i < 20000; ++i)
+      EXPECT_TRUE(run.batch({1e-6, i % every == 0 ? 64.0 : HUGE_VAL}));
+    EXPECT_LE(run.run_again, 400) << every << ": 2 % of the passes";
+  }
+}
+
+TEST(Rerun, AScaleThatIsHeldByHandEndsIt) {
+  ScalePolicy policy = preset("headroom-rerun");
+  const ScaleState failed = next_state(policy, initial_state(policy), true).state;
+  EXPECT_TRUE(run_again(policy, failed));
+  policy.dynamic = false;
+  EXPECT_FALSE(run_again(policy, failed));
+}
+
 TEST(Rerun, FourBadBatchesInARowRaiseTheAlarm) {
-  const ScalePolicy policy = preset("headroom-rerun");
+  ScalePolicy policy = preset("headroom");
+  policy.rerun = true;
   ScaleState state = initial_state(policy);
   for (int pass = 1; pass <= 4 * internal::kTries; ++pass) {
     const Transition next = next_state(policy, state, StepSeen{true, 0.0});

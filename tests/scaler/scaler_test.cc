@@ -94,6 +94,24 @@ TEST(Step, APolicyThatRunsBatchesAgainSaysWhen) {
   EXPECT_EQ(loop.optimizer.master(0)[0], plain.optimizer.master(0)[0]);
 }
 
+TEST(Step, WhatWouldBeAppliedTwiceIsNotRunAgain) {
+  Loop first, second;
+  GradScaler scaler(preset("headroom-rerun"));
+  for (Loop* const loop : {&first, &second}) loop->backward(scaler.scale(1.0f), 0.25f);
+  scaler.step(first.optimizer);
+  expect_error(ErrorCode::kUnsupported, "second optimizer", [&] { scaler.step(second.optimizer); });
+  EXPECT_EQ(second.optimizer.steps(0), 0);
+  scaler.update();
+  second.backward(scaler.scale(1.0f), 0.25f);
+  EXPECT_TRUE(scaler.step(second.optimizer).applied) << "in a round of its own";
+  scaler.update();
+
+  std::vector<f16> weight(3), grad(3);
+  GradAccumulator sums({{"w", view(weight), view(grad)}});
+  scaler.scale(1.0f);
+  expect_error(ErrorCode::kUnsupported, "GradAccumulator", [&] { scaler.step(sums); });
+}
+
 TEST(Step, AFirstStepOverflowLeavesNoMomentum) {
   Loop loop({.lr = 1.0, .momentum = 0.9, .dampening = 0.5});
   GradScaler scaler;
