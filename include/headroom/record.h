@@ -73,7 +73,8 @@ struct RunInfo {
   std::vector<std::pair<std::string, std::string>> settings;  // written down, in this order
   bool tensorboard = false;  // also write an event file for TensorBoard
   /// Go on with the history that is there, if one is; see rewind(). From a line that is damaged on
-  /// it is forgotten, and a note says so.
+  /// it is forgotten, and a note says so; what cannot be read, or does not begin as a history of
+  /// this version, stays as it is, and is an Error.
   bool resume = false;
 };
 

@@ -19,9 +19,10 @@ std::string short_number(double value) {
 
 std::string power_text(int power) { return "2^" + std::to_string(power); }
 
-// A share as people read it: "0 %", "0.012 %", "3.4 %".
+// A share as people read it: "0 %", "0.012 %", "3.4 %"; "100 %" only if it is all.
 std::string percent(int64_t part, int64_t whole) {
-  return short_number(100.0 * static_cast<double>(part) / static_cast<double>(whole)) + " %";
+  const double value = 100.0 * static_cast<double>(part) / static_cast<double>(whole);
+  return part < whole && value >= 99.95 ? ">99.9 %" : short_number(value) + " %";
 }
 
 // At 2^power: what is safe, and what is lost. Both only grow less safe and less lossy with power.

@@ -1,12 +1,16 @@
 #include "record/events.h"
 
+#include <headroom/error.h>
+
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <fstream>
-#include <iterator>
+#include <limits>
+#include <sstream>
 
 #include "record/text.h"
 
@@ -90,7 +94,7 @@ int64_t step_of(std::string_view event) {
   event.remove_prefix(std::min(event.size(), 1 + sizeof(double)));
   if (event.empty() || event[0] != key(event::kStep, kVarint)[0]) return 0;
   uint64_t step = 0;
-  for (size_t i = 1; i < std::min<size_t>(event.size(), 10); ++i) {
+  for (size_t i = 1; i < std::min<size_t>(event.size(), 11); ++i) {
     step |= static_cast<uint64_t>(event[i] & 0x7F) << (7 * (i - 1));
     if ((event[i] & 0x80) == 0) break;
   }
@@ -156,10 +160,17 @@ EventFile::EventFile(const std::string& path) : file_(path) {}
 
 void EventFile::rewind(int64_t step) {
   std::ifstream file(file_.path(), std::ios::binary);
-  const std::string bytes(std::istreambuf_iterator<char>(file), {});
+  std::ostringstream content;
+  if (file.peek() != std::ifstream::traits_type::eof()) content << file.rdbuf();
+  if (!file.is_open() || file.bad()) {
+    throw Error(ErrorCode::kFile, "'" + file_.path() + "' cannot be read: " + std::strerror(errno) +
+                                      "; it was left as it is.");
+  }
+  const std::string bytes = content.str();
   size_t kept = 0;
   for (std::string_view event; read_record(bytes, kept, &event);) {
-    if (step_of(event) > step) break;
+    const bool opening = kept == 0 && step > std::numeric_limits<int64_t>::min();  // has no step
+    if (!opening && step_of(event) > step) break;
     kept += kRecordStart + event.size() + kCrcBytes;
   }
   file_.cut(static_cast<int64_t>(kept));

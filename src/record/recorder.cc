@@ -118,13 +118,21 @@ struct Recorder::Files {
   double seconds = 0.0;  // at the last step
   bool finished = false;
 
-  // Keeps what was written up to `until`, or up to a damaged line. False if nothing is left. Where
-  // the settings are others now, that is written down.
+  // Keeps what was written up to `until`, or up to a damaged line. False if nothing was there; what
+  // cannot be read, or begins as no history does, is left alone. Where the settings are others now,
+  // that is written down.
   bool keep(int64_t until, std::string* wrong) {
     internal::HistoryReader reader(history.path(), until);
     try {
       reader.read_more();
     } catch (const Error& error) {
+      const bool damaged = error.code() == ErrorCode::kBadState;
+      if (damaged && reader.bytes() == 0) {
+        throw Error(ErrorCode::kBadState, std::string(error.what()) +
+                                              " Nothing of it can be gone on with; move it away, "
+                                              "or begin another run.");
+      }
+      if (!damaged) throw;
       *wrong = error.what();
     }
     history.cut(reader.bytes());
@@ -245,9 +253,13 @@ void Recorder::step(int64_t step, double loss, const StepReport& report, const S
     line["overflow_at"] = internal::number_json(report.scale);
   }
   line["seconds"] = seconds;
+  static const std::set<std::string> kOwn = {"culprit", "amax", "layers",   "end",
+                                             "note",    "log2", "settings", "skipped"};
+  std::set<std::string> others;
   for (const auto& [name, value] : more) {
-    static const std::set<std::string> kOwn = {"culprit", "amax", "layers",  "end",
-                                               "note",    "log2", "settings"};
+    internal::require(others.insert(name).second, ErrorCode::kInvalidArgument, [&] {
+      return "Recorder::step() got two numbers named '" + name + "'; give each its own name.";
+    });
     internal::require(!line.contains(name) && !kOwn.contains(name), ErrorCode::kInvalidArgument,
                       [&] {
                         return "Recorder::step() got a number named '" + name +

@@ -16,7 +16,7 @@ namespace headroom {
 namespace internal {
 namespace {
 
-constexpr int kDepth = 6;  // of folders that are searched for runs
+constexpr int kDepth = 12;  // of folders that are searched for runs
 
 // JSON with no '<' in it can stand inside a <script>, whatever the tensors are called.
 std::string for_script(const std::string& json) {
@@ -65,8 +65,10 @@ std::vector<std::string> find_histories(const std::string& folder) {
   for (const fs::recursive_directory_iterator end; !error && it != end; it.increment(error)) {
     if (it.depth() >= kDepth) it.disable_recursion_pending();
     std::error_code gone;
-    if (it->path().filename() == kHistoryFile && it->is_regular_file(gone)) {
-      paths.push_back(it->path().string());
+    const bool link = it->is_symlink(gone) && it->is_directory(gone);  // which is not gone into
+    const fs::path history = link ? it->path() / kHistoryFile : it->path();
+    if (history.filename() == kHistoryFile && fs::is_regular_file(history, gone)) {
+      paths.push_back(history.string());
     }
   }
   if (paths.empty()) {

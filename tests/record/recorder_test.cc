@@ -193,25 +193,6 @@ TEST(Recorder, GoesOnAfterAResumeWithoutDuplicateSteps) {
   EXPECT_EQ(size("run"), size("whole"));
 }
 
-TEST(Recorder, ForgetsADamagedHistoryFromTheDamageOnAndSaysSo) {
-  const Folder folder;
-  { Recorder(folder.path("run")).step(1, 1.0, applied()); }
-  folder.write("run/history.jsonl", folder.read("run/history.jsonl") + "garbage\n{\"step\":3}\n");
-  RunInfo info;
-  info.resume = true;
-  { Recorder(folder.path("run"), info).step(2, 1.0, applied()); }
-  HistoryReader reader(folder.path("run/history.jsonl"));
-  reader.read_more();
-  EXPECT_EQ(reader.history().steps.size(), 2u);
-  ASSERT_EQ(reader.history().notes.size(), 1u);
-  EXPECT_NE(reader.history().notes[0].text.find("history.jsonl:3:"), std::string::npos);
-  folder.write("run/history.jsonl", "nothing of this is a history\n");
-  { Recorder(folder.path("run"), info).step(1, 1.0, applied()); }
-  HistoryReader fresh(folder.path("run/history.jsonl"));
-  fresh.read_more();
-  EXPECT_EQ(fresh.history().steps.size(), 1u);
-}
-
 TEST(Recorder, AHeaderThatDoesNotFitLeavesNoHistory) {
   const Folder folder;
   std::signal(SIGXFSZ, SIG_IGN);

@@ -151,14 +151,16 @@ TEST(Report, LayersAreSortedByWorstUnderflow) {
 
 TEST(Report, OfAFolderOfRunsHasThemAll) {
   const Folder folder;
-  for (const char* name : {"b", "a", "deep/er/c"}) {
-    Recorder recorder(folder.path(std::string("runs/") + name));
+  for (const char* name : {"runs/b", "runs/a", "runs/1/2/3/4/5/6/7/8/c", "elsewhere"}) {
+    Recorder recorder(folder.path(name));
     recorder.finish();
   }
+  std::filesystem::create_directory_symlink(folder.path("elsewhere"), folder.path("runs/link"));
+  std::filesystem::create_directory_symlink(folder.path("runs"), folder.path("runs/loop"));
   write_report(folder.path("runs"), folder.path("mine.html"));
   EXPECT_FALSE(std::filesystem::exists(folder.path("runs/report.html")));
   const json runs = data_of(folder.read("mine.html"))["runs"];
-  EXPECT_EQ(runs.size(), 3u);
+  EXPECT_EQ(runs.size(), 4u);
 }
 
 TEST(Report, OfManyRunsLeavesOutWhatCannotBeReadAndSaysSo) {

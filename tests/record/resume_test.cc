@@ -1,0 +1,118 @@
+// What a run that goes on does with the files that are there.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <headroom/record.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "record/history.h"
+#include "tests/record/folder.h"
+#include "tests/support.h"
+
+namespace headroom {
+namespace {
+
+StepReport good_step() {
+  StepReport report;
+  report.applied = true;
+  report.scale = 1024.0f;
+  return report;
+}
+
+RunInfo goes_on() {
+  RunInfo info;
+  info.resume = true;
+  return info;
+}
+
+// Lets `more` files be opened beside those that are.
+class FilesLeft {
+ public:
+  explicit FilesLeft(rlim_t more) {
+    const int next = open("/dev/null", O_RDONLY);
+    close(next);
+    getrlimit(RLIMIT_NOFILE, &before_);
+    const rlimit few = {static_cast<rlim_t>(next) + more, before_.rlim_max};
+    setrlimit(RLIMIT_NOFILE, &few);
+  }
+  ~FilesLeft() { setrlimit(RLIMIT_NOFILE, &before_); }
+
+ private:
+  rlimit before_{};
+};
+
+TEST(Recorder, ForgetsADamagedHistoryFromTheDamageOnAndSaysSo) {
+  const Folder folder;
+  { Recorder(folder.path("run")).step(1, 1.0, good_step()); }
+  folder.write("run/history.jsonl", folder.read("run/history.jsonl") + "garbage\n{\"step\":3}\n");
+  RunInfo info;
+  info.resume = true;
+  { Recorder(folder.path("run"), info).step(2, 1.0, good_step()); }
+  internal::HistoryReader reader(folder.path("run/history.jsonl"));
+  reader.read_more();
+  EXPECT_EQ(reader.history().steps.size(), 2u);
+  ASSERT_EQ(reader.history().notes.size(), 1u);
+  EXPECT_NE(reader.history().notes[0].text.find("history.jsonl:3:"), std::string::npos);
+}
+
+TEST(Resume, WhatCannotBeReadIsLeftAlone) {
+  const Folder folder;
+  RunInfo info;
+  info.tensorboard = true;
+  {
+    Recorder recorder(folder.path("run"), info);
+    for (int64_t step = 1; step <= 5; ++step) recorder.step(step, 1.0, good_step());
+  }
+  const std::string history = folder.read("run/history.jsonl");
+  const std::string events = folder.read("run/events.out.tfevents.headroom");
+  for (const rlim_t more : {0, 1, 2}) {
+    const FilesLeft few(more);
+    expect_error(ErrorCode::kFile, "", [&] { Recorder recorder(folder.path("run"), goes_on()); });
+  }
+  EXPECT_EQ(folder.read("run/history.jsonl"), history);
+  EXPECT_EQ(folder.read("run/events.out.tfevents.headroom"), events);
+  Recorder(folder.path("run"), goes_on()).step(6, 1.0, good_step());
+}
+
+TEST(Resume, AHistoryOfAnotherVersionIsRefusedAndStays) {
+  const Folder folder;
+  { Recorder(folder.path("run")).step(1, 1.0, good_step()); }
+  std::string other = folder.read("run/history.jsonl");
+  other.replace(other.find("\"version\":1"), 11, "\"version\":9");
+  for (const std::string& text : {other, std::string("nothing of this is a history\n")}) {
+    folder.write("run/history.jsonl", text);
+    expect_error(ErrorCode::kBadState, "move it away",
+                 [&] { Recorder recorder(folder.path("run"), goes_on()); });
+    EXPECT_EQ(folder.read("run/history.jsonl"), text);
+  }
+}
+
+TEST(Resume, StepsMayBeNegative) {
+  const Folder folder;
+  RunInfo info;
+  info.tensorboard = true;
+  Recorder recorder(folder.path("run"), info);
+  for (int64_t step = -5; step <= -1; ++step) recorder.step(step, 1.0, good_step());
+  const size_t all = folder.read("run/events.out.tfevents.headroom").size();
+  recorder.rewind(-1);
+  EXPECT_EQ(folder.read("run/events.out.tfevents.headroom").size(), all);
+  recorder.rewind(-3);
+  const size_t kept = folder.read("run/events.out.tfevents.headroom").size();
+  EXPECT_LT(kept, all);
+  EXPECT_GT(kept, all / 2);
+}
+
+TEST(Resume, NumbersOfTheCallersHaveNamesOfTheirOwn) {
+  const Folder folder;
+  Recorder recorder(folder.path("run"));
+  expect_error(ErrorCode::kInvalidArgument, "uses for itself", [&] {
+    recorder.step(1, 1.0, good_step(), {{"skipped", 1.0}});
+  });
+  expect_error(ErrorCode::kInvalidArgument, "two numbers named 'lr'", [&] {
+    recorder.step(1, 1.0, good_step(), {{"lr", 1.0}, {"lr", 2.0}});
+  });
+  recorder.step(1, 1.0, good_step(), {{"lr", 1.0}});
+}
+
+}  // namespace
+}  // namespace headroom
