@@ -47,7 +47,7 @@ void add_inspect(CLI::App& app, Action* action) {
       ->capture_default_str();
   command
       ->add_option("--scale", options->scale,
-                   "show this scale; else all powers of two, and tensors at the recommended one")
+                   "show this scale; else all powers of two, and tensors at the advised one")
       ->check([](const std::string& text) {
         float scale = 0.0f;
         const bool good =

@@ -8,13 +8,14 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <chrono>
 #include <cstring>
-#include <deque>
 #include <filesystem>
 #include <list>
+#include <map>
 #include <string_view>
 #include <vector>
 
@@ -34,55 +35,79 @@ constexpr auto kLinger = std::chrono::seconds(4);      // for the page to fetch 
 // The runs in a folder, and what was last told about them.
 class Runs {
  public:
-  explicit Runs(const std::string& folder) {
+  /// Throws as read() does, or if there is no run.
+  explicit Runs(const std::string& folder) : folder_(folder) {
     namespace fs = std::filesystem;
-    for (const std::string& path : internal::find_histories(folder)) {
-      readers_.emplace_back(path);
-      places_.push_back(fs::path(path).parent_path().lexically_relative(folder).string());
-    }
-    wrong_.resize(readers_.size());
     title_ = fs::absolute(fs::path(folder) / "x").lexically_normal().parent_path().filename();
+    search();
     read();
+  }
+
+  /// Finds runs that are new, and forgets those that have gone.
+  void search() {
+    std::map<std::string, Run> found;
+    for (const std::string& path : internal::find_histories(folder_)) {
+      auto known = runs_.extract(path);
+      if (known.empty()) {
+        found.emplace(path, Run{internal::HistoryReader(path), ""});
+      } else {
+        found.insert(std::move(known));
+      }
+    }
+    for (const auto& [path, gone] : runs_) changes_ += gone.reader.lines_ever() + 1;
+    runs_ = std::move(found);
   }
 
   /// Throws if there is no run that can be read.
   void read() {
     size_t good = 0;
-    for (size_t i = 0; i < readers_.size(); ++i) {
-      wrong_[i].clear();
+    for (auto& [path, run] : runs_) {
+      std::string wrong;
       try {
-        readers_[i].read_more();
+        run.reader.read_more();
         ++good;
       } catch (const Error& error) {
-        wrong_[i] = error.what();
+        wrong = error.what();
       }
+      changes_ += wrong != run.wrong;
+      run.wrong = std::move(wrong);
     }
-    if (good == 0) throw Error(ErrorCode::kBadState, wrong_[0]);
+    if (good == 0) throw Error(ErrorCode::kBadState, runs_.begin()->second.wrong);
   }
+  /// Lines that were ever read, and other changes: it only grows, with everything that data() says.
   int64_t lines() const {
-    int64_t all = 0;
-    for (const internal::HistoryReader& reader : readers_) all += reader.lines();
+    int64_t all = changes_;
+    for (const auto& [path, run] : runs_) all += run.reader.lines_ever();
     return all;
   }
-  std::string title() const { return readers_.size() == 1 ? readers_[0].history().name : title_; }
+  std::string title() const {
+    return runs_.size() == 1 ? runs_.begin()->second.reader.history().name : title_;
+  }
   std::string data() const {
     std::vector<internal::ReportRun> runs;
     std::vector<std::string> left_out;
-    for (size_t i = 0; i < readers_.size(); ++i) {
-      if (wrong_[i].empty()) {
-        runs.push_back({places_[i], &readers_[i].history(), readers_[i].cut()});
-      } else {
-        left_out.push_back(wrong_[i]);
+    for (const auto& [path, run] : runs_) {
+      if (!run.wrong.empty()) {
+        left_out.push_back(run.wrong);
+        continue;
       }
+      const std::filesystem::path folder = std::filesystem::path(path).parent_path();
+      runs.push_back(
+          {folder.lexically_relative(folder_).string(), &run.reader.history(), run.reader.cut()});
     }
     return internal::report_data(title(), runs, left_out);
   }
 
  private:
-  std::deque<internal::HistoryReader> readers_;
-  std::vector<std::string> places_;
-  std::vector<std::string> wrong_;  // why a run cannot be read; empty if it can
+  struct Run {
+    internal::HistoryReader reader;
+    std::string wrong;  // why it cannot be read; empty if it can
+  };
+
+  std::string folder_;
   std::string title_;
+  std::map<std::string, Run> runs_;  // by the path of the history
+  int64_t changes_ = 0;
 };
 
 struct Client {
@@ -148,7 +173,7 @@ class Server {
 
   // Somebody watches and has not been told the end.
   bool awaited(Clock::time_point now) const {
-    return now - asked_ < kViewerGone && told_ < runs_.lines();
+    return now - asked_ < kViewerGone && told_ != runs_.lines();
   }
 
   void round(Clock::time_point now) {
@@ -175,11 +200,21 @@ class Server {
         std::this_thread::sleep_for(std::chrono::milliseconds(100));
       return;
     }
-    if (clients_.size() < kMostClients) {
-      clients_.push_back({socket, now + kPatience, "", ""});
-    } else {
+    if (clients_.size() >= kMostClients && !drop_idle()) {
       ::close(socket);
+    } else {
+      clients_.push_back({socket, now + kPatience, "", ""});
     }
+  }
+
+  // Makes room at the cost of the client that has kept its request to itself for longest.
+  bool drop_idle() {
+    const auto idle = std::find_if(clients_.begin(), clients_.end(),
+                                   [](const Client& client) { return client.answer.empty(); });
+    if (idle == clients_.end()) return false;
+    ::close(idle->socket);
+    clients_.erase(idle);
+    return true;
   }
 
   // False when the connection is to be closed.
@@ -206,6 +241,16 @@ class Server {
     return false;
   }
 
+  // Names of hosts are written in any case, and the port of HTTP itself may be left out.
+  bool is_own(std::string_view host) const {
+    const auto is = [&](const std::string& own) {
+      return host.size() == own.size() && strncasecmp(host.data(), own.data(), own.size()) == 0;
+    };
+    const std::string port = fmt::format(":{}", port_);
+    return is("127.0.0.1" + port) || is("localhost" + port) ||
+           (port_ == 80 && (is("127.0.0.1") || is("localhost")));
+  }
+
   std::string answer(std::string_view request) {
     const std::string_view line = request.substr(0, request.find("\r\n"));
     const size_t space = line.find(' ');
@@ -215,14 +260,12 @@ class Server {
     }
     if (line.substr(0, space) != "GET") return refusal("405 Method Not Allowed", "Allow: GET\r\n");
     // Another site whose name was made to point here may not read the report.
-    const std::string_view host = header(request, "host");
-    if (host != fmt::format("127.0.0.1:{}", port_) && host != fmt::format("localhost:{}", port_)) {
-      return refusal("403 Forbidden");
-    }
+    if (!is_own(header(request, "host"))) return refusal("403 Forbidden");
     const std::string_view target = line.substr(space + 1, end - space - 1);
     const std::string_view path = target.substr(0, target.find('?'));
     if (path != "/" && path != "/data") return refusal("404 Not Found");
     try {
+      if (path == "/") runs_.search();
       runs_.read();
       if (path == "/") {
         return response("200 OK", internal::report_page(runs_.title(), runs_.data(), true),
@@ -234,7 +277,7 @@ class Server {
     }
   }
 
-  // "/data?lines=120": what is known if it is more than 120 lines.
+  // "/data?lines=120": what is known if that is another count of lines than 120.
   std::string new_data(std::string_view target) {
     asked_ = Clock::now();
     int64_t known = -1;

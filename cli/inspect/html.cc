@@ -27,7 +27,9 @@ std::string advice_section(const Inspection& inspection) {
   const ScaleAdvice& advice = inspection.advice;
   const Magnitudes& seen = inspection.total.magnitudes;
   std::string html = "<section>\n<h2>Static scale</h2>\n<div class=\"facts\">\n";
-  html += fact(with_number(advice.scale), "recommended scale");
+  if (advice.verdict != ScaleAdvice::Verdict::kNothing) {
+    html += fact(with_number(advice.scale), advised(inspection) + " scale");
+  }
   if (advice.lowest > 0.0f) {
     html +=
         fact(fmt::format("{} to {}", scale_text(advice.lowest), scale_text(advice.highest)),

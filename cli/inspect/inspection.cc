@@ -88,6 +88,12 @@ std::pair<int, int> Inspection::powers() const {
   return {std::min(first, 0), std::max(last, 0)};
 }
 
+std::string advised(const Inspection& inspection) {
+  const ScaleAdvice& advice = inspection.advice;
+  if (advice.verdict != ScaleAdvice::Verdict::kNoneFits) return "recommended";
+  return advice.scale == 0x1p-126f ? "smallest" : "largest safe";
+}
+
 std::string range_sentence(const Inspection& inspection) {
   const ScaleAdvice& advice = inspection.advice;
   if (advice.verdict == ScaleAdvice::Verdict::kNothing) return "";

@@ -45,7 +45,7 @@ struct Inspection {
   Row total;
   ScaleAdvice advice;
 
-  /// The scale that tensors are compared at: the one asked for, or else the recommended one.
+  /// The scale that tensors are compared at: the one asked for, or else the advised one.
   float scale() const { return options.scale.value_or(advice.scale); }
   Outcome outcome(const Row& row) const;  // at scale()
   /// "name", or "file:name" where there are several files.
@@ -66,6 +66,8 @@ std::string percent(int64_t part, int64_t whole);
 /// "1,234,567".
 std::string grouped(int64_t number);
 
+/// What the advised scale is: "recommended", or what it is where none fits.
+std::string advised(const Inspection& inspection);
 /// One sentence on the scales that lose no more than was allowed.
 std::string range_sentence(const Inspection& inspection);
 /// Sentences on what was seen beside the counts: inf and NaN, tensors left out.

@@ -9,6 +9,7 @@
 
 #include "cli/inspect/inspection.h"
 #include "cli/output.h"
+#include "record/text.h"
 
 namespace headroom::cli {
 namespace {
@@ -18,35 +19,15 @@ constexpr int kNumbersWidth = 54;  // all columns but the name
 
 using Characters = std::vector<std::string>;
 
-/// Whether a character changes the direction of those around it, or breaks the line.
-bool turns_text(std::string_view character) {
-  const auto within = [&](std::string_view first, std::string_view last) {
-    return character >= first && character <= last && character.size() == first.size();
-  };
-  return within("\u200e", "\u200f") || within("\u2028", "\u202e") || within("\u2066", "\u2069");
-}
-
-/// Characters of UTF-8 text, with control characters and broken ones replaced: names come from
+/// Characters of UTF-8 text, with those that steer text and broken ones replaced: names come from
 /// files, and a terminal obeys what it is sent.
-Characters characters(const std::string& text) {
+Characters characters(std::string_view text) {
   Characters out;
-  for (size_t i = 0; i < text.size();) {
-    const auto byte = static_cast<unsigned char>(text[i]);
-    const size_t length = byte < 0x80    ? 1
-                          : byte >= 0xF0 ? 4
-                          : byte >= 0xE0 ? 3
-                          : byte >= 0xC2 ? 2
-                                         : 0;
-    bool good =
-        length > 0 && i + length <= text.size() && byte < 0xF5 && byte >= 0x20 && byte != 0x7F;
-    for (size_t k = 1; good && k < length; ++k) {
-      good = (static_cast<unsigned char>(text[i + k]) & 0xC0) == 0x80;
-    }
-    // U+0080 to U+009F are control characters too.
-    good = good && !(byte == 0xC2 && static_cast<unsigned char>(text[i + 1]) < 0xA0);
-    good = good && !turns_text(std::string_view(text).substr(i, length));
-    out.push_back(good ? text.substr(i, length) : "?");
-    i += good ? length : 1;
+  while (!text.empty()) {
+    const size_t length = internal::character_length(text);
+    const std::string_view character = text.substr(0, length);
+    out.emplace_back(length == 0 || internal::steers_text(character) ? "?" : character);
+    text.remove_prefix(std::max<size_t>(1, length));
   }
   return out;
 }
@@ -157,7 +138,7 @@ void print_powers(const Inspection& inspection) {
     }
     const std::string scales =
         end == power ? fmt::format("2^{}", power) : fmt::format("2^{} to 2^{}", power, end);
-    fmt::print("{:<18}{}{}\n", scales, line, chosen ? "  <- recommended" : "");
+    fmt::print("{:<18}{}{}\n", scales, line, chosen ? "  <- " + advised(inspection) : "");
     power = end + 1;
   }
 }

@@ -128,7 +128,11 @@ bool HistoryReader::read_more() {
     throw Error(ErrorCode::kFile, "'" + path_ + "' cannot be read: " + std::strerror(errno) + ".");
   }
   const bool rewound = !continues(file);
-  if (rewound) *this = HistoryReader(path_, until_);
+  if (rewound) {
+    const int64_t ever = lines_ever();
+    *this = HistoryReader(path_, until_);
+    lines_before_ = ever + 1;
+  }
   if (!damage_.empty()) throw Error(ErrorCode::kBadState, damage_);
   file.clear();
   file.seekg(offset_);

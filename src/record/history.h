@@ -97,6 +97,9 @@ class HistoryReader {
   const History& history() const { return history_; }
   int64_t lines() const { return lines_; }
 
+  /// Lines that were ever read; a rewind counts as one. It moves whenever the history does.
+  int64_t lines_ever() const { return lines_before_ + lines_; }
+
   /// The file goes on after the last complete line: that line was cut off, or is being written.
   bool cut() const { return !rest_.empty(); }
 
@@ -124,6 +127,7 @@ class HistoryReader {
   std::string rest_;    // of a line whose end has not been read
   std::string damage_;  // what is wrong with the line after those that were read
   int64_t lines_ = 0;
+  int64_t lines_before_ = 0;  // the last rewind
   int64_t looks_seen_ = 0;
   int64_t keep_every_ = 1;  // look
   History history_;

@@ -78,8 +78,8 @@ std::string escape(std::string_view text) {
   while (!text.empty()) {
     const size_t length = character_length(text);
     const char c = text.front();
-    const bool control = length == 1 && ((c >= 0 && c < ' ' && c != '\t' && c != '\n') || c == 127);
-    if (length == 0 || control) {
+    const bool white = c == '\t' || c == '\n';
+    if (length == 0 || (steers_text(text.substr(0, length)) && !white)) {
       html += kNoText;
     } else if (c == '&') {
       html += "&amp;";

@@ -8,8 +8,8 @@
 
 namespace headroom::internal {
 
-/// Text for HTML: as content and inside quoted attributes. Bytes that are not UTF-8 and control
-/// characters become U+FFFD.
+/// Text for HTML: as content and inside quoted attributes. Bytes that are not UTF-8 and characters
+/// that steer text become U+FFFD, but for tabs and newlines.
 std::string escape(std::string_view text);
 
 /// A whole page around `body`, which is HTML and may bring <script> and <style> of its own. The

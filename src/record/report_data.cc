@@ -45,12 +45,16 @@ struct Points {
   ordered_json json() && { return {std::move(steps), std::move(values)}; }
 };
 
-// Every stretch of steps keeps its smallest and its largest value, in their order, and one that is
-// not finite if there is any; the last step is always there.
+// At most `most` points. Every stretch of steps keeps its smallest and its largest value, in their
+// order, and one that is not finite if there is any; the last step is always there.
 template <typename Get>
 ordered_json thinned(const std::vector<HistoryStep>& steps, size_t most, const Get& get) {
   Points points;
-  const size_t stretch = steps.size() <= most ? 1 : (steps.size() + most / 2 - 1) / (most / 2);
+  const bool finite = std::all_of(steps.begin(), steps.end(), [&](const HistoryStep& step) {
+    return std::isfinite(get(step));
+  });
+  const size_t stretches = (most - 1) / (finite ? 2 : 3);
+  const size_t stretch = steps.size() <= most ? 1 : (steps.size() + stretches - 1) / stretches;
   for (size_t begin = 0; begin < steps.size(); begin += stretch) {
     const size_t end = std::min(begin + stretch, steps.size());
     std::set<size_t> kept;

@@ -22,6 +22,15 @@ size_t character_length(std::string_view text) {
   return wrong ? 0 : length;
 }
 
+bool steers_text(std::string_view character) {
+  const auto within = [&](std::string_view first, std::string_view last) {
+    return character >= first && character <= last && character.size() == first.size();
+  };
+  return character < " " || character == "\x7f" || within("\u0080", "\u009f") ||
+         character == "\u061c" || within("\u200e", "\u200f") || within("\u2028", "\u202e") ||
+         within("\u2066", "\u2069");
+}
+
 std::string valid_utf8(std::string_view text) {
   std::string valid;
   valid.reserve(text.size());

@@ -13,6 +13,10 @@ inline constexpr std::string_view kNoText = "\xEF\xBF\xBD";
 /// Length of the UTF-8 character at the front of `text`; 0 if there is none. Not for empty text.
 size_t character_length(std::string_view text);
 
+/// Whether a UTF-8 character steers the text around it instead of being shown: control characters,
+/// and those that break lines or turn the direction of text.
+bool steers_text(std::string_view character);
+
 /// The text with every byte that is not UTF-8 replaced.
 std::string valid_utf8(std::string_view text);
 

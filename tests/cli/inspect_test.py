@@ -146,9 +146,15 @@ assert "<- recommended" in run(mixed).stdout
 assert inspect(mixed, "--format", "bf16")["recommendation"]["verdict"] == "unneeded"
 wide = write("wide.npy", npy("<f4", 3, struct.pack("<3f", 1e-30, 1.0, 1e4)))
 assert inspect(wide)["recommendation"]["verdict"] == "none fits"
+page = os.path.join(FOLDER.name, "none.html")
+shown = run(wide, "--html", page).stdout + open(page, encoding="utf-8").read()
+assert "<- largest safe\n" in shown and "largest safe scale" in shown and "recommended" not in shown, shown
+vast = write("vast.npy", npy("<f8", 1, struct.pack("<d", 1e300)))
+assert "<- smallest\n" in run(vast).stdout, run(vast).stdout
 assert inspect(wide, "--lose", "0.5")["recommendation"]["verdict"] == "scale"
 zeros = write("zeros.npy", npy("<f4", 2, bytes(8)))
-assert inspect(zeros)["recommendation"]["verdict"] == "nothing" and run(zeros).returncode == 0
+assert inspect(zeros, "--html", page)["recommendation"]["verdict"] == "nothing" and run(zeros).returncode == 0
+assert "recommended" not in open(page, encoding="utf-8").read()
 broken = write("inf.npy", npy("<f4", 3, struct.pack("<3f", math.inf, math.nan, 1.0)))
 assert "1 inf and 1 nan, first in inf" in run(broken).stdout
 
@@ -183,9 +189,10 @@ assert sum("weight" in line for line in table) == 20, table
 assert sum("weight" in line for line in run(long, "--all").stdout.splitlines()) == 300
 
 # Names are shown, never obeyed.
-evil = write("evil.safetensors", safetensors({"\x1b[2J<script>\u009b\n": ("F32", [1], bytes(4))}))
-assert "\x1b" not in run(evil).stdout and "\u009b" not in run(evil).stdout
-assert inspect(evil)["tensors"][0]["name"] == "\x1b[2J<script>\u009b\n"
+name = "\x1b[2J<script>\u009b\u202e\u2066\n"
+evil = write("evil.safetensors", safetensors({name: ("F32", [1], bytes(4))}))
+assert not set("\x1b\u009b\u202e\u2066") & set(run(evil).stdout) and "?[2J<script>????" in run(evil).stdout
+assert inspect(evil)["tensors"][0]["name"] == name
 before = open(mixed, "rb").read()
 result = run(evil, mixed, "--html", mixed)
 assert result.returncode == 2 and "is to be read" in result.stderr, result
@@ -194,6 +201,7 @@ page = os.path.join(FOLDER.name, "page.html")
 assert run(evil, mixed, "--html", page).returncode == 0
 html = open(page, encoding="utf-8").read()
 assert "&lt;script&gt;" in html and "[2J<script>" not in html and "layers.0.weight" in html
+assert not set("\x1b\u009b\u202e\u2066") & set(html)
 assert "http://" not in html and "https://" not in html  # it needs no network
 
 # A page that cannot be written says why, and leaves the one before as it was.

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """report_test.py PROGRAM MAKE_RUN: `headroom report`, its live server, and the event files."""
+import contextlib
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import time
 import urllib.error
 import urllib.request
 
+import chromium
 import tfevents
 from runs import check, finish, history
 
@@ -56,17 +58,9 @@ def events(folder):
 
 def browser(path):
     """The page draws itself without a complaint, and what is hostile stays text."""
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        print("skipped: there is no chromium to open the report with")
+    dom = chromium.opened(path)
+    if dom is None:
         return
-    with tempfile.TemporaryDirectory() as profile:
-        result = subprocess.run(
-            [chromium, "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}",
-             "--enable-logging=stderr", "--virtual-time-budget=3000", "--dump-dom", "file://" + path],
-            capture_output=True, text=True, timeout=120)
-    check("CONSOLE" not in result.stderr, result.stderr[-2000:])
-    dom = result.stdout
     check(dom.count("<svg") >= 4 and "<canvas" in dom, f"the charts of {path}: {dom[-3000:]}")
     check("Gradients by layer" in dom and "layer.weight" in dom, "the layers are there")
     check("<img" not in dom.replace(dom[dom.find('id="data"'):dom.find("</script>")], ""), "no tag of a name's")
@@ -89,6 +83,19 @@ def raw(port, data):
         return answer
 
 
+@contextlib.contextmanager
+def watched(folder, *arguments):
+    """The port and the address of a live report; None for both if it does not start."""
+    server = subprocess.Popen([program, "report", folder, "--watch", *arguments], stdout=subprocess.PIPE,
+                              stderr=subprocess.DEVNULL, text=True)
+    try:
+        url = re.search(r"http://127\.0\.0\.1:(\d+)/", server.stdout.readline())
+        yield (int(url.group(1)), url.group(0)) if url else (None, None)
+    finally:
+        server.send_signal(signal.SIGINT)
+        server.wait()
+
+
 def live(temp):
     with open(f"{temp}/run/history.jsonl", "rb") as file:
         recorded = file.read()
@@ -100,19 +107,18 @@ def live(temp):
         growing.flush()
 
     grow_to(0.4)
-    server = subprocess.Popen([program, "report", f"{temp}/live", "--watch"], stdout=subprocess.PIPE, text=True)
-    try:
-        url = re.search(r"http://127\.0\.0\.1:(\d+)/", server.stdout.readline())
-        port, url = int(url.group(1)), url.group(0)
-        # Clients that say nothing, nonsense or too much keep nobody else waiting.
-        idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
-        idle[0].sendall(b"GET / HT")
+    with growing, watched(f"{temp}/live") as (port, url):
+        # Clients that say nothing, nonsense or too much keep nobody else waiting, however many they are.
+        idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(70)]
+        idle[-1].sendall(b"GET / HT")
         status, page, _ = get(url)
         check(status == 200 and 'data-live="1"' in page, "the page")
         check(b" 400 " in raw(port, b"nonsense\r\n\r\n"), "nonsense")
         check(b" 431 " in raw(port, b"GET / HTTP/1.1\r\nX: " + b"x" * 9000), "too much")
         check(b" 403 " in raw(port, b"GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n"), "another host")
         check(b" 403 " in raw(port, b"GET / HTTP/1.1\r\n\r\n"), "no host")
+        check(b" 403 " in raw(port, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"), "another port")
+        check(b" 200 " in raw(port, b"GET / HTTP/1.1\r\nHost: LocalHost:%d\r\n\r\n" % port), "a host in any case")
         check(get(url, method="POST", data=b"x")[0] == 405, "POST")
         for path in ("history.jsonl", "../../etc/passwd", "%2e%2e/x", "data/x"):
             check(get(url + path)[0] == 404, path)
@@ -135,10 +141,48 @@ def live(temp):
         check([get(url)[0] for _ in range(3)] == [500] * 3, "damage is told each time")
         for client in idle:
             client.close()
-    finally:
-        growing.close()
-        server.send_signal(signal.SIGINT)
-        server.wait()
+
+
+def port_80(folder):
+    """Where browsers leave the port out."""
+    with watched(folder, "--port", "80") as (port, url):
+        if port is None:
+            print("skipped: port 80 cannot be had")
+            return
+        for host in (b"127.0.0.1", b"localhost", b"localhost:80"):
+            check(b" 200 " in raw(port, b"GET / HTTP/1.1\r\nHost: " + host + b"\r\n\r\n"), host)
+        check(b" 403 " in raw(port, b"GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n"), "another host")
+
+
+def live_folder(temp):
+    """Runs that come, go and are replaced while somebody watches."""
+    folder = f"{temp}/come"
+    subprocess.run([make_run, f"{folder}/b", "3", "0"], check=True)
+    with watched(folder) as (_, url):
+        def names(body):
+            return [run["place"] for run in json.loads(body)["runs"]]
+
+        def told(lines):
+            status, body, headers = get(f"{url}data?lines={lines}")
+            return status, names(body) if status == 200 else None, headers["X-Lines"]
+
+        _, first, lines = told(-1)
+        subprocess.run([make_run, f"{folder}/a", "3", "0"], check=True)
+        page = get(url)[1]
+        data = re.search(r'id="data"[^>]*>(.*?)</script>', page, re.S).group(1)
+        check(first == ["b"] and names(data) == ["a", "b"], "a run that began later")
+        status, both, lines = told(lines)
+        check(status == 200 and both == ["a", "b"], "an open page is told, too")
+        # Another run with as many lines.
+        subprocess.run([make_run, f"{folder}/b", "3", "0"], check=True)
+        status, _, lines = told(lines)
+        check(status == 200, "a run that was replaced")
+        check(told(lines)[0] == 204, "nothing new")
+        shutil.rmtree(f"{folder}/b")
+        get(url)
+        status, rest, lines = told(lines)
+        check(status == 200 and rest == ["a"], "a run that has gone")
+        check(told(lines)[0] == 204, "nothing new")
 
 
 with tempfile.TemporaryDirectory() as temp:
@@ -209,5 +253,7 @@ with tempfile.TemporaryDirectory() as temp:
     browser(f"{temp}/damaged/report.html")
 
     live(temp)
+    live_folder(temp)
+    port_80(f"{temp}/run")
 
 finish()

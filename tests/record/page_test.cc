@@ -17,6 +17,14 @@ TEST(Page, ReplacesWhatIsNotText) {
   constexpr const char* kReplaced = "\xEF\xBF\xBD";
   for (const char* bad : {"\xFF", "\x80", "\xC0", "\x01", "\x7F"})
     EXPECT_EQ(escape(bad), kReplaced);
+  for (const char* steering :
+       {"\u009b", "\u061c", "\u200e", "\u200f", "\u2028", "\u202a", "\u202e", "\u2066", "\u2069"}) {
+    EXPECT_EQ(escape(steering), kReplaced) << "it would turn the text around it";
+  }
+  for (const char* shown :
+       {"\t", "\n", "\u00a0", "\u061d", "\u200d", "\u2027", "\u202f", "\u206a"}) {
+    EXPECT_EQ(escape(shown), shown);
+  }
   EXPECT_EQ(escape(std::string_view("a\0b", 3)), std::string("a") + kReplaced + "b");
   EXPECT_EQ(escape("\xC3"), kReplaced) << "a character cut off at the end";
   EXPECT_EQ(escape("\xC0\xAF"), std::string(kReplaced) + kReplaced) << "'/' written too long";

@@ -78,7 +78,7 @@ TEST(Report, LongRunsAreThinnedWithTheirExtremesKept) {
   history.skipped = kSteps / 50;
   const json run = run_data(history);
   const json& values = run["loss"][1];
-  EXPECT_LE(values.size(), 3100u);
+  EXPECT_LE(values.size(), 3000u);
   EXPECT_EQ(run["loss"][0].back(), kSteps);
   EXPECT_EQ(run["loss"][0].size(), values.size());
   double low = HUGE_VAL, high = 0.0;
@@ -99,6 +99,22 @@ TEST(Report, LongRunsAreThinnedWithTheirExtremesKept) {
   EXPECT_EQ(run["skipped"], kSteps / 50);
   EXPECT_EQ(run["scale"][0], json({1, kSteps})) << "only where it moves";
   EXPECT_LT(internal::report_data("t", {{"", &history, false}}).size(), 300000u);
+}
+
+TEST(Report, CurvesKeepToTheirPointsWhateverTheirValues) {
+  for (const int64_t steps : {3000, 3001, 4501, 6000, 99'999}) {
+    internal::History history;
+    for (int64_t step = 1; step <= steps; ++step) {
+      const double loss = step % 4 == 0 ? NAN : static_cast<double>(step % 7);
+      history.steps.push_back(step_of(step, loss, step % 2 ? 1.0 : 2.0));
+    }
+    const json run = run_data(history);
+    for (const char* curve : {"loss", "scale"}) {
+      EXPECT_LE(run[curve][0].size(), 3000u) << curve << " of " << steps;
+      EXPECT_GE(run[curve][0].size(), 2000u) << curve << " of " << steps;
+      EXPECT_EQ(run[curve][0].back(), steps);
+    }
+  }
 }
 
 TEST(Report, EverySkipIsListedUpToASensibleNumber) {

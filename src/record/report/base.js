@@ -2,9 +2,14 @@
 // base, chart, layers, page. Text that comes from a run only ever becomes text nodes.
 'use strict';
 
+// Characters that steer text instead of being shown, such as those that turn its direction.
+const STEERS = /[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/g;
+const parse = text => JSON.parse(
+    text, (key, value) => typeof value === 'string' ? value.replace(STEERS, '\ufffd') : value);
+
 const source = document.getElementById('data');
 const live = source.dataset.live === '1';
-let data = JSON.parse(source.textContent);
+let data = parse(source.textContent);
 const view = {
   run: null,
   layer: null,
@@ -16,6 +21,11 @@ const COLOURS = ['--blue', '--green', '--purple', '--gold', '--muted'];
 const DASHES = ['', '6 3', '2 3', '8 3 2 3'];
 const SHADES = '0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz';
 const ZERO = -25, NORMAL = -14, OVER = 16;  // FP16's zones, as powers of two
+
+// Plots leave this room beside them, all the same, so that steps stand below each other. The left
+// grows with the longest tick.
+const LEFT = 52, RIGHT = 10;
+let left = LEFT;
 
 // Drawings that need to know their width: made once their place is in the page.
 const pending = [];
@@ -41,12 +51,13 @@ const superscript = n => String(n).replace(
     /[-\d]/g,
     c => c === '-' ? '\u207b' : '\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079'[c]);
 const power = n => '2' + superscript(n);
-function number(x) {
+function number(x, digits = 5) {
   if (x === null || x === undefined) return 'not finite';
   if (x === 0) return '0';
   const size = Math.abs(x);
-  if (size >= 1e6 || size < 1e-4) return x.toExponential(3).replace('e+', 'e');
-  return String(Number(x.toPrecision(5)));
+  if (size >= 1e6 || size < 1e-4)
+    return x.toExponential(digits - 2).replace('e+', 'e').replace(/\.?0+e/, 'e');
+  return String(Number(x.toPrecision(digits)));
 }
 function scaleText(x) {
   if (x === null || x === undefined) return 'not finite';
@@ -59,9 +70,12 @@ function percent(x) {
 }
 const count = n => n.toLocaleString('en');
 function time(seconds) {
-  if (seconds < 60) return seconds.toFixed(1) + ' s';
-  if (seconds < 3600) return Math.floor(seconds / 60) + ' min ' + Math.round(seconds % 60) + ' s';
-  return Math.floor(seconds / 3600) + ' h ' + Math.round(seconds % 3600 / 60) + ' min';
+  if (seconds === null) return 'unknown';
+  const tenths = Math.round(seconds * 10), whole = Math.round(seconds),
+        minutes = Math.round(seconds / 60);
+  if (tenths < 600) return (tenths / 10).toFixed(1) + ' s';
+  if (whole < 3600) return Math.floor(whole / 60) + ' min ' + whole % 60 + ' s';
+  return Math.floor(minutes / 60) + ' h ' + minutes % 60 + ' min';
 }
 const label = key => key.replaceAll('_', ' ');
 const result = (key, value) => key === 'gradients_lost' && value !== null ? percent(value) :
@@ -110,7 +124,7 @@ function onPlace(plot, at) {
     event.preventDefault();
     key = Math.min(1, Math.max(0, key + move));
     const box = plot.getBoundingClientRect();
-    call(box.left + 56 + key * (box.width - 68), box.top + box.height / 2);
+    call(box.left + left + key * (box.width - left - RIGHT), box.top + box.height / 2);
   });
 }
 

@@ -6,6 +6,12 @@ function spacing(span, wish) {
   return base * [1, 2, 5, 10].find(m => m * base >= raw * 0.999);
 }
 
+// The multiples of `every` from `from` to `to`, each once even where numbers lie further apart.
+function multiples(every, from, to) {
+  const first = Math.ceil(from / every), length = Math.max(0, Math.floor(to / every) - first + 1);
+  return [...new Set(Array.from({length}, (_, i) => (first + i) * every))];
+}
+
 // Values are drawn on axis(value): linear or a logarithm.
 function axisFor(kind, low, high) {
   if (kind === 'log2' || kind === 'log10') {
@@ -19,46 +25,64 @@ function axisFor(kind, low, high) {
     const pad = (to - from) * 0.06, every = Math.max(1, Math.round(spacing(to - from, 4)));
     const base = kind === 'log2' ? 2 : 10;
     const name = t => Math.abs(t) < 20 / base ? number(base ** t) : base + superscript(t);
-    const ticks = [];
-    for (let t = Math.ceil(from - pad); t <= to + pad; t++) {
-      if (t % every === 0) ticks.push([t, name(t)]);
-    }
+    let ticks = multiples(every, from - pad, to + pad).map(t => [t, name(t)]);
     if (ticks.length < 3 && kind === 'log10') {  // less than two decades: 2 and 5 as well
       for (let t = Math.floor(from - pad); t <= to + pad; t++) {
-        for (const m of [2, 5]) ticks.push([t + Math.log10(m), number(m * 10 ** t)]);
+        for (const m of [2, 5]) {
+          const value = Number(m + 'e' + t);  // 0 or Infinity beyond what numbers hold
+          if (value > 0 && value < Infinity) ticks.push([t + Math.log10(m), number(value)]);
+        }
       }
-      ticks.splice(0, ticks.length, ...ticks.filter(([t]) => t >= from - pad && t <= to + pad));
+      ticks = ticks.filter(([t]) => t >= from - pad && t <= to + pad);
     }
     return {map: log, from: from - pad, to: to + pad, ticks};
   }
-  const span = high - low || Math.abs(high) || 1, every = spacing(span, 4), ticks = [];
-  const from = low - span * 0.06, to = high + span * 0.06;
-  for (let t = Math.ceil(from / every) * every; t <= to; t += every)
-    ticks.push([t, number(Math.abs(t) < every / 1e6 ? 0 : t)]);
-  return {map: x => x, from, to, ticks};
+  // Where values are huge, their distances would be beyond what numbers hold.
+  const most = Math.max(Math.abs(low), Math.abs(high)), shrink = most > 1e300 ? 1e-9 : 1;
+  const map = x => x * shrink, bottom = map(low), span = map(high) - bottom;
+  if (span < 1e-300) {  // all the same: their value is the tick
+    const pad = Math.max(Math.abs(bottom) / 2, 1e-300);
+    return {map, from: bottom - pad, to: bottom + pad, ticks: [[bottom, number(low)]]};
+  }
+  const every = spacing(span, 4), from = bottom - span * 0.06, to = map(high) + span * 0.06;
+  const digits = Math.max(5, Math.ceil(Math.log10(map(most) / every)) + 2);
+  const ticks = multiples(every, from, to)
+                    .filter(t => Number.isFinite(t / shrink))
+                    .map(t => [t, number(t / shrink, digits)]);
+  return {map, from, to, ticks};
+}
+
+const ruler = document.createElement('canvas').getContext('2d');
+function widthOf(text) {
+  ruler.font = '12px ' + getComputedStyle(document.body).fontFamily;
+  return ruler.measureText(text).width;
 }
 
 function lineChart(options) {
-  const plot = h('div', {class: 'plot', tabindex: 0, role: 'img', 'aria-label': options.title});
-  pending.push(() => drawLines(plot, options));
-  return plot;
-}
-
-function drawLines(plot, {series, kind, height, skips, tell}) {
-  const width = Math.max(240, plot.clientWidth), left = 52, right = 10, top = 8, bottom = 24;
+  const {series, kind, title} = options;
+  const plot = h('div', {class: 'plot', tabindex: 0, role: 'img', 'aria-label': title});
   const values =
       series.flatMap(one => one.values.filter(v => v !== null && (kind === 'linear' || v > 0)));
-  const steps = series.filter(one => one.steps.length).map(one => [one.steps[0], one.steps.at(-1)]);
   if (!values.length) {
-    plot.replaceChildren(
-        h('p', {class: 'note'}, steps.length ? 'No finite values.' : 'No steps yet.'));
-    return;
+    const any = series.some(one => one.steps.length);
+    plot.append(h('p', {class: 'note'}, any ? 'No finite values.' : 'No steps yet.'));
+    return plot;
   }
   const low = values.reduce((a, b) => Math.min(a, b)),
         high = values.reduce((a, b) => Math.max(a, b));
-  const first = Math.min(...steps.map(pair => pair[0])),
-        end = Math.max(...steps.map(pair => pair[1]), first + 1);
   const axis = axisFor(kind, low, high);
+  left = Math.max(left, ...axis.ticks.map(([t, text]) => Math.ceil(widthOf(text)) + 10));
+  pending.push(() => drawLines(plot, axis, options));
+  return plot;
+}
+
+function drawLines(plot, axis, {series, kind, height, skips, tell}) {
+  const width = Math.max(240, plot.clientWidth), right = RIGHT, top = 8, bottom = 24;
+  const steps = series.filter(one => one.steps.length).map(one => [one.steps[0], one.steps.at(-1)]);
+  // Beyond 2^53 numbers lie more than 1 apart.
+  const first = Math.min(...steps.map(pair => pair[0])),
+        least = Math.max(1, Math.abs(first) * 2 ** -50),
+        end = Math.max(...steps.map(pair => pair[1]), first + least);
   const X = step => left + (step - first) / (end - first) * (width - left - right);
   const Y = value =>
       top + (axis.to - axis.map(value)) / (axis.to - axis.from) * (height - top - bottom);
@@ -71,10 +95,13 @@ function drawLines(plot, {series, kind, height, skips, tell}) {
         s('line', {class: 'grid', x1: left, x2: width - right, y1: y, y2: y}),
         s('text', {x: left - 7, y: y + 4, 'text-anchor': 'end'}, text));
   }
-  const every = Math.max(1, spacing(end - first, width / 110));
-  for (let t = Math.ceil(first / every) * every; t <= end; t += every) {
-    const anchor = X(t) > width - right - 24 ? 'end' : X(t) < left + 12 ? 'start' : 'middle';
-    picture.append(s('text', {x: X(t), y: height - 6, 'text-anchor': anchor}, count(t)));
+  const room = Math.max(110, 2 * widthOf(count(end)));
+  const every = Math.max(1, spacing(end - first, width / room)),
+        ticks = multiples(every, first, end);
+  for (const t of ticks.length ? ticks : [first]) {
+    const half = widthOf(count(t)) / 2, x = X(t);
+    const anchor = x > width - right - half ? 'end' : x < left + half ? 'start' : 'middle';
+    picture.append(s('text', {x, y: height - 6, 'text-anchor': anchor}, count(t)));
   }
   for (const one of [...series].sort((a, b) => a.chosen - b.chosen)) {
     let path = '', pen = false;

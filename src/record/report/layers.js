@@ -24,7 +24,7 @@ function drawHeat(plot, run, layer) {
   const lowShift = Math.min(...shift), highShift = Math.max(...shift);
   const low = Math.floor(Math.min(layer.rows ? layer.from : 0, ZERO - 3) - highShift);
   const high = Math.ceil(Math.max(layer.rows ? layer.from + layer.rows : 0, OVER + 2) - lowShift);
-  const width = Math.max(240, plot.clientWidth), left = 52, right = 10, strip = 13, top = strip + 5,
+  const width = Math.max(240, plot.clientWidth), right = RIGHT, strip = 13, top = strip + 5,
         bottom = 24;
   const step = Math.max(3, Math.min(7, 380 / (high - low))), inner = step * (high - low);
   const height = top + inner + strip + 5 + bottom;

@@ -1,5 +1,17 @@
 // ---- sections
 
+const going = run => live && !view.gone && !run.end;
+
+// How a run ended: in full, or in a few words for a table.
+function ending(run, brief) {
+  const [text, kind] = going(run) ? ['training', 'on'] :
+      run.end                     ? [run.end, run.end === 'finished' ? '' : 'off'] :
+                                    ['no end recorded: killed, or still running', 'off'];
+  return h(
+      'span', {class: 'chip ' + kind, title: brief ? text : null},
+      brief ? text.replace(/:.*/s, '') : text);
+}
+
 // Runs of a group differ in colour, and in dashes when the colours are used up.
 const placeOf = run => data.runs.filter(other => other.group === run.group).indexOf(run);
 const colourOf = run => COLOURS[placeOf(run) % COLOURS.length];
@@ -130,7 +142,9 @@ function facts(run) {
         'text'));
   }
   return h(
-      'section', {}, h('h2', {}, data.runs.length > 1 ? run.name : 'At a glance'),
+      'section', {},
+      data.runs.length > 1 ? h('h2', {}, run.name, '\u2002', ending(run)) :
+                             h('h2', {}, 'At a glance'),
       h('div', {class: 'facts'}, list),
       run.settings.length ?
           fold(
@@ -166,9 +180,9 @@ function compareTable(group) {
       'section', {}, h('h2', {}, group || 'Runs'),
       h('div', {class: 'wide'},
         h('table', {},
-          h('tr', {}, h('th', {}, 'run'), keys.map(key => h('th', {class: 'n'}, label(key))),
-            h('th', {class: 'n'}, 'steps'), h('th', {class: 'n'}, 'skipped'),
-            h('th', {class: 'n'}, 'time')),
+          h('tr', {}, h('th', {}, 'run'), h('th', {}, 'ended'),
+            keys.map(key => h('th', {class: 'n'}, label(key))), h('th', {class: 'n'}, 'steps'),
+            h('th', {class: 'n'}, 'skipped'), h('th', {class: 'n'}, 'time')),
           runs.map(
               run =>
                   h('tr', {class: run === data.runs[view.run] ? 'on' : null},
@@ -179,6 +193,7 @@ function compareTable(group) {
                         onclick: () => choose(data.runs.indexOf(run))
                       },
                         run.name)),
+                    h('td', {}, ending(run, true)),
                     keys.map(key => h('td', {class: 'n'}, value(run, key))),
                     h('td', {class: 'n'}, count(run.count)),
                     h('td', {class: 'n'}, count(run.skipped)),
@@ -207,20 +222,19 @@ function render() {
   const scroll = scrollY,
         lists = [...document.querySelectorAll('.list')].map(list => list.scrollTop);
   hideTip();
+  left = LEFT;
   if (view.run === null || !data.runs[view.run]) {
     const best = data.runs.findIndex(run => run.skipped > 0 || run.name.includes('dynamic'));
     view.run = Math.max(0, best);
   }
   const run = data.runs[view.run], many = data.runs.length > 1;
-  const going = live && !view.gone && !run.end;
-  const chip = going ? ['training', 'on'] :
-      run.end        ? [run.end, run.end === 'finished' ? '' : 'off'] :
-                       ['no end recorded: killed, or still running', 'off'];
   document.getElementById('head').replaceChildren(
-      h('h1', {}, data.title, many ? null : h('span', {class: 'chip ' + chip[1]}, chip[0])),
+      h('h1', {}, data.title, many ? null : ['\u2002', ending(run)]),
       h('p', {class: 'sub'}, many ? plural(data.runs.length, 'run') : plural(run.count, 'step'),
         ' \u00b7 started ', run.started.replace('T', ' ').replace(/\..*/, ' UTC'),
-        run.cut && !going ? ' \u00b7 the last line of its history is cut off and was left out' : '',
+        run.cut && !going(run) ?
+            ' \u00b7 the last line of its history is cut off and was left out' :
+            '',
         view.gone ? ' \u00b7 the run that served this page has gone; this is the last it said' :
                     ''));
   const groups = [...new Set(data.runs.map(one => one.group))];
@@ -246,7 +260,9 @@ async function poll(failures) {
     const answer = await fetch('data?lines=' + lines, {cache: 'no-store'});
     if (answer.status === 200) {
       lines = Number(answer.headers.get('X-Lines'));
-      data = await answer.json();
+      const {place} = data.runs[view.run];
+      data = parse(await answer.text());
+      view.run = data.runs.findIndex(run => run.place === place);
       stale = true;
     } else if (answer.status !== 204) {
       throw new Error(answer.status);

@@ -1,0 +1,22 @@
+"""Pages as a browser shows them."""
+import shutil
+import subprocess
+import tempfile
+
+from runs import check
+
+CHROMIUM = shutil.which("chromium")
+
+
+def opened(path):
+    """What a page makes of itself, of which it must not complain; None where there is no browser."""
+    if CHROMIUM is None:
+        print("skipped: there is no chromium to open the page with")
+        return None
+    with tempfile.TemporaryDirectory() as profile:
+        result = subprocess.run(
+            [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}",
+             "--enable-logging=stderr", "--virtual-time-budget=3000", "--dump-dom", "file://" + path],
+            capture_output=True, text=True, timeout=120)
+    check("CONSOLE" not in result.stderr, result.stderr[-2000:])
+    return result.stdout
