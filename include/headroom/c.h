@@ -441,7 +441,8 @@ HR_API hr_status hr_scaler_update(hr_scaler* scaler);
 HR_API hr_status hr_scaler_update_to(hr_scaler* scaler, float scale);
 
 /// After an update, with a policy whose `rerun` is set: 1 if the last batch is to be run again,
-/// because it was skipped and the scale is lower now for its sake; else 0.
+/// because it was skipped and the scale is lower now for its sake; else 0. With such a policy a
+/// second optimizer in one round, and an accumulator, get HR_ERROR_UNSUPPORTED from the step.
 HR_API hr_status hr_scaler_run_again(hr_scaler* scaler, int32_t* again);
 
 /// Forgets losses that were scaled but not stepped, because their gradients are dropped.

@@ -163,7 +163,7 @@ HEADROOM_HOST_DEVICE inline void remember_again(const ScalePolicy& policy, int32
 }
 
 // A batch that is run again gets 1, 3, 6, 10, 15 and 21 bits less than at first, then the floor: by
-// how many bits the last cut was if it is `below` now; 0 for none.
+// how many bits the last cut was if it is `below` now (near the floor at least); 0 for none.
 HEADROOM_HOST_DEVICE inline int32_t last_cut(int32_t below) {
   int32_t cut = 0;
   while (cut < kTries - 2 && (cut + 1) * (cut + 2) / 2 <= below) ++cut;

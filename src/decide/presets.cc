@@ -273,7 +273,9 @@ void validate(const ScalePolicy& policy) {
         static_cast<double>(policy.max_skips_in_row), "0 (no alarm) or more");
   if (policy.grad_limit != 0.0) check_headroom(policy);
   check(!policy.rerun || policy.grad_limit != 0.0, "rerun", policy.rerun,
-        "false, because grad_limit is not set; only Headroom's rule knows of it");
+        "0, because grad_limit is not set; only Headroom's rule knows of it");
+  check(!policy.rerun || (policy.dynamic && policy.on_overflow == OnOverflow::kSkip), "rerun",
+        policy.rerun, "0 where the scale does not move, or an overflow throws");
 }
 
 }  // namespace headroom

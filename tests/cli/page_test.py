@@ -102,6 +102,10 @@ def charts(temp):
         check(tick in seen["charts"][0]["marks"], (name, seen["charts"][0]))
         check(len({chart["start"] for chart in seen["charts"]}) == 1, [chart["start"] for chart in seen["charts"]])
         check(seen["told"][0].startswith("Step 1") and seen["told"][1].startswith(f"Step {len(values)}"), seen["told"])
+    # Of any number of decades a few are named.
+    for decades in (2, 6, 9, 13):
+        marks = shown(temp, f"decades{decades}", losses(10.0 ** -decades, 1.0))["charts"][0]["marks"]
+        check(3 <= len(marks) <= 8, (decades, marks))
     # Values without any width, or with all of it.
     check(shown(temp, "constant", losses(2.5, 2.5))["charts"][0]["marks"] == ["2.5"], "a constant")
     check(shown(temp, "single", losses(0.125))["charts"][0]["marks"] == ["0.125"], "a single step")

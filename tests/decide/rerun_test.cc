@@ -179,6 +179,9 @@ TEST(Rerun, PoliciesWithoutItNeverAskForIt) {
   ScalePolicy torch = preset("torch");
   torch.rerun = true;
   expect_error(ErrorCode::kInvalidArgument, "rerun", [&] { validate(torch); });
+  ScalePolicy policy = preset("headroom-rerun");
+  policy.on_overflow = OnOverflow::kThrow;
+  expect_error(ErrorCode::kInvalidArgument, "rerun", [&] { validate(policy); });
 }
 
 // Of gradients that scatter, drift, have spikes, or overflow inside backward, no batch is left out,

@@ -115,7 +115,8 @@ class GradScaler:
 
     def run_again(self) -> bool:
         """After ``update()``, with a policy whose ``rerun`` is set (``"headroom-rerun"``): whether to
-        run the last batch again, because it was skipped and the scale is lower now for its sake."""
+        run the last batch again, because it was skipped and the scale is lower now for its sake. With
+        such a policy a second optimizer in one round is refused."""
         return self._core.run_again()
 
     def report(self) -> _core.StepReport:

@@ -121,7 +121,8 @@ class HEADROOM_API GradScaler {
   void update(const torch::Tensor& new_scale);
 
   /// After update(), with a policy whose `rerun` is set: whether to run the last batch again,
-  /// because it was skipped and the scale is lower now for its sake.
+  /// because it was skipped and the scale is lower now for its sake. With such a policy a second
+  /// optimizer in one round is refused by step(): the first would be stepped twice.
   bool run_again() const;
 
   /// Forgets losses that were scaled but not stepped, because their gradients were dropped.
