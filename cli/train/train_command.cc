@@ -221,9 +221,10 @@ void add_train(CLI::App& app, Action* action) {
       ->capture_default_str();
   command->add_option("--precision", config->precision, "fp32, fp16 or bf16")
       ->capture_default_str();
-  command->add_option("--loss-scale", config->loss_scale,
-                      "none, static:S, dynamic or a preset of replay --help (default: dynamic for fp16, else "
-                      "none)");
+  command->add_option(
+      "--loss-scale", config->loss_scale,
+      "none, static:S, dynamic or a preset of replay --help (default: dynamic for fp16, else "
+      "none)");
   command->add_option("--out", config->out, "Folder for history, report and pictures");
   command->add_flag("--resume", config->resume,
                     "Go on with the run in --out, from its newest good checkpoint; settings that "

@@ -149,6 +149,11 @@ HEADROOM_HOST_DEVICE inline int32_t target_of(const ScalePolicy& policy, const S
   return inside < best ? inside : best;
 }
 
+// Clean steps before a growth by a bit: many above the scale that everybody starts from.
+HEADROOM_HOST_DEVICE inline int32_t pause_of(const ScalePolicy& policy, bool slow) {
+  return slow ? policy.growth_interval : policy.growth_interval / 256;
+}
+
 // An overflow at this exponent: if not long ago a gradient was measured that stands out and was too
 // large for it, it is taken to be another one like the last of those.
 HEADROOM_HOST_DEVICE inline void remember_again(const ScalePolicy& policy, int32_t failed,
@@ -274,9 +279,7 @@ HEADROOM_HOST_DEVICE inline float risked(const ScalePolicy& policy, float failed
   if (failed > 0.0f) {
     if (!soon && exponent_of(failed) - 1 > now) next = exponent_of(failed) - 1;
   } else if (now < target_of(policy, *state)) {
-    const bool slow = state->scale >= kCustomary;
-    const int32_t pause = slow ? policy.growth_interval : policy.growth_interval / 256;
-    if (state->since_rescale >= pause) next = now + 1;
+    if (state->since_rescale >= pause_of(policy, state->scale >= kCustomary)) next = now + 1;
   } else if (state->since_rescale >= policy.retry_interval / 4) {
     const int32_t level = now + 1 - state->lowest;
     const bool fits = level < 0 || (level < kLevels && state->ages[level] > 0);
@@ -320,7 +323,7 @@ HEADROOM_HOST_DEVICE inline float headroom_after_clean_step(const ScalePolicy& p
   // everybody starts from.
   const bool return_now = state.calm <= 2 * kShaken && now < state.back;
   const bool slow = !return_now && state.scale >= kCustomary;
-  const int32_t pause = slow ? policy.growth_interval : policy.growth_interval / 256;
+  const int32_t pause = pause_of(policy, slow);
   if (target == state.scale) return state.scale;
   if (state.growth_tracker + 1 < pause) {
     ++state.growth_tracker;

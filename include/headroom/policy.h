@@ -67,8 +67,8 @@ struct ScalePolicy {
   /// Above 0: Headroom's rule (docs/policies.md): the scale is set from the gradients' largest
   /// magnitude, which is kept below this, the largest number their format holds. Bounds and
   /// init_scale are then powers of two, growth_interval is the pause before each growth above
-  /// 2^16 (below, a 256th of it), and what sets factors, delay, tolerance and lateness is left alone. 0:
-  /// the rule of the settings above.
+  /// 2^16 (below, a 256th of it), and what sets factors, delay, tolerance and lateness is left
+  /// alone. 0: the rule of the settings above.
   double grad_limit = 0.0;
   int32_t peak_window = 256;      // steps whose peaks are compared with those of the steps before
   int32_t retry_interval = 2000;  // clean steps before a gap that was learnt is tried again

@@ -1,17 +1,13 @@
 #include "record/events.h"
 
-#include <headroom/error.h>
-
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cerrno>
 #include <chrono>
 #include <cstring>
-#include <fstream>
 #include <limits>
-#include <sstream>
 
+#include "files/file.h"
 #include "record/text.h"
 
 namespace headroom::internal {
@@ -159,14 +155,8 @@ void Summary::log2_histogram(std::string_view tag, const GradDetail& detail) {
 EventFile::EventFile(const std::string& path) : file_(path) {}
 
 void EventFile::rewind(int64_t step) {
-  std::ifstream file(file_.path(), std::ios::binary);
-  std::ostringstream content;
-  if (file.peek() != std::ifstream::traits_type::eof()) content << file.rdbuf();
-  if (!file.is_open() || file.bad()) {
-    throw Error(ErrorCode::kFile, "'" + file_.path() + "' cannot be read: " + std::strerror(errno) +
-                                      "; it was left as it is.");
-  }
-  const std::string bytes = content.str();
+  const files::File file(file_.path());
+  const std::string bytes = file.read_text(0, file.size());
   size_t kept = 0;
   for (std::string_view event; read_record(bytes, kept, &event);) {
     const bool opening = kept == 0 && step > std::numeric_limits<int64_t>::min();  // has no step

@@ -472,10 +472,10 @@ void GradScaler::raise(Alarm alarm, float scale, int64_t skips_in_row,
   report.skips_in_row = skips_in_row;
   report.culprit = culprit;
   const std::string what = policy_.rerun ? " pass" : " step";
-  const std::string plural = policy_.rerun ? " passes" : " steps";
   const std::string skips = skips_in_row == 1
                                 ? "1" + what + " was skipped"
-                                : std::to_string(skips_in_row) + plural + " in a row were skipped";
+                                : std::to_string(skips_in_row) + what +
+                                      (policy_.rerun ? "es" : "s") + " in a row were skipped";
   report.sentence = alarm == Alarm::kAtFloor
                         ? "The gradients overflowed at a scale of " + number(scale) +
                               " and the policy allows none smaller (min_scale " +

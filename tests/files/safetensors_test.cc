@@ -64,6 +64,17 @@ TEST(Safetensors, BitsThatAreSaidToBeBf16) {
   EXPECT_EQ(TensorFile(made.path(), {true}).tensors()[0].dtype, DType::kBF16);
 }
 
+TEST(Safetensors, EightBitTypesAreLeftOutAndNamed) {
+  for (const char* type : {"F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E5M2FNUZ", "F8_E4M3FNUZ"}) {
+    const TemporaryFile made(
+        safetensors("{" + entry("a", type, "4", "0,4") + "," + entry("b", "F32", "1", "4,8") + "}",
+                    std::string(8, '\0')));
+    const TensorFile file(made.path());
+    ASSERT_EQ(file.left_out().size(), 1u) << type;
+    EXPECT_EQ(file.left_out()[0].dtype, type);
+  }
+}
+
 TEST(Safetensors, LiesAboutTheHeaderAreRefused) {
   expect_refused("", "too short");
   expect_refused("1234567", "too short");

@@ -77,6 +77,13 @@ TEST(Advice, WhereNoneFitsTheLargestSafeScaleIsTaken) {
       << advice.reason;
 }
 
+TEST(Advice, OnlyAllIsAHundredPercent) {
+  std::vector<float> values(10000, 1e-12f);
+  std::fill_n(values.begin(), 3, 1.0f);
+  const ScaleAdvice advice = advise(seen(values));
+  EXPECT_NE(advice.reason.find("there >99.9 % become zero"), std::string::npos) << advice.reason;
+}
+
 TEST(Advice, AShareIsNotRoundedAgainstTheUser) {
   std::vector<float> values(100, 1.0f);
   std::fill_n(values.begin(), 29, 1e-12f);

@@ -1,6 +1,7 @@
 #ifndef HEADROOM_TESTS_RECORD_FOLDER_H_
 #define HEADROOM_TESTS_RECORD_FOLDER_H_
 
+#include <headroom/scaler.h>
 #include <stdlib.h>
 
 #include <filesystem>
@@ -39,6 +40,15 @@ class Folder {
  private:
   std::filesystem::path root_;
 };
+
+/// Of a step that went well.
+inline StepReport applied(float scale = 1024.0f) {
+  StepReport report;
+  report.applied = true;
+  report.scale = scale;
+  report.grad_norm = 0.5;
+  return report;
+}
 
 }  // namespace headroom
 

@@ -24,14 +24,6 @@ namespace {
 using internal::HistoryReader;
 using nlohmann::json;
 
-StepReport applied(float scale = 1024.0f) {
-  StepReport report;
-  report.applied = true;
-  report.scale = scale;
-  report.grad_norm = 0.5;
-  return report;
-}
-
 StepReport skipped(const std::string& culprit) {
   StepReport report;
   report.scale = 1024.0f;

@@ -12,13 +12,6 @@
 namespace headroom {
 namespace {
 
-StepReport good_step() {
-  StepReport report;
-  report.applied = true;
-  report.scale = 1024.0f;
-  return report;
-}
-
 RunInfo goes_on() {
   RunInfo info;
   info.resume = true;
@@ -43,11 +36,11 @@ class FilesLeft {
 
 TEST(Recorder, ForgetsADamagedHistoryFromTheDamageOnAndSaysSo) {
   const Folder folder;
-  { Recorder(folder.path("run")).step(1, 1.0, good_step()); }
+  { Recorder(folder.path("run")).step(1, 1.0, applied()); }
   folder.write("run/history.jsonl", folder.read("run/history.jsonl") + "garbage\n{\"step\":3}\n");
   RunInfo info;
   info.resume = true;
-  { Recorder(folder.path("run"), info).step(2, 1.0, good_step()); }
+  { Recorder(folder.path("run"), info).step(2, 1.0, applied()); }
   internal::HistoryReader reader(folder.path("run/history.jsonl"));
   reader.read_more();
   EXPECT_EQ(reader.history().steps.size(), 2u);
@@ -64,7 +57,7 @@ TEST(Resume, WhatCannotBeReadIsLeftAlone) {
   info.tensorboard = true;
   {
     Recorder recorder(folder.path("run"), info);
-    for (int64_t step = 1; step <= 5; ++step) recorder.step(step, 1.0, good_step());
+    for (int64_t step = 1; step <= 5; ++step) recorder.step(step, 1.0, applied());
   }
   const std::string history = folder.read("run/history.jsonl");
   const std::string events = folder.read("run/events.out.tfevents.headroom");
@@ -74,12 +67,12 @@ TEST(Resume, WhatCannotBeReadIsLeftAlone) {
   }
   EXPECT_EQ(folder.read("run/history.jsonl"), history);
   EXPECT_EQ(folder.read("run/events.out.tfevents.headroom"), events);
-  Recorder(folder.path("run"), goes_on()).step(6, 1.0, good_step());
+  Recorder(folder.path("run"), goes_on()).step(6, 1.0, applied());
 }
 
 TEST(Resume, AHistoryOfAnotherVersionIsRefusedAndStays) {
   const Folder folder;
-  { Recorder(folder.path("run")).step(1, 1.0, good_step()); }
+  { Recorder(folder.path("run")).step(1, 1.0, applied()); }
   std::string other = folder.read("run/history.jsonl");
   other.replace(other.find("\"version\":1"), 11, "\"version\":9");
   for (const std::string& text : {other, std::string("nothing of this is a history\n")}) {
@@ -95,7 +88,7 @@ TEST(Resume, StepsMayBeNegative) {
   RunInfo info;
   info.tensorboard = true;
   Recorder recorder(folder.path("run"), info);
-  for (int64_t step = -5; step <= -1; ++step) recorder.step(step, 1.0, good_step());
+  for (int64_t step = -5; step <= -1; ++step) recorder.step(step, 1.0, applied());
   const size_t all = folder.read("run/events.out.tfevents.headroom").size();
   recorder.rewind(-1);
   EXPECT_EQ(folder.read("run/events.out.tfevents.headroom").size(), all);
@@ -109,12 +102,12 @@ TEST(Resume, NumbersOfTheCallersHaveNamesOfTheirOwn) {
   const Folder folder;
   Recorder recorder(folder.path("run"));
   expect_error(ErrorCode::kInvalidArgument, "uses for itself", [&] {
-    recorder.step(1, 1.0, good_step(), {{"skipped", 1.0}});
+    recorder.step(1, 1.0, applied(), {{"skipped", 1.0}});
   });
   expect_error(ErrorCode::kInvalidArgument, "two numbers named 'lr'", [&] {
-    recorder.step(1, 1.0, good_step(), {{"lr", 1.0}, {"lr", 2.0}});
+    recorder.step(1, 1.0, applied(), {{"lr", 1.0}, {"lr", 2.0}});
   });
-  recorder.step(1, 1.0, good_step(), {{"lr", 1.0}});
+  recorder.step(1, 1.0, applied(), {{"lr", 1.0}});
 }
 
 }  // namespace
