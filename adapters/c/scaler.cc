@@ -163,13 +163,14 @@ hr_status hr_report_text(const hr_report* report, char* buffer, size_t capacity,
   return guarded(__func__, [&] {
     const hr_report given = taken(need(report, "report"), {}, "report");
     StepReport told;
+    told.pending = given.pending != 0;
     told.applied = given.applied != 0;
     told.scale = given.scale;
     told.grad_norm = given.grad_norm;
     told.clip_factor = given.clip_factor;
     told.culprit.assign(given.culprit_text,
                         strnlen(given.culprit_text, sizeof(given.culprit_text)));
-    give_text(given.pending != 0 ? "pending" : told.to_string(), buffer, capacity, needed);
+    give_text(told.to_string(), buffer, capacity, needed);
   });
 }
 

@@ -454,7 +454,8 @@ HR_API hr_status hr_scaler_report(hr_scaler* scaler, hr_optimizer* optimizer, hr
 HR_API hr_status hr_scaler_try_report(hr_scaler* scaler, hr_optimizer* optimizer,
                                       hr_report* report);
 
-/// One line for a log: "skipped at scale 65536: embed.weight: 3 inf, 0 nan".
+/// One line for a log: "skipped at scale 65536: embed.weight: 3 inf, 0 nan". A pending report says
+/// that its result is not known yet.
 HR_API hr_status hr_report_text(const hr_report* report, char* buffer, size_t capacity,
                                 size_t* needed);
 

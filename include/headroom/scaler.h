@@ -67,7 +67,8 @@ struct StepReport {
   int64_t steps = 0;         // of this optimizer under this scaler so far, this one included,
   int64_t skipped = 0;       // of which skipped
 
-  /// One line for a log: "skipped at scale 65536: embed.weight: 3 inf, 0 nan".
+  /// One line for a log: "skipped at scale 65536: embed.weight: 3 inf, 0 nan". A pending report
+  /// says that its result is not known yet.
   HEADROOM_API std::string to_string() const;
 };
 

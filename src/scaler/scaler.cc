@@ -81,6 +81,7 @@ std::string internal::describe_unscaling_in_place(double amax, float scale) {
 }
 
 std::string StepReport::to_string() const {
+  if (pending) return "pending: not known yet; call report() or try_report()";
   if (applied) {
     std::string text = "applied at scale " + number(scale) + ": norm " + number(grad_norm);
     if (clip_factor < 1.0) text += ", clipped by " + number(clip_factor);

@@ -59,6 +59,9 @@ TEST(Cuda, AStepOnTheDeviceNeverWaitsAndReportsLater) {
     grad.fill(value * scaled[0]);
     EXPECT_OK(hr_scaler_step(scaler, optimizer, nullptr, &report));
     EXPECT_EQ(report.pending, 1);
+    char line[128];
+    EXPECT_OK(hr_report_text(&report, line, sizeof(line), nullptr));
+    EXPECT_STREQ(line, "pending: not known yet; call report() or try_report()");
     EXPECT_OK(hr_scaler_update(scaler));
     EXPECT_OK(hr_scaler_report(scaler, optimizer, &report));
     EXPECT_EQ(report.pending, 0);

@@ -68,7 +68,8 @@ TEST(Scaler, WrongOrderIsAStatus) {
   EXPECT_EQ(hr_scaler_report(training.scaler, nullptr, &report), HR_ERROR_WRONG_ORDER);
   EXPECT_OK(hr_scaler_try_report(training.scaler, nullptr, &report));
   EXPECT_EQ(report.pending, 1);
-  EXPECT_EQ(text_of(hr_report_text, &report), "pending");
+  EXPECT_EQ(text_of(hr_report_text, &report),
+            "pending: not known yet; call report() or try_report()");
   EXPECT_OK(training.step(1.0f));
   EXPECT_EQ(hr_scaler_step(training.scaler, training.optimizer, nullptr, nullptr),
             HR_ERROR_WRONG_ORDER);

@@ -50,6 +50,12 @@ TEST(Step, OverflowSkipsCutsTheScaleAndClearsTheGradients) {
   EXPECT_EQ(scaler.scale(1.0f), 32768.0f) << "the very next pass uses the new scale";
 }
 
+TEST(Step, APendingReportSaysThatItsResultIsNotKnownYet) {
+  StepReport report;
+  report.pending = true;
+  EXPECT_EQ(report.to_string(), "pending: not known yet; call report() or try_report()");
+}
+
 TEST(Step, ABatchMayBeRunAgainInsteadOfBeingSkipped) {
   for (const ScalePolicy& policy : {preset("headroom"), preset("torch"), preset("mxnet")}) {
     Loop loop, plain;
