@@ -116,6 +116,12 @@ struct RuleSettings;
 
 /// The base of SGD, Adam and AdamW: masters, state and step counts. The weights' values are copied
 /// to the masters when a parameter is added.
+///
+/// On CUDA, construction, add_group(), load_state(), refresh_masters() and a rebind() that moves
+/// weights work on the current stream (StreamScope) and wait for it, so that a step on any other
+/// stream finds masters and state complete. They do not wait for steps on other streams: call them
+/// on the stream of the steps, or after those are done. apply(), zero_grad(), follow_weight() and
+/// set_lr() enqueue on the current stream and return.
 class HEADROOM_API FusedOptimizer : public Optimizer {
  public:
   ~FusedOptimizer() override;

@@ -285,9 +285,8 @@ void CudaApply::set_steps(const std::vector<int64_t>& steps) {
 }
 
 std::vector<int64_t> CudaApply::wait_steps(size_t parameters) const {
-  const DeviceScope scope(device_);
   std::vector<int64_t> steps(parameters);
-  cuda_copy(steps.data(), step_array_.data(), steps.size() * sizeof(int64_t));
+  cuda_copy(device_, steps.data(), step_array_.data(), steps.size() * sizeof(int64_t));
   return steps;
 }
 

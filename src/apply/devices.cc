@@ -1,6 +1,8 @@
 // Keeps what CUDA devices know of an optimizer in step with what the host knows.
 #include "apply/fused.h"
 
+#include <set>
+
 namespace headroom::internal {
 namespace {
 
@@ -46,6 +48,15 @@ void prepare_devices(const std::vector<Parameter>& parameters, FusedState* state
   for (const Slot& slot : state->slots) steps.push_back(slot.steps);
   for (auto& [device, cuda] : state->cuda) cuda.set_steps(steps);
   state->steps_there = true;
+}
+
+void settle_devices(const std::vector<Parameter>& parameters) {
+  std::set<int> devices;
+  for (const Parameter& parameter : parameters) {
+    const TensorView& weight = parameter.weight;
+    if (on_cuda(parameter) && weight.count > 0) devices.insert(weight.device.index);
+  }
+  for (const int device : devices) cuda_settle(device);
 }
 
 void fetch_steps(const std::vector<Parameter>& parameters, FusedState* state) {

@@ -68,14 +68,18 @@ TensorView master_view(const Slot& slot, const TensorView& weight) {
 // From any memory to any other.
 void copy_bytes(const TensorView& to, const TensorView& from) {
   if (from.count == 0) return;
-  const bool cuda = from.device.type == DeviceType::kCUDA || to.device.type == DeviceType::kCUDA;
-  if (cuda) {
-    cuda_copy(to.data, from.data, from.bytes());
+  const bool from_cuda = from.device.type == DeviceType::kCUDA;
+  if (from_cuda || to.device.type == DeviceType::kCUDA) {
+    cuda_copy((from_cuda ? from : to).device.index, to.data, from.data, from.bytes());
   } else {
     std::memmove(to.data, from.data, from.bytes());
   }
 }
 void copy_bytes(float* to, const TensorView& from) { copy_bytes(view(to, from.count), from); }
+
+void copy_to_master(const TensorView& weight, const Slot& slot) {
+  if (has_master(slot.kind)) convert(weight, master_view(slot, weight));
+}
 
 // Writes a 16-bit weight from its master, rounded just as the last step did.
 void copy_from_master(const TensorView& weight, size_t parameter, const Slot& slot,
@@ -281,10 +285,11 @@ size_t FusedOptimizer::append_group(std::vector<Parameter> added,
     if (slot.kind == internal::WeightKind::kF32) slot.master = static_cast<float*>(weight.data);
     if (internal::has_master(slot.kind)) {
       slot.master = arena_of(weight).take(0, weight.count);
-      convert(weight, internal::master_view(slot, weight));
+      internal::copy_to_master(weight, slot);
     }
     for (size_t b = 0; b < buffers; ++b) slot.state[b] = arena_of(weight).take(b + 1, weight.count);
   }
+  internal::settle_devices(added);
   // All that can throw comes before the first change.
   own().memory.reserve(own().memory.size() + fresh.memory.size());
   own().cuda_memory.reserve(own().cuda_memory.size() + fresh.cuda_memory.size());
@@ -353,6 +358,7 @@ void FusedOptimizer::rebind(std::vector<Parameter> changed) {
     }
     follow_weight(i);
   }
+  if (!moved.empty()) internal::settle_devices(parameters());
 }
 
 void FusedOptimizer::apply(float multiplier, bool clear_grads) {
@@ -400,14 +406,16 @@ const float* FusedOptimizer::master(size_t index) const {
 }
 
 void FusedOptimizer::refresh_masters() {
-  for (size_t i = 0; i < own().slots.size(); ++i) refresh_master(i);
+  for (size_t i = 0; i < own().slots.size(); ++i) {
+    internal::copy_to_master(parameters()[i].weight, own().slots[i]);
+  }
+  internal::settle_devices(parameters());
 }
 
 void FusedOptimizer::refresh_master(size_t index) {
   const internal::Slot& slot = internal::slot_at(own(), index);
-  if (!internal::has_master(slot.kind)) return;
-  const TensorView& weight = parameters()[index].weight;
-  convert(weight, internal::master_view(slot, weight));
+  internal::copy_to_master(parameters()[index].weight, slot);
+  internal::settle_devices({parameters()[index]});
 }
 
 void FusedOptimizer::follow_weight(size_t index) {
@@ -455,6 +463,7 @@ void FusedOptimizer::load_state(const OptimizerState& saved) {
     if (!internal::has_master(slot.kind)) continue;
     internal::copy_from_master(parameters()[i].weight, i, slot, own().precision);
   }
+  internal::settle_devices(parameters());
 }
 
 }  // namespace headroom

@@ -59,6 +59,10 @@ void make_plan(const std::vector<Parameter>& parameters, FusedState* state);
 /// Brings the devices' tables up to date: memory, options, step counts.
 void prepare_devices(const std::vector<Parameter>& parameters, FusedState* state);
 
+/// Waits for masters, state or step counts that were written to CUDA devices outside of a step, so
+/// that a step on any stream finds them.
+void settle_devices(const std::vector<Parameter>& parameters);
+
 /// Fetches the step counts from the devices if those here may be old.
 void fetch_steps(const std::vector<Parameter>& parameters, FusedState* state);
 

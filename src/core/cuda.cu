@@ -53,11 +53,15 @@ const DeviceFacts& device_facts() {
 
 namespace {
 
-// Memory cannot be taken while a stream is captured, and trying would end the capture.
-void check_not_capturing() {
+bool capturing() {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   HEADROOM_CUDA(cudaStreamIsCapturing(current_stream(), &status));
-  if (status == cudaStreamCaptureStatusNone) return;
+  return status != cudaStreamCaptureStatusNone;
+}
+
+// Memory cannot be taken while a stream is captured, and trying would end the capture.
+void check_not_capturing() {
+  if (!capturing()) return;
   throw Error(ErrorCode::kWrongOrder,
               "Memory is needed while a CUDA graph is captured; run the same step once before the "
               "capture, so that everything is there.");
@@ -67,15 +71,15 @@ void check_not_capturing() {
 
 CudaBuffer::CudaBuffer(int device, size_t bytes) {
   if (bytes == 0) return;
-  check_not_capturing();
   const DeviceScope scope(device);
+  check_not_capturing();
   void* data = nullptr;
   bytes = (bytes + 15) / 16 * 16;  // cuda_upload() writes whole words
   HEADROOM_CUDA(cudaMalloc(&data, bytes));
   data_.reset(data);
   // Not on the default stream, with which other streams may not keep step.
   HEADROOM_CUDA(cudaMemsetAsync(data, 0, bytes, current_stream()));
-  cuda_wait();
+  cuda_wait(device);
 }
 
 void CudaFree::operator()(void* data) const {
@@ -128,9 +132,18 @@ void cuda_upload(void* to, const void* from, size_t bytes) {
   }
 }
 
-void cuda_wait() { HEADROOM_CUDA(cudaStreamSynchronize(current_stream())); }
+void cuda_wait(int device) {
+  const DeviceScope scope(device);
+  HEADROOM_CUDA(cudaStreamSynchronize(current_stream()));
+}
 
-void cuda_copy(void* to, const void* from, size_t bytes) {
+void cuda_settle(int device) {
+  const DeviceScope scope(device);
+  if (!capturing()) cuda_wait(device);
+}
+
+void cuda_copy(int device, void* to, const void* from, size_t bytes) {
+  const DeviceScope scope(device);
   HEADROOM_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, current_stream()));
   HEADROOM_CUDA(cudaStreamSynchronize(current_stream()));
 }

@@ -64,15 +64,22 @@ class CudaHostBuffer {
   std::unique_ptr<void, CudaFreeHost> data_;
 };
 
-/// Copies between any two places, host or device, after all work in the current stream, and waits.
-void cuda_copy(void* to, const void* from, size_t bytes);
+/// Copies between any two places, host or device, after all work in the current stream of `device`,
+/// and waits.
+void cuda_copy(int device, void* to, const void* from, size_t bytes);
 
 /// Enqueues a copy from host to device. The bytes travel with the launch: the host memory may
 /// change at once, nothing waits, and a CUDA graph keeps them.
 void cuda_upload(void* to, const void* from, size_t bytes);
 
-/// Waits for the current stream.
-void cuda_wait();
+/// Waits for the current stream of `device`. The device matters even if the stream is the default
+/// one, of which each device has its own.
+void cuda_wait(int device);
+
+/// The same for memory that is initialised outside of a step: whatever stream steps next finds it.
+/// Does nothing while the stream is captured, where a wait is impossible and the graph keeps the
+/// order.
+void cuda_settle(int device);
 
 /// Enqueues zeros for the whole view.
 void cuda_zero(const TensorView& view);

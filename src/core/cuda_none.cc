@@ -31,8 +31,9 @@ void CudaFree::operator()(void*) const {}
 CudaHostBuffer::CudaHostBuffer(size_t) { without(); }
 void CudaFreeHost::operator()(void*) const {}
 void cuda_upload(void*, const void*, size_t) { without(); }
-void cuda_wait() { without(); }
-void cuda_copy(void*, const void*, size_t) { without(); }
+void cuda_wait(int) { without(); }
+void cuda_settle(int) { without(); }
+void cuda_copy(int, void*, const void*, size_t) { without(); }
 void cuda_zero(const TensorView&) { without(); }
 void cuda_convert(const TensorView&, const TensorView&) { without(); }
 Partial cuda_measure(const std::vector<TensorView>&, const MeasureJob&) { without(); }

@@ -47,7 +47,8 @@ void strike(FaultKind kind, const TensorView& grad, int64_t index, Chance* chanc
   char* const at = static_cast<char*>(grad.data) + static_cast<size_t>(index) * size;
   const bool on_host = grad.device.type == DeviceType::kCPU;
   const auto copy = [&](void* to, const void* from) {
-    on_host ? static_cast<void>(std::memcpy(to, from, size)) : internal::cuda_copy(to, from, size);
+    on_host ? static_cast<void>(std::memcpy(to, from, size))
+            : internal::cuda_copy(grad.device.index, to, from, size);
   };
   const uint64_t number = chance->next();
   uint64_t bits = 0;  // little-endian: the low bytes are the element's

@@ -420,7 +420,7 @@ const CudaStats* CudaMeasure::stats() const { return partials_.data() + blocks_;
 
 Partial CudaMeasure::wait() const {
   CudaStats found;
-  cuda_copy(&found, stats(), sizeof(found));
+  cuda_copy(device_, &found, stats(), sizeof(found));
   return partial_of(found, count_);
 }
 

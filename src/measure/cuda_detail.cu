@@ -84,7 +84,7 @@ GradDetail cuda_detail(const std::vector<TensorView>& list) {
     if (view.dtype == DType::kF64) launch<double>(view, totals.data());
   }
   std::vector<unsigned long long> found(kCounters);
-  cuda_copy(found.data(), totals.data(), found.size() * sizeof(found[0]));
+  cuda_copy(device, found.data(), totals.data(), found.size() * sizeof(found[0]));
   GradDetail detail;
   detail.zeros = static_cast<int64_t>(found[kZeros]);
   detail.subnormals = static_cast<int64_t>(found[kSubnormals]);

@@ -249,13 +249,12 @@ void CudaScaler::set_state(const ScalePolicy& policy, const ScaleState& state) {
   static_assert(offsetof(CudaScale, state) % 8 == 0 && sizeof(ScaleState) % 8 == 0);
   cuda_upload(&scale_.data()->policy, &policy, sizeof(policy));
   cuda_upload(&scale_.data()->state, &state, sizeof(state));
-  cuda_wait();  // whatever stream comes next finds it
+  cuda_wait(device_);  // whatever stream comes next finds it
 }
 
 ScaleState CudaScaler::wait_state() const {
-  const DeviceScope scope(device_);
   ScaleState state;
-  cuda_copy(&state, &scale_.data()->state, sizeof(state));
+  cuda_copy(device_, &state, &scale_.data()->state, sizeof(state));
   return state;
 }
 

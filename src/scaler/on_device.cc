@@ -115,7 +115,7 @@ StepReport GradScaler::step_on_device(Optimizer& optimizer, const StepOptions& o
   if (side != nullptr) {
     side->step(job, clear_skipped);
   } else {
-    internal::cuda_wait();
+    internal::cuda_wait(options_.device.index);
     report = *report_from_device(*known);
     const float scale = order.unscaled ? 1.0f : report.scale;
     if (report.applied && beyond_its_format(optimizer, options, scale)) {
@@ -204,7 +204,7 @@ std::optional<StepReport> GradScaler::report_of(uint64_t optimizer, bool wait) c
   });
   if (!any) return std::nullopt;
   if (cuda_ == nullptr) return found->second.report;
-  if (wait) internal::cuda_wait();
+  if (wait) internal::cuda_wait(options_.device.index);
   std::optional<StepReport> report = report_from_device(found->second);
   tell_alarms();
   return report;

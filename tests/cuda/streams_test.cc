@@ -1,0 +1,150 @@
+// What is initialised outside of a step is complete when the call returns, whatever stream steps
+// next.
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+#include "tests/cuda/support.h"
+
+namespace headroom {
+namespace {
+
+// A stream that is not ordered with the default stream.
+class Stream {
+ public:
+  Stream() { EXPECT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess); }
+  ~Stream() { cudaStreamDestroy(stream_); }
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+  operator cudaStream_t() const { return stream_; }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+// As long as it lives, the stream pauses all the time: one pause of 20 ms runs and the next one is
+// enqueued. What is enqueued meanwhile is therefore not done when the enqueuing call returns.
+class KeptBusy {
+ public:
+  explicit KeptBusy(cudaStream_t stream) : thread_([this, stream] { run(stream); }) {
+    while (begun_ < 1 && !stop_) std::this_thread::yield();
+    EXPECT_FALSE(stop_) << "nothing can be enqueued";
+  }
+  ~KeptBusy() {
+    stop_ = true;
+    thread_.join();
+  }
+  KeptBusy(const KeptBusy&) = delete;
+  KeptBusy& operator=(const KeptBusy&) = delete;
+
+ private:
+  static void pause(void* self) {
+    ++static_cast<KeptBusy*>(self)->begun_;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  void run(cudaStream_t stream) {
+    for (int enqueued = 0; !stop_; ++enqueued) {
+      if (cudaLaunchHostFunc(stream, pause, this) != cudaSuccess) stop_ = true;
+      while (begun_ < enqueued && !stop_) std::this_thread::yield();
+    }
+    cudaStreamSynchronize(stream);  // pauses that are enqueued use this object
+  }
+
+  std::atomic<int> begun_ = 0;
+  std::atomic<bool> stop_ = false;
+  std::thread thread_;
+};
+
+// The values on the device as they are for `stream` at this moment.
+std::vector<unsigned char> bytes_on(cudaStream_t stream, const void* data, size_t bytes) {
+  std::vector<unsigned char> copy(bytes);
+  EXPECT_EQ(cudaMemcpyAsync(copy.data(), data, bytes, cudaMemcpyDefault, stream), cudaSuccess);
+  EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+  return copy;
+}
+
+// One f16 parameter on the CPU, and its copy on the device.
+struct Both {
+  Host weight{DType::kF16, 300000, 1};
+  Host grad{DType::kF16, 300000, 2};
+  OnDevice weight_there{weight.view()};
+  OnDevice grad_there{grad.view()};
+  std::vector<Parameter> here() { return {{"w", weight.view(), grad.view()}}; }
+  std::vector<Parameter> there() { return {{"w", weight_there.view(), grad_there.view()}}; }
+};
+
+std::vector<unsigned char> master_bytes(const AdamW& optimizer) {
+  return bytes_at(view(optimizer.master(0), optimizer.parameters()[0].weight.count));
+}
+
+TEST_F(Cuda, AStepOnAnotherStreamFindsWhatTheConstructorMade) {
+  Both both;
+  AdamW here(both.here());
+  const auto master = master_bytes(here);
+  here.apply(0.5f, false);
+  const Stream first, second;
+  const KeptBusy busy(first);
+  std::unique_ptr<AdamW> there;
+  {
+    const StreamScope scope(static_cast<cudaStream_t>(first));
+    there = std::make_unique<AdamW>(both.there());
+  }
+  EXPECT_TRUE(bytes_on(second, there->master(0), master.size()) == master);
+  const StreamScope scope(static_cast<cudaStream_t>(second));
+  there->apply(0.5f, false);
+  EXPECT_TRUE(bytes_on(second, both.weight_there.view().data, both.weight.view().bytes()) ==
+              bytes_at(both.weight.view()));
+}
+
+TEST_F(Cuda, AStepOnAnotherStreamFindsAGroupThatWasAdded) {
+  Both both, more;
+  AdamW here(more.here()), there(both.there());
+  const Stream first, second;
+  const KeptBusy busy(first);
+  {
+    const StreamScope scope(static_cast<cudaStream_t>(first));
+    there.add_group(more.there(), {});
+  }
+  const auto master = master_bytes(here);
+  EXPECT_TRUE(bytes_on(second, there.master(1), master.size()) == master);
+}
+
+TEST_F(Cuda, AStepOnAnotherStreamFindsAStateThatWasLoaded) {
+  Both both;
+  AdamW here(both.here()), there(both.there());
+  here.apply(0.5f, false);  // the weights on the device are still those before
+  const Stream first, second;
+  const KeptBusy busy(first);
+  {
+    const StreamScope scope(static_cast<cudaStream_t>(first));
+    there.load_state(here.state());
+  }
+  EXPECT_TRUE(bytes_on(second, both.weight_there.view().data, both.weight.view().bytes()) ==
+              bytes_at(both.weight.view()));
+}
+
+TEST_F(Cuda, AStepOnAnotherStreamFindsMastersThatFollowedTheWeights) {
+  Both both, other;
+  other.weight.refill(7, 3.0);
+  other.weight_there.put(other.weight.view());
+  AdamW here(other.here()), rebound(both.there());
+  const auto master = master_bytes(here);
+  const Stream first, second;
+  const KeptBusy busy(first);
+  {
+    const StreamScope scope(static_cast<cudaStream_t>(first));
+    rebound.rebind(other.there());
+  }
+  EXPECT_TRUE(bytes_on(second, rebound.master(0), master.size()) == master);
+  Both third;
+  AdamW refreshed(third.there());
+  third.weight_there.put(other.weight.view());
+  {
+    const StreamScope scope(static_cast<cudaStream_t>(first));
+    refreshed.refresh_masters();
+  }
+  EXPECT_TRUE(bytes_on(second, refreshed.master(0), master.size()) == master);
+}
+
+}  // namespace
+}  // namespace headroom
