@@ -33,8 +33,9 @@ struct Device {
 };
 
 /// `count` contiguous elements at `data`. The memory belongs to the caller and must outlive every
-/// use. Any alignment is accepted. A view of const data is read-only: functions that would write
-/// through it throw.
+/// use. Any alignment is accepted. `device` is where the memory is: functions throw
+/// Error(kInvalidArgument) if CUDA knows that it is elsewhere (pinned and managed memory may be
+/// called either). A view of const data is read-only: functions that would write through it throw.
 struct TensorView {
   void* data = nullptr;
   DType dtype = DType::kF32;

@@ -217,7 +217,8 @@ void check_state_tensor(const NamedTensor& mine, const NamedTensor& other) {
     return "The saved state has '" + other.name + "' where this optimizer has '" + mine.name +
            "'; it belongs to another model or optimizer.";
   });
-  const std::string why = unusable(other.tensor, Access::kRead);
+  std::string why = unusable(other.tensor, Access::kRead);
+  if (why.empty()) why = misplaced(other.tensor);
   require(why.empty(), ErrorCode::kBadState,
           [&] { return "Saved tensor '" + other.name + "'" + why; });
   require(other.tensor.dtype == DType::kF32 && other.tensor.count == mine.tensor.count,
@@ -261,7 +262,7 @@ size_t FusedOptimizer::append_group(std::vector<Parameter> added,
   internal::fetch_steps(parameters(), &own());
   std::vector<Parameter> all = parameters();
   all.insert(all.end(), added.begin(), added.end());
-  internal::check_parameters(all);  // before memory is taken for what they claim
+  internal::check_parameters(all, parameters());  // before memory is taken for what they claim
   const size_t buffers = internal::state_buffers(settings.rule);
   std::vector<internal::Slot> slots = own().slots;
   std::map<int, internal::Arena> arenas;  // by device, -1 for the CPU

@@ -14,7 +14,7 @@ namespace headroom {
 namespace {
 
 using internal::Access;
-using internal::check_view;
+using internal::check_form;
 using internal::require;
 
 std::shared_ptr<internal::OptimizerIdentity> new_identity() {
@@ -30,12 +30,17 @@ std::string name_of(const Parameter& parameter, size_t index) {
 
 bool given(const TensorView& view) { return view.data != nullptr || view.count != 0; }
 
+std::string weight_of(const Parameter& parameter, size_t index) {
+  return "The weight of " + name_of(parameter, index);
+}
+std::string gradient_of(const Parameter& parameter, size_t index) {
+  return "The gradient of " + name_of(parameter, index);
+}
+
 void check_parameter(const Parameter& parameter, size_t index) {
-  check_view(parameter.weight, Access::kWrite,
-             [&] { return "The weight of " + name_of(parameter, index); });
+  check_form(parameter.weight, Access::kWrite, [&] { return weight_of(parameter, index); });
   if (!given(parameter.grad)) return;
-  check_view(parameter.grad, Access::kWrite,
-             [&] { return "The gradient of " + name_of(parameter, index); });
+  check_form(parameter.grad, Access::kWrite, [&] { return gradient_of(parameter, index); });
   if (!given(parameter.weight)) return;
   const Device& there = parameter.grad.device;
   require(
@@ -48,6 +53,21 @@ void check_parameter(const Parameter& parameter, size_t index) {
            std::to_string(parameter.weight.count) + " elements and a gradient of " +
            std::to_string(parameter.grad.count) + "; they have to be equal.";
   });
+}
+
+bool same_place(const TensorView& a, const TensorView& b) {
+  return a.data == b.data && a.device.type == b.device.type && a.device.index == b.device.index &&
+         (b.count > 0 || a.count == 0);
+}
+
+// Throws unless weight and gradient are where their views say; `bound` was looked up before.
+void check_places(const Parameter& parameter, size_t index, const Parameter& bound) {
+  if (!same_place(parameter.weight, bound.weight)) {
+    internal::check_memory(parameter.weight, [&] { return weight_of(parameter, index); });
+  }
+  if (!same_place(parameter.grad, bound.grad)) {
+    internal::check_memory(parameter.grad, [&] { return gradient_of(parameter, index); });
+  }
 }
 
 // Throws if any two weights or gradients share memory. Sorting makes it n log n.
@@ -78,9 +98,14 @@ void check_apart(const std::vector<Parameter>& parameters) {
 
 }  // namespace
 
-void internal::check_parameters(const std::vector<Parameter>& parameters) {
+void internal::check_parameters(const std::vector<Parameter>& parameters,
+                                const std::vector<Parameter>& bound) {
   for (size_t i = 0; i < parameters.size(); ++i) check_parameter(parameters[i], i);
   check_apart(parameters);
+  const Parameter unknown;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    check_places(parameters[i], i, i < bound.size() ? bound[i] : unknown);
+  }
 }
 
 void internal::check_whole(bool whole) {
@@ -116,7 +141,7 @@ void Optimizer::append(std::vector<Parameter> parameters) {
   std::vector<Parameter> all = parameters_;
   all.insert(all.end(), std::make_move_iterator(parameters.begin()),
              std::make_move_iterator(parameters.end()));
-  internal::check_parameters(all);
+  internal::check_parameters(all, parameters_);
   parameters_ = std::move(all);
   ++identity_->revision;
 }
@@ -138,13 +163,14 @@ void Optimizer::set_grad(size_t index, const TensorView& grad) {
              name_of(parameters_[i], i) + " share memory; every tensor needs its own.";
     });
   }
+  check_places(changed, index, parameters_[index]);
   parameters_[index] = std::move(changed);
   ++identity_->revision;
 }
 
 void Optimizer::rebind(std::vector<Parameter> parameters) {
   internal::check_whole(identity_ != nullptr);
-  internal::check_parameters(parameters);
+  internal::check_parameters(parameters, parameters_);
   parameters_ = std::move(parameters);
   ++identity_->revision;
 }

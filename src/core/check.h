@@ -33,9 +33,15 @@ enum class Access { kRead, kWrite };
 /// can: data for its count, a count >= 0, a known type, memory this build can reach.
 std::string unusable(const TensorView& view, Access access);
 
-/// Throws unless the view can be used. `name` is called only then, for the start of the sentence.
+/// Why the view's memory cannot be used on the device that the view names, as the end of a
+/// sentence; empty if it can, or if nobody knows. A device pointer called host memory would be a
+/// segmentation fault, and a host pointer called device memory would make CUDA unusable.
+std::string misplaced(const TensorView& view);
+
+/// Throws unless the view's fields can be used. `name` is called only then, for the start of the
+/// sentence.
 template <typename Name>
-void check_view(const TensorView& view, Access access, const Name& name) {
+void check_form(const TensorView& view, Access access, const Name& name) {
   const bool plain = view.data != nullptr && view.count >= 0 && view.count <= kMaxCount &&
                      view.dtype <= DType::kF64 && view.device.type == DeviceType::kCPU &&
                      !(view.read_only && access == Access::kWrite);
@@ -45,6 +51,20 @@ void check_view(const TensorView& view, Access access, const Name& name) {
     const bool elsewhere = view.device.type != DeviceType::kCPU && !built_with_cuda();
     throw Error(elsewhere ? ErrorCode::kUnsupported : ErrorCode::kInvalidArgument, name() + why);
   }
+}
+
+/// Throws unless the view's memory is where the view says.
+template <typename Name>
+void check_memory(const TensorView& view, const Name& name) {
+  const std::string why = misplaced(view);
+  if (!why.empty()) throw Error(ErrorCode::kInvalidArgument, name() + why);
+}
+
+/// Both. Views that enter the library go through this once; a step trusts those that are bound.
+template <typename Name>
+void check_view(const TensorView& view, Access access, const Name& name) {
+  check_form(view, access, name);
+  check_memory(view, name);
 }
 
 /// True if the two views share at least one byte.

@@ -6,11 +6,33 @@
 #include <headroom/tensor.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 
 namespace headroom::internal {
 
 bool built_with_cuda();
+
+/// What an address points to, as far as CUDA knows.
+enum class MemoryKind : uint8_t {
+  kUnknown,   // CUDA is not in use in this process, or not in this build
+  kPageable,  // ordinary host memory
+  kPinned,    // host memory of cudaHostAlloc or cudaHostRegister
+  kManaged,
+  kDevice,
+};
+
+struct MemoryPlace {
+  MemoryKind kind = MemoryKind::kUnknown;
+  int device = 0;  // of kDevice
+};
+
+/// Where the memory of a view with elements is. Takes a fraction of a microsecond. For a view on
+/// the CPU it neither loads nor initialises CUDA.
+MemoryPlace memory_place(const TensorView& view);
+
+/// Whether kernels on this device can use ordinary host memory (HMM, Grace).
+bool reads_pageable_memory(int device);
 
 struct CudaFree {
   void operator()(void* data) const;

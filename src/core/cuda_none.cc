@@ -25,6 +25,8 @@ namespace {
 }  // namespace
 
 bool built_with_cuda() { return false; }
+MemoryPlace memory_place(const TensorView&) { return {}; }
+bool reads_pageable_memory(int) { return false; }
 
 CudaBuffer::CudaBuffer(int, size_t) { without(); }
 void CudaFree::operator()(void*) const {}

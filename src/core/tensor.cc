@@ -58,6 +58,24 @@ std::string unusable(const TensorView& view, Access access) {
   return "";
 }
 
+std::string misplaced(const TensorView& view) {
+  if (view.count == 0) return "";
+  const MemoryPlace place = memory_place(view);
+  const bool cuda = view.device.type == DeviceType::kCUDA;
+  const int device = view.device.index;
+  const auto called = [](int index) { return "CUDA device " + std::to_string(index); };
+  if (place.kind == MemoryKind::kDevice && (!cuda || place.device != device)) {
+    return " is memory of " + called(place.device) + ", but its view says " +
+           (cuda ? called(device) : "CPU") + "; make the view with the device of its memory.";
+  }
+  if (place.kind == MemoryKind::kPageable && cuda && !reads_pageable_memory(device)) {
+    return " is host memory that " + called(device) +
+           " cannot reach, but its view says that it is there; copy it to the device, pin it, or "
+           "make the view for the CPU.";
+  }
+  return "";
+}
+
 bool overlap(const TensorView& a, const TensorView& b) {
   if (a.count == 0 || b.count == 0) return false;
   const auto a0 = reinterpret_cast<uintptr_t>(a.data);

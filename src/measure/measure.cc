@@ -7,6 +7,7 @@
 #include "core/check.h"
 #include "core/float_environment.h"
 #include "core/parallel.h"
+#include "measure/bound.h"
 #include "measure/cuda.h"
 #include "measure/kernels.h"
 
@@ -24,7 +25,7 @@ struct Plan {
   size_t bytes = 0;
 };
 
-Plan make_plan(const std::vector<TensorView>& grads, Access access) {
+Plan make_plan(const std::vector<TensorView>& grads) {
   Plan plan;
   Range range{};     // the one being filled
   DType dtype{};     // its type
@@ -36,7 +37,6 @@ Plan make_plan(const std::vector<TensorView>& grads, Access access) {
   };
   for (size_t i = 0; i < grads.size(); ++i) {
     const TensorView& grad = grads[i];
-    check_view(grad, access, [i] { return "Gradient " + std::to_string(i); });
     if (grad.dtype == dtype && grad.count > 0 && grad.count <= room) {  // many small tensors
       range.last = i;
       range.last_end = grad.count;
@@ -65,9 +65,9 @@ Partial merged(const std::vector<Partial>& parts) {
   return whole;
 }
 
-Partial run_on_cpu(const std::vector<TensorView>& grads, Access access, const MeasureJob& job) {
+Partial run_on_cpu(const std::vector<TensorView>& grads, const MeasureJob& job) {
   const DefaultFloatEnvironment environment;
-  const Plan plan = make_plan(grads, access);
+  const Plan plan = make_plan(grads);
   std::vector<Partial> partials(plan.ranges.size());
   const MeasureKernels& kernels = measure_kernels();
   parallel_for(plan.ranges.size(), plan.bytes, [&](size_t i) {
@@ -79,10 +79,9 @@ Partial run_on_cpu(const std::vector<TensorView>& grads, Access access, const Me
 }
 
 // The lists of each device, merged; a culprit is the first in the whole list.
-Partial run_on_devices(const std::vector<TensorView>& grads, Access access, const MeasureJob& job) {
+Partial run_on_devices(const std::vector<TensorView>& grads, const MeasureJob& job) {
   std::map<int, std::vector<size_t>> by_device;  // -1 for the CPU
   for (size_t i = 0; i < grads.size(); ++i) {
-    check_view(grads[i], access, [i] { return "Gradient " + std::to_string(i); });
     const bool cuda = grads[i].device.type == DeviceType::kCUDA;
     by_device[cuda ? grads[i].device.index : -1].push_back(i);
   }
@@ -90,7 +89,7 @@ Partial run_on_devices(const std::vector<TensorView>& grads, Access access, cons
   for (const auto& [device, indices] : by_device) {
     std::vector<TensorView> list;
     for (const size_t i : indices) list.push_back(grads[i]);
-    parts.push_back(device < 0 ? run_on_cpu(list, access, job) : cuda_measure(list, job));
+    parts.push_back(device < 0 ? run_on_cpu(list, job) : cuda_measure(list, job));
     int64_t& culprit = parts.back().stats.culprit;
     if (culprit >= 0) culprit = static_cast<int64_t>(indices[static_cast<size_t>(culprit)]);
   }
@@ -100,11 +99,19 @@ Partial run_on_devices(const std::vector<TensorView>& grads, Access access, cons
   return merged(parts);
 }
 
-Partial run(const std::vector<TensorView>& grads, Access access, const MeasureJob& job) {
+Partial run(const std::vector<TensorView>& grads, const MeasureJob& job) {
   const bool cuda = std::any_of(grads.begin(), grads.end(), [](const TensorView& grad) {
     return grad.device.type == DeviceType::kCUDA;
   });
-  return cuda ? run_on_devices(grads, access, job) : run_on_cpu(grads, access, job);
+  return cuda ? run_on_devices(grads, job) : run_on_cpu(grads, job);
+}
+
+std::string gradient(size_t index) { return "Gradient " + std::to_string(index); }
+
+void check_views(const std::vector<TensorView>& grads, Access access) {
+  for (size_t i = 0; i < grads.size(); ++i) {
+    check_view(grads[i], access, [i] { return gradient(i); });
+  }
 }
 
 }  // namespace
@@ -131,6 +138,14 @@ void merge(const GradStats& part, GradStats* whole) {
   }
 }
 
+GradStats measure_bound(const std::vector<TensorView>& grads) { return run(grads, {}).stats; }
+
+UnscaleResult unscale_bound(const std::vector<TensorView>& grads, float inverse_scale) {
+  const Partial whole =
+      run(grads, {.unscale = inverse_scale != 1.0f, .inverse_scale = inverse_scale});
+  return {whole.stats, whole.new_inf, whole.new_zeros};
+}
+
 }  // namespace internal
 
 double GradStats::norm() const {
@@ -140,7 +155,8 @@ double GradStats::norm() const {
 }
 
 GradStats measure(const std::vector<TensorView>& grads, const MeasureOptions& options) {
-  return internal::run(grads, internal::Access::kRead, {.detail = options.detail}).stats;
+  internal::check_views(grads, internal::Access::kRead);
+  return internal::run(grads, {.detail = options.detail}).stats;
 }
 
 GradStats measure(const std::vector<Parameter>& parameters, const MeasureOptions& options) {
@@ -156,10 +172,8 @@ UnscaleResult unscale_(const std::vector<TensorView>& grads, float inverse_scale
                       return "unscale_ got an inverse scale of " + internal::number(inverse_scale) +
                              "; pass 1/scale, a finite number above 0.";
                     });
-  const internal::Partial whole =
-      internal::run(grads, internal::Access::kWrite,
-                    {.unscale = inverse_scale != 1.0f, .inverse_scale = inverse_scale});
-  return {whole.stats, whole.new_inf, whole.new_zeros};
+  internal::check_views(grads, internal::Access::kWrite);
+  return internal::unscale_bound(grads, inverse_scale);
 }
 
 std::string describe_culprit(const GradStats& stats, const std::vector<Parameter>& parameters) {

@@ -9,6 +9,7 @@
 #include "apply/checks.h"
 #include "core/check.h"
 #include "core/float_environment.h"
+#include "measure/bound.h"
 #include "scaler/cuda.h"
 
 namespace headroom {
@@ -48,7 +49,7 @@ bool share_memory(const std::vector<TensorView>& a, const std::vector<TensorView
 // Names the first tensor whose unscaled values leave FP32's range.
 std::string unscale_culprit(const Optimizer& optimizer, float scale) {
   for (const Parameter& parameter : optimizer.parameters()) {
-    const double amax = measure({parameter.grad}).amax;
+    const double amax = internal::measure_bound({parameter.grad}).amax;
     if (decide(true, amax, amax, scale, 0.0).apply()) continue;
     return parameter.name + ": " + internal::describe_unscaling(amax, scale);
   }
@@ -63,8 +64,8 @@ std::string scales_of(const ScalePolicy& policy) {
 // Brings gradients that were made with one scale to another.
 void rescale(const Optimizer& optimizer, float from, float to) {
   const double ratio = static_cast<double>(to) / static_cast<double>(from);
-  headroom::unscale_(grads_of(optimizer),
-                     static_cast<float>(std::clamp<double>(ratio, kSmallestScale, kLargestScale)));
+  internal::unscale_bound(grads_of(optimizer), static_cast<float>(std::clamp<double>(
+                                                   ratio, kSmallestScale, kLargestScale)));
 }
 
 }  // namespace
@@ -238,7 +239,7 @@ UnscaleResult GradScaler::unscale_(Optimizer& optimizer) {
     if (looked) record(false, "", &known);
     return {};
   }
-  const UnscaleResult here = headroom::unscale_(grads_of(optimizer), inverse(known.scale));
+  const UnscaleResult here = internal::unscale_bound(grads_of(optimizer), inverse(known.scale));
   known.stage = Stage::kUnscaled;
   const Finding found =
       agree(optimizer, &known, nullptr, {here.before, here.new_inf, here.new_zeros, "", -1});
@@ -299,8 +300,8 @@ StepReport GradScaler::step(Optimizer& optimizer, const StepOptions& options) {
   const float scale = known.stage == Stage::kUnscaled ? 1.0f : known.scale;
 
   const int64_t beyond = beyond_its_format(optimizer, options, scale) ? 1 : 0;
-  Finding found =
-      agree(optimizer, &known, &options, {measure(grads_of(optimizer)), beyond, 0, "", -1});
+  Finding found = agree(optimizer, &known, &options,
+                        {internal::measure_bound(grads_of(optimizer)), beyond, 0, "", -1});
   const GradStats& stats = found.stats;
   require(options_.ranks == nullptr || found.any, ErrorCode::kWrongOrder, [] {
     return "step() was called for an optimizer none of whose parameters has a gradient on any "

@@ -1,3 +1,4 @@
+#include <dlfcn.h>
 #include <strings.h>
 
 #include <algorithm>
@@ -7,6 +8,18 @@
 
 namespace headroom {
 namespace {
+
+TEST(Runtime, ViewsOnTheCpuDoNotLoadTheCudaDriver) {
+  const auto loaded = [] { return dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD) != nullptr; };
+  if (loaded()) GTEST_SKIP() << "another test has loaded it";
+  std::vector<float> weight(4), grad(4);
+  AdamW optimizer({{"w", view(weight), view(grad)}});
+  GradScaler scaler;
+  scaler.scale(1.0f);
+  scaler.step(optimizer);
+  EXPECT_EQ(measure({view(grad)}).count, 4);
+  EXPECT_FALSE(loaded());
+}
 
 TEST(Runtime, EveryListedTargetCanBeChosen) {
   const std::string before = simd_target();

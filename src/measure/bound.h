@@ -1,0 +1,17 @@
+// measure() and unscale_() for views that were checked when they were bound to an optimizer: a step
+// does not ask CUDA again where each of them is.
+#ifndef HEADROOM_SRC_MEASURE_BOUND_H_
+#define HEADROOM_SRC_MEASURE_BOUND_H_
+
+#include <headroom/measure.h>
+
+#include <vector>
+
+namespace headroom::internal {
+
+GradStats measure_bound(const std::vector<TensorView>& grads);
+UnscaleResult unscale_bound(const std::vector<TensorView>& grads, float inverse_scale);
+
+}  // namespace headroom::internal
+
+#endif  // HEADROOM_SRC_MEASURE_BOUND_H_
