@@ -1,7 +1,8 @@
-// The C door. Everything that C calls runs inside guarded(), which lets no exception out.
+// The C API. Everything that C calls runs inside guarded(), which lets no exception out.
 #ifndef HEADROOM_ADAPTERS_C_ERRORS_H_
 #define HEADROOM_ADAPTERS_C_ERRORS_H_
 
+#include <cxxabi.h>
 #include <headroom/c.h>
 #include <headroom/runtime.h>
 
@@ -29,15 +30,31 @@ class StreamInForce {
   std::optional<StreamScope> scope_;
 };
 
-template <typename Body>
-hr_status guarded(const char* function, const Body& body) noexcept {
+/// Calls body(), and on_exception() for every exception but one: where a callback ends its thread
+/// (pthread_exit or cancellation with glibc) the stack is unwound by an exception that must go on.
+/// Our locks are released on its way.
+template <typename Body, typename Handler>
+auto call_and_catch(const Body& body, const Handler& on_exception) {
   try {
-    const StreamInForce stream;
-    body();
-    return HR_OK;
+    return body();
+#ifdef __GLIBCXX__
+  } catch (const abi::__forced_unwind&) {
+    throw;
+#endif
   } catch (...) {
-    return caught(function);
+    return on_exception();
   }
+}
+
+template <typename Body>
+hr_status guarded(const char* function, const Body& body) {
+  return call_and_catch(
+      [&]() -> hr_status {
+        const StreamInForce stream;
+        body();
+        return HR_OK;
+      },
+      [&] { return caught(function); });
 }
 
 /// The pointer, if it is one.

@@ -20,9 +20,11 @@ std::shared_ptr<OptimizerEntry> find_optimizer(hr_optimizer* handle, const char*
 
 void Turn::lock() {
   if (holder_.load() == std::this_thread::get_id()) {
-    throw Failure{HR_ERROR_WRONG_ORDER,
-                  "this handle is in use by the call that this callback came from, or was passed "
-                  "twice; use it after that call."};
+    throw Failure{
+        HR_ERROR_WRONG_ORDER,
+        "this handle is in use by the call that this callback came from, was passed twice, "
+        "or a callback left that call by longjmp, which is not allowed; use it after that "
+        "call."};
   }
   mutex_.lock();
   holder_.store(std::this_thread::get_id());

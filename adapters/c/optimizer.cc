@@ -36,12 +36,10 @@ class CallbackOptimizer : public Optimizer {
  private:
   template <typename Call>
   static void guard(const char* name, const Call& call) {
-    try {
-      call();
-    } catch (...) {
+    call_and_catch(call, [&] {
       throw Failure{HR_ERROR_CALLBACK, "the optimizer's " + std::string(name) +
                                            " callback left by an exception; let none out of it."};
-    }
+    });
   }
 
   hr_optimizer_callbacks callbacks_;

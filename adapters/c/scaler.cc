@@ -30,11 +30,11 @@ ScalerOptions options_from(const hr_scaler_options& given) {
     const hr_alarm alarm = {sizeof(alarm),          static_cast<int32_t>(report.alarm),
                             report.scale,           report.skips_in_row,
                             report.culprit.c_str(), report.sentence.c_str()};
-    try {
-      tell(&alarm, user);
-    } catch (...) {
-      throw Failure{HR_ERROR_CALLBACK, "on_alarm left by an exception; let none out of it."};
-    }
+    call_and_catch(
+        [&] { tell(&alarm, user); },
+        [] {
+          throw Failure{HR_ERROR_CALLBACK, "on_alarm left by an exception; let none out of it."};
+        });
   };
   return options;
 }

@@ -155,7 +155,8 @@ typedef struct hr_unscale_result {
   double norm;        // before
 } hr_unscale_result;
 
-/// Multiplies all tensors by `inverse_scale` in place. `result` may be null.
+/// Multiplies all tensors by `inverse_scale` in place. `result` may be null. Tensors that share
+/// memory are refused (HR_ERROR_INVALID_ARGUMENT).
 HR_API hr_status hr_unscale(const hr_tensor* tensors, size_t count, float inverse_scale,
                             hr_unscale_result* result);
 
@@ -257,8 +258,17 @@ HR_API hr_status hr_adamw_create(const hr_parameter* parameters, size_t count,
 /// An optimizer of your own under a scaler. `apply` updates the weights with gradient x multiplier,
 /// and zeroes the gradients if asked to; it returns 0, or anything else to make hr_scaler_step
 /// return HR_ERROR_CALLBACK, which then has not counted the step. `skipped` (may be null) comes in
-/// its place when a step is skipped. Neither may leave by an exception or longjmp, nor use the
-/// scaler that calls it or that scaler's optimizers (HR_ERROR_WRONG_ORDER).
+/// its place when a step is skipped. Neither may use the scaler that calls it or that scaler's
+/// optimizers (HR_ERROR_WRONG_ORDER).
+///
+/// How a callback may end, these and on_alarm:
+/// - It returns. An exception that leaves one in C++ becomes HR_ERROR_CALLBACK.
+/// - pthread_exit, and cancellation of the thread, with glibc: the thread ends, the handles of the
+///   call are free again, and the call is as after HR_ERROR_CALLBACK. With other C libraries it is
+///   forbidden.
+/// - longjmp out of it is forbidden; the behaviour is undefined. The locks of the call stay held:
+///   later calls on its handles, destroy included, return HR_ERROR_WRONG_ORDER in the same thread
+///   and hang in others. Return an error instead, and longjmp once the hr_ call has returned.
 typedef struct hr_optimizer_callbacks {
   size_t size;
   int32_t (*apply)(float multiplier, int32_t clear_grads, void* user);

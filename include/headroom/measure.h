@@ -90,7 +90,8 @@ struct UnscaleResult {
 };
 
 /// Multiplies every gradient by `inverse_scale` in place, in FP32 (f64 gradients: in double),
-/// rounded once to the gradient's type. Non-finite elements are multiplied like the rest.
+/// rounded once to the gradient's type. Non-finite elements are multiplied like the rest. Throws
+/// Error(kInvalidArgument), changing nothing, if two of them share memory.
 HEADROOM_API UnscaleResult unscale_(const std::vector<TensorView>& grads, float inverse_scale);
 
 /// "3 inf, 0 nan", with the name of the culprit before it: "embed.weight: 3 inf, 0 nan". Empty if

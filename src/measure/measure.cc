@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <utility>
 
 #include "core/check.h"
 #include "core/float_environment.h"
@@ -114,6 +115,25 @@ void check_views(const std::vector<TensorView>& grads, Access access) {
   }
 }
 
+// Throws if any two of them share memory, which would be unscaled twice, by two threads at a time.
+void check_apart(const std::vector<TensorView>& grads) {
+  std::vector<size_t> order;
+  for (size_t i = 0; i < grads.size(); ++i) {
+    if (grads[i].count > 0) order.push_back(i);
+  }
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    return std::pair(grads[a].data, a) < std::pair(grads[b].data, b);
+  });
+  for (size_t i = 1; i < order.size(); ++i) {
+    const auto [first, second] = std::minmax(order[i - 1], order[i]);
+    require(!overlap(grads[first], grads[second]), ErrorCode::kInvalidArgument,
+            [&, a = first, b = second] {
+              return gradient(a) + " and gradient " + std::to_string(b) +
+                     " share memory and would be unscaled twice; list each tensor once.";
+            });
+  }
+}
+
 }  // namespace
 
 void merge(const GradStats& part, GradStats* whole) {
@@ -173,6 +193,7 @@ UnscaleResult unscale_(const std::vector<TensorView>& grads, float inverse_scale
                              "; pass 1/scale, a finite number above 0.";
                     });
   internal::check_views(grads, internal::Access::kWrite);
+  internal::check_apart(grads);
   return internal::unscale_bound(grads, inverse_scale);
 }
 

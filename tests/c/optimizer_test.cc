@@ -1,5 +1,6 @@
 // Optimizers through C: the fused ones, those made of callbacks, and accumulators.
 #include <headroom/headroom.h>
+#include <pthread.h>
 
 #include <cstring>
 #include <limits>
@@ -158,6 +159,7 @@ struct Own {
   std::string culprit;
   int32_t answer = 0;
   bool throws = false;
+  bool exits = false;
   hr_optimizer* optimizer = nullptr;
   hr_scaler* scaler = nullptr;
   std::vector<hr_status> inside;
@@ -167,6 +169,7 @@ int32_t own_apply(float multiplier, int32_t, void* user) {
   Own& own = *static_cast<Own*>(user);
   own.multiplier = multiplier;
   if (own.throws) throw std::runtime_error("out of a callback");
+  if (own.exits) pthread_exit(nullptr);
   float scale = 0.0f;
   own.inside = {hr_scaler_scale(own.scaler, 1.0f, &scale),
                 hr_scaler_step(own.scaler, own.optimizer, nullptr, nullptr),
@@ -179,7 +182,30 @@ void own_skipped(const char* culprit, void* user) {
   Own& own = *static_cast<Own*>(user);
   own.culprit = culprit;
   if (own.throws) throw 1;
+  if (own.exits) pthread_exit(nullptr);
 }
+
+#ifdef __GLIBC__
+// Calls function(argument) in a thread of its own; true if the thread ended by
+// pthread_exit(nullptr) and not by the function's return.
+template <typename Argument>
+bool exits_in_thread(void (*function)(Argument*), Argument* argument) {
+  struct Call {
+    void (*function)(Argument*);
+    Argument* argument;
+  } call = {function, argument};
+  pthread_t thread;
+  const auto run = [](void* opaque) -> void* {
+    const Call& it = *static_cast<Call*>(opaque);
+    it.function(it.argument);
+    return opaque;
+  };
+  EXPECT_EQ(pthread_create(&thread, nullptr, run, &call), 0);
+  void* result = &call;
+  EXPECT_EQ(pthread_join(thread, &result), 0);
+  return result == nullptr;
+}
+#endif
 
 struct OwnOptimizer : testing::Test {
   OwnOptimizer() {
@@ -228,6 +254,36 @@ TEST_F(OwnOptimizer, ExceptionsOfCallbacksAreAStatus) {
   EXPECT_OK(training.step(1.0f));
   EXPECT_OK(hr_scaler_update(training.scaler));
 }
+
+#ifdef __GLIBC__
+TEST_F(OwnOptimizer, MayEndItsThreadAndTheHandlesAreFree) {
+  const auto step = [](Training* it) { it->step(1.0f); };
+  const auto skip = [](Training* it) { it->step(kInf); };
+  own.exits = true;
+  EXPECT_TRUE(exits_in_thread<Training>(step, &training));
+  EXPECT_TRUE(exits_in_thread<Training>(skip, &training));
+  own.exits = false;
+  auto report = sized<hr_report>();
+  EXPECT_OK(training.step(1.0f, &report));
+  EXPECT_EQ(report.steps, 1) << "as after HR_ERROR_CALLBACK, the others are not counted";
+  EXPECT_OK(hr_scaler_update(training.scaler));
+  EXPECT_OK(hr_optimizer_zero_grad(training.optimizer));
+}
+
+TEST(Alarms, TheCallbackMayEndItsThread) {
+  hr_policy policy;
+  ASSERT_OK(hr_policy_init(&policy, sizeof(policy)));
+  policy.init_scale = 1.0f;
+  hr_scaler_options options;
+  ASSERT_OK(hr_scaler_options_init(&options, sizeof(options)));
+  options.on_alarm = [](const hr_alarm*, void*) { pthread_exit(nullptr); };
+  Training training(&policy, &options);
+  ASSERT_OK(training.step(kInf));
+  EXPECT_TRUE(
+      exits_in_thread<Training>([](Training* it) { hr_scaler_update(it->scaler); }, &training));
+  EXPECT_OK(training.step(1.0f));  // the update had done its work
+}
+#endif
 
 TEST_F(OwnOptimizer, HasNoStateAndNoLearningRate) {
   auto state = sized<hr_optimizer_state>();

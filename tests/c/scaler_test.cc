@@ -278,6 +278,15 @@ TEST(Measure, FindsWhatTheLibraryFinds) {
   EXPECT_EQ(hr_unscale(&broken, 1, 0.5f, nullptr), HR_ERROR_INVALID_ARGUMENT);
 }
 
+TEST(Measure, UnscaleRefusesTensorsThatShareMemory) {
+  std::vector<float> values(10, 1.0f);
+  const hr_tensor tensors[] = {hr_cpu_tensor(values.data(), HR_F32, 6),
+                               hr_cpu_tensor(values.data() + 5, HR_F32, 5)};
+  EXPECT_EQ(hr_unscale(tensors, 2, 0.5f, nullptr), HR_ERROR_INVALID_ARGUMENT);
+  EXPECT_TRUE(last_error_has("Gradient 0 and gradient 1 share memory")) << hr_last_error();
+  EXPECT_EQ(values, std::vector<float>(10, 1.0f));
+}
+
 TEST(Tensors, ConvertAndGoThroughDlpack) {
   std::vector<float> values = {1.0f, 70000.0f, 1e-8f};
   std::vector<f16> halves(3);

@@ -88,5 +88,21 @@ TEST(UnscaleChecks, RefusesImpossibleScalesAndConstMemory) {
   EXPECT_EQ(values[0], 1.0f);
 }
 
+TEST(UnscaleChecks, RefusesTensorsThatShareMemory) {
+  std::vector<float> values(10, 1.0f), other(5, 1.0f);
+  const auto refuse = [&](const std::string& part, const std::vector<TensorView>& grads) {
+    expect_error(ErrorCode::kInvalidArgument, part, [&] { unscale_(grads, 0.5f); });
+    EXPECT_EQ(values, std::vector<float>(10, 1.0f));
+    EXPECT_EQ(other, std::vector<float>(5, 1.0f));
+  };
+  refuse("Gradient 0 and gradient 2 share memory", {view(values), view(other), view(values)});
+  refuse("Gradient 0 and gradient 1 share memory",
+         {view(values.data() + 4, 6), view(values.data(), 5)});
+  refuse("Gradient 1 and gradient 2 share memory",
+         {view(other), view(values), view(values.data() + 3, 1)});
+  unscale_({view(values.data() + 5, 5), view(values.data() + 5, 0), view(values.data(), 5)}, 0.5f);
+  EXPECT_EQ(values, std::vector<float>(10, 0.5f)) << "side by side is apart";
+}
+
 }  // namespace
 }  // namespace headroom
