@@ -35,9 +35,26 @@ install(FILES
 # Relative, so that the file is right wherever the package is installed or moved to.
 file(RELATIVE_PATH _prefix_from_pc
   ${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
+# What a program links beside the static library. Libraries by name only, since nvcc refuses flags of
+# the compiler such as -fopenmp. A shared library has its dependencies by itself.
 set(_pc_requires "")
+set(_pc_libs "")
 if(NOT BUILD_SHARED_LIBS)
   set(_pc_requires libhwy)
+  foreach(_name IN LISTS OpenMP_CXX_LIB_NAMES)
+    get_filename_component(_dir "${OpenMP_${_name}_LIBRARY}" DIRECTORY)
+    # Other compilers look where g++ does, but not the other way round.
+    if(NOT CMAKE_CXX_COMPILER_ID STREQUAL "GNU" OR NOT _dir IN_LIST CMAKE_CXX_IMPLICIT_LINK_DIRECTORIES)
+      string(APPEND _pc_libs " -L${_dir}")
+    endif()
+    string(APPEND _pc_libs " -l${_name}")
+  endforeach()
+  if(HEADROOM_HAS_CUDA)
+    get_target_property(_cudart CUDA::cudart_static IMPORTED_LOCATION)
+    get_filename_component(_dir "${_cudart}" DIRECTORY)
+    string(APPEND _pc_libs " -L${_dir} -lcudart_static -ldl -lrt -lpthread")
+  endif()
+  string(STRIP "${_pc_libs}" _pc_libs)
 endif()
 configure_file(cmake/headroom.pc.in headroom.pc @ONLY)
 configure_file(cmake/headroom-c.pc.in headroom-c.pc @ONLY)

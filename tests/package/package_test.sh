@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# package_test.sh CASE SOURCE PREFIX WORK: one way in which a user meets the package.
+# package_test.sh CASE SOURCE PREFIX WORK [STATIC_BUILD]: one way in which a user meets the package.
+# STATIC_BUILD is the folder that the case add_subdirectory has built in.
 set -euo pipefail
-case=$1 source=$2 prefix=$3 work=$4
+case=$1 source=$2 prefix=$3 work=$4 static_build=${5:-}
 here=$source/tests/package
-rm -rf "$work" && mkdir -p "$work"
+rm -rf "$work" && mkdir -p "$work" "$prefix"
 libdir=$(dirname "$(find "$prefix" -name 'libheadroom.so' -o -name 'libheadroom.a' | head -1)")
 cxx=${CXX:-g++}
 configure() { cmake -G Ninja -DCMAKE_BUILD_TYPE=Release -S "$1" -B "$work/build" "${@:2}" >/dev/null; }
@@ -16,7 +17,7 @@ case $case in
     ;;
   add_subdirectory)
     configure "$here/subproject" -DHEADROOM_SOURCE="$source" -DCONSUMER_SOURCE="$here/consumer.cc" \
-      -DCMAKE_CUDA_ARCHITECTURES=90-virtual  # one is enough here
+      -DHEADROOM_INSTALL=ON -DCMAKE_CUDA_ARCHITECTURES=90-virtual  # one is enough here
     cmake --build "$work/build" >/dev/null
     "$work/build/consumer"
     ;;
@@ -25,6 +26,20 @@ case $case in
     # shellcheck disable=SC2086
     $cxx -std=c++20 "$here/consumer.cc" $flags -o "$work/consumer"
     LD_LIBRARY_PATH=$libdir "$work/consumer"
+    ;;
+  pkg_config_static)
+    # A static library, linked by every compiler that is here.
+    cmake --build "$static_build" --target headroom headroom_c >/dev/null
+    cmake --install "$static_build/headroom" --prefix "$prefix" >/dev/null
+    libdir=$(dirname "$(find "$prefix" -name libheadroom.a)")
+    flags=$(PKG_CONFIG_PATH=$libdir/pkgconfig pkg-config --static --cflags --libs headroom)
+    for compiler in g++ clang++ nvcc /usr/local/cuda/bin/nvcc; do
+      command -v "$compiler" >/dev/null || continue
+      # shellcheck disable=SC2086
+      "$compiler" -std=c++20 "$here/consumer.cc" $flags -o "$work/consumer"
+      if ldd "$work/consumer" | grep -q libheadroom; then echo "$compiler linked no archive"; exit 1; fi
+      "$work/consumer"
+    done
     ;;
   readme)
     # The first C++ example of the README, just as it stands there.
