@@ -209,8 +209,7 @@ GradScalerOptions& GradScalerOptions::enabled(bool enabled) {
   return *this;
 }
 GradScalerOptions& GradScalerOptions::device(const torch::Device& device) {
-  scaler_.device = {};
-  if (device.is_cuda()) scaler_.device = {DeviceType::kCUDA, std::max<int>(device.index(), 0)};
+  scaler_.device = internal::core_device(device, internal::current_cuda_device());
   return *this;
 }
 GradScalerOptions& GradScalerOptions::min_scale(double scale) {

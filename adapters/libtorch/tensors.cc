@@ -1,6 +1,7 @@
 #include "tensors.h"
 
 #include <ATen/EmptyTensor.h>
+#include <ATen/MemoryOverlap.h>
 #include <headroom/error.h>
 
 #include <sstream>
@@ -13,13 +14,6 @@
 
 namespace headroom::libtorch::internal {
 namespace {
-
-void* current_torch_stream() {
-#ifdef HEADROOM_TORCH_CUDA
-  if (c10::cuda::device_count() > 0) return c10::cuda::getCurrentCUDAStream().stream();
-#endif
-  return nullptr;
-}
 
 [[noreturn]] void unsupported(const std::string& sentence) {
   throw Error(ErrorCode::kUnsupported, sentence);
@@ -105,7 +99,27 @@ TensorView view_of(const torch::Tensor& tensor, const std::string& name) {
   return view(plain.data_ptr(), dtype, plain.numel(), device);
 }
 
-TorchStream::TorchStream() : scope_(current_torch_stream()) {}
+int current_cuda_device() {
+#ifdef HEADROOM_TORCH_CUDA
+  if (c10::cuda::device_count() > 0) return static_cast<int>(c10::cuda::current_device());
+#endif
+  return 0;
+}
+
+Device core_device(const torch::Device& device, int current) {
+  if (!device.is_cuda()) return {};
+  return {DeviceType::kCUDA, device.has_index() ? static_cast<int>(device.index()) : current};
+}
+
+void* torch_stream_of([[maybe_unused]] int device) {
+#ifdef HEADROOM_TORCH_CUDA
+  return c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device)).stream();
+#else
+  return nullptr;
+#endif
+}
+
+TorchStream::TorchStream() : scope_(torch_stream_of) {}
 
 bool is_dense(const torch::Tensor& tensor) {
   return tensor.layout() == torch::kStrided && tensor.is_non_overlapping_and_dense() &&

@@ -20,13 +20,25 @@ TensorView view_of(const torch::Tensor& tensor, const std::string& name);
 /// back.
 void check_storage(const torch::Tensor& tensor, const char* what, const std::string& name);
 
-/// As long as it lives, the core's work on CUDA tensors goes to LibTorch's current stream.
+/// LibTorch's current CUDA device; 0 if there is none.
+int current_cuda_device();
+
+/// Where the core finds a torch device. As everywhere in torch, "cuda" without an index is the
+/// current device, which the caller passes.
+Device core_device(const torch::Device& device, int current);
+
+/// The cudaStream_t that is LibTorch's current one on this device, which has one for each device.
+/// Null (the default stream) in builds without CUDA.
+void* torch_stream_of(int device);
+
+/// As long as it lives, the core's work on CUDA tensors goes to LibTorch's current stream of the
+/// tensors' device, whatever device is the current one.
 class TorchStream {
  public:
   TorchStream();
 
  private:
-  StreamScope scope_;
+  StreamLookupScope scope_;
 };
 
 /// True if the tensor's elements fill one block of memory, in any order.

@@ -38,7 +38,24 @@ class HEADROOM_API StreamScope {
   StreamScope& operator=(const StreamScope&) = delete;
 
  private:
-  void* before_;
+  void* stream_before_;
+  void* (*stream_of_before_)(int device);
+};
+
+/// The same where every device has a current stream of its own, as in LibTorch: work on CUDA device
+/// `d` is enqueued on stream_of(d), which is asked whenever something is enqueued. Nests with
+/// StreamScope; the innermost of both counts.
+class HEADROOM_API StreamLookupScope {
+ public:
+  using StreamOf = void* (*)(int device);
+  explicit StreamLookupScope(StreamOf stream_of);
+  ~StreamLookupScope();
+  StreamLookupScope(const StreamLookupScope&) = delete;
+  StreamLookupScope& operator=(const StreamLookupScope&) = delete;
+
+ private:
+  void* stream_before_;
+  StreamOf stream_of_before_;
 };
 
 }  // namespace headroom

@@ -22,7 +22,8 @@ namespace headroom::internal {
     if (headroom_error != cudaSuccess) ::headroom::internal::cuda_failed(headroom_error, #call); \
   } while (false)
 
-/// The stream of the innermost StreamScope of this thread.
+/// The stream of the innermost StreamScope or StreamLookupScope of this thread. A lookup is asked
+/// about the current device: call it inside the DeviceScope of the work.
 cudaStream_t current_stream();
 
 /// Makes a device the current one of this thread, and goes back at the end.

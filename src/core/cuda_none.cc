@@ -9,8 +9,11 @@
 
 namespace headroom {
 
-StreamScope::StreamScope(void*) : before_(nullptr) {}
+StreamScope::StreamScope(void*) : stream_before_(nullptr), stream_of_before_(nullptr) {}
 StreamScope::~StreamScope() = default;
+StreamLookupScope::StreamLookupScope(StreamOf)
+    : stream_before_(nullptr), stream_of_before_(nullptr) {}
+StreamLookupScope::~StreamLookupScope() = default;
 
 bool cuda_available() { return false; }
 

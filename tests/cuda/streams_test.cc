@@ -2,7 +2,10 @@
 // next.
 #include <atomic>
 #include <chrono>
+#include <functional>
+#include <memory>
 #include <thread>
+#include <vector>
 
 #include "tests/cuda/support.h"
 
@@ -144,6 +147,68 @@ TEST_F(Cuda, AStepOnAnotherStreamFindsMastersThatFollowedTheWeights) {
     refreshed.refresh_masters();
   }
   EXPECT_TRUE(bytes_on(second, refreshed.master(0), master.size()) == master);
+}
+
+thread_local std::vector<int> asked_devices;
+thread_local cudaStream_t looked_up = nullptr;
+
+void* look_up(int device) {
+  asked_devices.push_back(device);
+  return looked_up;
+}
+
+// What the call enqueues on this stream, as nodes of a graph.
+size_t enqueued_on(cudaStream_t stream, const std::function<void()>& call) {
+  EXPECT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+  call();
+  cudaGraph_t graph = nullptr;
+  EXPECT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  size_t nodes = 0;
+  EXPECT_EQ(cudaGraphGetNodes(graph, nullptr, &nodes), cudaSuccess);
+  cudaGraphDestroy(graph);
+  return nodes;
+}
+
+TEST_F(Cuda, AStreamLookupIsAskedForTheTensorsDevice) {
+  const Host half(DType::kF16, 100, 1), wide(DType::kF32, 100, 2);
+  const OnDevice from(half.view()), to(wide.view());
+  const Stream first, second;
+  const StreamScope outer(static_cast<cudaStream_t>(second));
+  {
+    looked_up = first;
+    asked_devices.clear();
+    const StreamLookupScope scope(look_up);
+    EXPECT_EQ(enqueued_on(first, [&] { convert(from.view(), to.view()); }), 1u);
+    EXPECT_EQ(asked_devices, std::vector<int>{0});
+    const StreamScope inner(static_cast<cudaStream_t>(second));
+    EXPECT_EQ(enqueued_on(second, [&] { convert(from.view(), to.view()); }), 1u);
+    EXPECT_EQ(asked_devices.size(), 1u) << "the innermost scope counts";
+  }
+  EXPECT_EQ(enqueued_on(second, [&] { convert(from.view(), to.view()); }), 1u);
+  EXPECT_EQ(asked_devices.size(), 1u);
+}
+
+TEST_F(Cuda, AWholeTrainingStepRunsUnderAStreamLookup) {
+  Both both;
+  AdamW here(both.here());
+  GradScaler plain;
+  plain.scale(1.0f);
+  plain.step(here);
+  const Stream stream;
+  looked_up = stream;
+  const StreamLookupScope scope(look_up);
+  AdamW there(both.there());
+  GradScaler scaler(DynamicScale{}, {.device = {DeviceType::kCUDA, 0}});
+  const Host one(DType::kF32, 1, 3);
+  const OnDevice loss(one.view()), scaled(one.view());
+  asked_devices.clear();
+  scaler.scale(loss.view(), scaled.view());
+  scaler.step(there);
+  scaler.update();
+  EXPECT_TRUE(scaler.report().applied);
+  EXPECT_FALSE(asked_devices.empty());
+  for (const int device : asked_devices) EXPECT_EQ(device, 0);
+  EXPECT_TRUE(both.weight_there.bytes() == bytes_at(both.weight.view()));
 }
 
 }  // namespace

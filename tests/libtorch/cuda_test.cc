@@ -2,6 +2,7 @@
 #include <cmath>
 #include <sstream>
 
+#include "adapters/libtorch/tensors.h"
 #include "tests/libtorch/support.h"
 
 #ifdef HEADROOM_TORCH_CUDA
@@ -36,6 +37,19 @@ void set_grads(const torch::nn::Sequential& model, int step, bool bad) {
     if (bad) grad.view(-1)[0] = std::numeric_limits<float>::infinity();
     parameter.mutable_grad() = grad.to(parameter.scalar_type()).to(parameter.device());
   }
+}
+
+TEST(CoreDevice, CudaWithoutAnIndexIsTheCurrentDevice) {
+  const auto expect = [](const torch::Device& device, int current, const Device& expected) {
+    const Device found = internal::core_device(device, current);
+    EXPECT_EQ(found.type, expected.type);
+    EXPECT_EQ(found.index, expected.index);
+  };
+  expect(torch::kCUDA, 0, {DeviceType::kCUDA, 0});
+  expect(torch::kCUDA, 3, {DeviceType::kCUDA, 3});
+  expect(torch::Device(torch::kCUDA, 0), 3, {DeviceType::kCUDA, 0});
+  expect(torch::Device(torch::kCUDA, 2), 3, {DeviceType::kCUDA, 2});
+  expect(torch::kCPU, 3, {DeviceType::kCPU, 0});
 }
 
 // The scale of the CUDA side is on `where`.
@@ -190,6 +204,47 @@ TEST_F(OnCuda, AWholeTrainingStepIsAGraph) {
   };
   const auto eager = run(false), graphed = run(true);
   for (size_t i = 0; i < eager.size(); ++i) EXPECT_TRUE(same_bits(eager[i], graphed[i]));
+}
+
+TEST_F(OnCuda, TheCurrentDeviceAndItsStreamAreTorchs) {
+  EXPECT_EQ(internal::current_cuda_device(), static_cast<int>(c10::cuda::current_device()));
+  const int last = static_cast<int>(torch::cuda::device_count()) - 1;
+  const auto device = static_cast<c10::DeviceIndex>(last);
+  const c10::cuda::CUDAStream stream = c10::cuda::getStreamFromPool(false, device);
+  {
+    const c10::cuda::CUDAStreamGuard guard(stream);
+    const c10::cuda::CUDAGuard elsewhere(c10::DeviceIndex{0});
+    EXPECT_EQ(internal::torch_stream_of(last), stream.stream()) << "of that device";
+    EXPECT_EQ(internal::current_cuda_device(), 0);
+  }
+  EXPECT_EQ(internal::torch_stream_of(last), c10::cuda::getDefaultCUDAStream(device).stream());
+}
+
+// With several devices the tensors are on the last one while the first is the current one.
+TEST_F(OnCuda, WorksOnADeviceThatIsNotTheCurrentOne) {
+  const auto last = static_cast<c10::DeviceIndex>(torch::cuda::device_count() - 1);
+  const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool(false, last));
+  const c10::cuda::CUDAGuard elsewhere(c10::DeviceIndex{0});
+  const torch::Device cuda(torch::kCUDA, last);
+  auto here = model_on(torch::kCPU, torch::kHalf), there = model_on(cuda, torch::kHalf);
+  FusedAdamW cpu(here->parameters(), torch::optim::AdamWOptions(0.01));
+  FusedAdamW gpu(there->parameters(), torch::optim::AdamWOptions(0.01));
+  for (const torch::Device& where : {torch::Device(torch::kCPU), cuda}) {
+    GradScaler a(GradScalerOptions().init_scale(1024));
+    GradScaler b(GradScalerOptions().init_scale(1024).device(where));
+    set_grads(here, 1, false);
+    set_grads(there, 1, false);
+    a.scale(torch::ones({}));
+    b.scale(torch::ones({}, cuda));
+    a.step(cpu);
+    b.step(gpu);
+    a.update();
+    b.update();
+    EXPECT_TRUE(b.report().applied);
+  }
+  for (size_t i = 0; i < here->parameters().size(); ++i) {
+    EXPECT_TRUE(same_bits(here->parameters()[i], there->parameters()[i].cpu()));
+  }
 }
 
 TEST_F(OnCuda, WorksOnTheCurrentStream) {

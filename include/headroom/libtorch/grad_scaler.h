@@ -33,9 +33,9 @@ class HEADROOM_API GradScalerOptions {
   GradScalerOptions& growth_interval(int64_t steps);
   GradScalerOptions& enabled(bool enabled);
 
-  /// Where the scale lives, as in PyTorch's constructor. On a CUDA device step() and update() never
-  /// wait with FusedAdamW and FusedSGD: their report is pending, and report() or try_report()
-  /// tells.
+  /// Where the scale lives, as in PyTorch's constructor; torch::kCUDA without an index is the
+  /// device that is current at this call. On a CUDA device step() and update() never wait with
+  /// FusedAdamW and FusedSGD: their report is pending, and report() or try_report() tells.
   GradScalerOptions& device(const torch::Device& device);
 
   /// Beyond PyTorch; see ScalePolicy and ScalerOptions.
