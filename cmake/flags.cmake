@@ -7,6 +7,13 @@ target_compile_options(headroom_flags INTERFACE
   "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wshadow;-Wconversion;-Wno-sign-conversion>"
   "$<$<COMPILE_LANGUAGE:CXX>:-fno-fast-math;-ffp-contract=off>"
   "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;--fmad=false;--expt-relaxed-constexpr>")
+# Optimised builds: a smashed stack or an overrun of a C library call ends the program, and addresses
+# of functions cannot be overwritten after the start.
+set(_optimised "$<CONFIG:Release,RelWithDebInfo,MinSizeRel>")
+target_compile_options(headroom_flags INTERFACE
+  "$<$<AND:${_optimised},$<COMPILE_LANGUAGE:C,CXX>>:-fstack-protector-strong;-U_FORTIFY_SOURCE;-D_FORTIFY_SOURCE=2>"
+  "$<$<AND:${_optimised},$<COMPILE_LANGUAGE:CUDA>>:-Xcompiler=-fstack-protector-strong>")
+target_link_options(headroom_flags INTERFACE "$<${_optimised}:LINKER:-z,relro,-z,now>")
 if(HEADROOM_SANITIZE)
   target_compile_options(headroom_flags INTERFACE
     -fsanitize=${HEADROOM_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
@@ -21,4 +28,14 @@ endif()
 # several files of a target.
 function(headroom_read_headers_once target)
   set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 10)
+endfunction()
+
+# For targets that are installed: the RUNPATH of the build tree is already the installed one. CMake
+# would otherwise append an empty element to it, to be edited at installation, and the dynamic linker
+# takes an empty element for the current folder. Libraries find each other beside themselves; folders
+# of LibTorch, MPI and NCCL stay where the linker does not search them anyway.
+function(headroom_installed_target target)
+  set_target_properties(${target} PROPERTIES
+    BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH $ORIGIN INSTALL_RPATH_USE_LINK_PATH ON
+    LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/lib)
 endfunction()

@@ -1,7 +1,22 @@
-# Sourced by ./run and ./test: installs what is missing, configures once, builds.
+# Sourced by ./run and ./test: installs missing packages, configures once, builds.
 # Everything it prints goes to standard error, so that a command's own output stays clean.
 
-# need PACKAGE...: installs those that are missing.
+# quietly COMMAND...: shows the command's output only if it fails.
+quietly() {
+  local log
+  log=$(mktemp) || return 1
+  "$@" >"$log" 2>&1 && { rm -f "$log"; return 0; }
+  cat "$log" >&2
+  rm -f "$log"
+  return 1
+}
+
+apt_install() {
+  apt-get update -qq &&
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"
+}
+
+# need PACKAGE...: installs the Debian packages that are missing.
 need() {
   local missing=()
   for package in "$@"; do
@@ -14,21 +29,15 @@ need() {
     exit 1
   fi
   echo "Installing ${missing[*]} ..." >&2
-  { apt-get update -qq &&
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
-      "${missing[@]}"; } >/tmp/headroom-install.$$ 2>&1 || {
-    cat /tmp/headroom-install.$$ >&2
-    exit 1
-  }
-  rm -f /tmp/headroom-install.$$
+  quietly apt_install "${missing[@]}" || exit 1
 }
 
 PACKAGES=(g++ cmake ninja-build pkgconf python3 libhwy-dev nlohmann-json3-dev libdlpack-dev libcli11-dev
           libfmt-dev zlib1g-dev libxxhash-dev libgtest-dev librapidcheck-dev valgrind clang libclang-rt-dev
           libtorch-dev libopenblas0-openmp libgloo-dev libopenmpi-dev openmpi-bin libcairo2-dev fonts-dejavu-core
-          python3-dev pybind11-dev python3-numpy python3-pytest)
+          python3-dev python3-venv pybind11-dev python3-numpy python3-pytest)
 
-# build PRESET [TARGET...]: configures when it has to, then builds; says little if all goes well.
+# build PRESET [TARGET...]: configures if needed, then builds; prints the log only on failure.
 build() {
   local preset=$1 log=build/$1.log
   shift

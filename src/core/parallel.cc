@@ -2,6 +2,7 @@
 
 #include <headroom/runtime.h>
 #include <omp.h>
+#include <pthread.h>
 
 #include <algorithm>
 #include <atomic>
@@ -23,6 +24,13 @@ namespace {
 
 std::atomic<int> g_threads{0};
 
+// True in a process that was forked while this library was loaded. Of the parent's threads only the
+// one that called fork() exists there, while OpenMP still counts on its whole pool: a parallel
+// region would wait for the others forever. So a forked child works on one thread.
+std::atomic<bool> g_forked{false};
+[[maybe_unused]] const int g_fork_handler =
+    pthread_atfork(nullptr, nullptr, [] { g_forked = true; });
+
 }  // namespace
 
 void set_num_threads(int threads) {
@@ -34,6 +42,7 @@ void set_num_threads(int threads) {
 }
 
 int num_threads() {
+  if (g_forked) return 1;
   const int set = g_threads;
   return set > 0 ? set : omp_get_max_threads();
 }
@@ -61,9 +70,9 @@ struct Region {
 }
 
 // libgomp is not built with TSan, which therefore cannot see that a region's threads start after
-// and end before the code around it. run_share tells it; this function, where the compiler shares
-// variables behind our back, is left out.
-[[gnu::no_sanitize("thread")]] void run_region(Region* region, int threads) {
+// and end before the code around it. run_share() annotates that; this function, in which the
+// compiler shares variables with those threads, is not instrumented.
+__attribute__((no_sanitize("thread"))) void run_region(Region* region, int threads) {
 #pragma omp parallel num_threads(threads)
   run_share(region);
 }

@@ -256,7 +256,8 @@ void Recorder::step(int64_t step, double loss, const StepReport& report, const S
   static const std::set<std::string> kOwn = {"culprit", "amax", "layers",   "end",
                                              "note",    "log2", "settings", "skipped"};
   std::set<std::string> others;
-  for (const auto& [name, value] : more) {
+  for (const std::pair<std::string, double>& scalar : more) {
+    const std::string& name = scalar.first;
     internal::require(others.insert(name).second, ErrorCode::kInvalidArgument, [&] {
       return "Recorder::step() got two numbers named '" + name + "'; give each its own name.";
     });
@@ -265,7 +266,7 @@ void Recorder::step(int64_t step, double loss, const StepReport& report, const S
                         return "Recorder::step() got a number named '" + name +
                                "', which the history uses for itself; choose another name.";
                       });
-    line[name] = internal::number_json(value);
+    line[name] = internal::number_json(scalar.second);
   }
   if (!report.applied) {
     line["culprit"] =

@@ -378,7 +378,7 @@ TEST(Agree, AnExtraStepEndsAtTheTimeLimit) {
           scaler.update();
         }
       },
-      std::chrono::milliseconds(200));
+      std::chrono::seconds(3));  // on a busy machine the others may be late, but not by that much
   EXPECT_EQ(lost, 1);
 }
 

@@ -120,7 +120,7 @@ with tempfile.TemporaryDirectory() as temp:
             if way == "mpi" and sign == signal.SIGKILL:
                 continue  # mpirun ends the others itself
             folder = f"{temp}/{way}.{sign}"
-            processes = launch(way, 2, "mlp", "--steps", 10**7, "--out", folder, "--timeout", 2)
+            processes = launch(way, 2, "mlp", "--steps", 10**7, "--out", folder, "--timeout", 5)
             check(until(lambda: grown(folder)), f"{way} has begun")
             victims = pids(folder, variable)
             check(len(victims) == 1, victims)

@@ -68,14 +68,21 @@ def browser(path):
 
 def get(url, **options):
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, **options), timeout=10) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, **options), timeout=60) as answer:
             return answer.status, answer.read().decode(), answer.headers
     except urllib.error.HTTPError as error:
         return error.code, "", error.headers
 
 
+def wait_for_steps(folder):
+    """Until a run has written some steps, as late as a busy machine lets it."""
+    path, end = f"{folder}/history.jsonl", time.time() + 60
+    while time.time() < end and not (os.path.exists(path) and os.path.getsize(path) > 10_000):
+        time.sleep(0.05)
+
+
 def raw(port, data):
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
         client.sendall(data)
         answer = b""
         while part := client.recv(65536):
@@ -210,7 +217,7 @@ with tempfile.TemporaryDirectory() as temp:
 
     # Killed in the middle: all that was done is there.
     process = subprocess.Popen([make_run, f"{temp}/killed", "100000", "1"])
-    time.sleep(0.5)
+    wait_for_steps(f"{temp}/killed")
     process.kill()
     process.wait()
     check(report(f"{temp}/killed").returncode == 0, "a killed run")
@@ -219,7 +226,7 @@ with tempfile.TemporaryDirectory() as temp:
 
     # Two at once.
     process = subprocess.Popen([make_run, f"{temp}/busy", "100000", "1"])
-    time.sleep(0.3)
+    wait_for_steps(f"{temp}/busy")
     second = subprocess.run([make_run, f"{temp}/busy", "5", "0"], capture_output=True, text=True)
     check(second.returncode == 1 and "another run" in second.stderr, second.stderr)
     process.kill()

@@ -1,5 +1,7 @@
 #include <dlfcn.h>
 #include <strings.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -57,6 +59,28 @@ TEST(Runtime, ThreadsAreSettable) {
   set_num_threads(0);
   EXPECT_GE(num_threads(), 1);
   expect_error(ErrorCode::kInvalidArgument, "set_num_threads", [] { set_num_threads(-1); });
+}
+
+// As data loaders and Python's multiprocessing do.
+TEST(Runtime, AForkedChildMeasuresOnOneThread) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "ThreadSanitizer does not support fork() in a process with threads";
+#endif
+  set_num_threads(4);
+  std::vector<float> values(size_t{1} << 22, 1.0f);
+  values.back() = std::numeric_limits<float>::infinity();
+  ASSERT_EQ(measure({view(values)}).inf_count, 1);  // starts OpenMP's threads
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    alarm(30);  // a child that hangs dies by SIGALRM
+    _exit(measure({view(values)}).inf_count == 1 && num_threads() == 1 ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  EXPECT_EQ(num_threads(), 4);
+  set_num_threads(0);
 }
 
 TEST(Errors, EveryCodeHasAName) {

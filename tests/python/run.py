@@ -1,24 +1,53 @@
 #!/usr/bin/env python3
-"""Runs the tests of the Python package: run.py [torch] [pytest arguments]. Without `torch` those that
-need no PyTorch; with it those that do, or exit code 77 and the reason where it cannot be imported."""
+"""Runs the tests of the Python package: run.py [torch] [pytest arguments].
 
+Without `torch`: the tests that need no PyTorch. With it: those that do, in the interpreter that
+HEADROOM_TORCH_PYTHON names (./test sets it) or in this one; where that has no PyTorch the exit code
+is 77, which ctest shows as skipped. HEADROOM_TEST_RESULTS names a file for the counts."""
+
+import collections
+import os
 import pathlib
 import sys
 
-import pytest
+
+class Counts:
+    """A pytest plugin: counts outcomes as pytest's own summary does."""
+
+    def __init__(self) -> None:
+        self.outcomes: collections.Counter[str] = collections.Counter()
+
+    def pytest_runtest_logreport(self, report) -> None:
+        if report.when == "call" or report.outcome != "passed":
+            self.outcomes[report.outcome] += 1
+
+    def __str__(self) -> str:
+        names = ("passed", "failed", "skipped")
+        return ", ".join(f"{self.outcomes[name]} {name}" for name in names)
 
 
 def main() -> int:
     with_torch = sys.argv[1:2] == ["torch"]
     if with_torch:
+        python = os.environ.pop("HEADROOM_TORCH_PYTHON", "")
+        if python:
+            os.execv(python, [python, *sys.argv])
         try:
             import headroom.torch  # noqa: F401
         except ImportError as error:
             print(f"skipped: {error}")
             return 77
+    import pytest  # of the interpreter that runs the tests
+
     files = sorted(pathlib.Path(__file__).parent.glob("*_test.py"))
     chosen = [str(file) for file in files if file.name.startswith("torch_") == with_torch]
-    return pytest.main(["-q", "-p", "no:cacheprovider", *chosen, *sys.argv[2 if with_torch else 1:]])
+    counts = Counts()
+    status = pytest.main(
+        ["-q", "-p", "no:cacheprovider", *chosen, *sys.argv[2 if with_torch else 1 :]], [counts]
+    )
+    if results := os.environ.get("HEADROOM_TEST_RESULTS"):
+        pathlib.Path(results).write_text(f"{counts}\n")
+    return int(status)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import array
 import gc
+import multiprocessing
 import sys
 
 import numpy as np
@@ -140,3 +141,16 @@ def test_jax_arrays_are_read_and_never_written(dtype):
     assert headroom.measure([values]).norm == 2.0
     with pytest.raises(headroom.InvalidArgument):
         headroom.unscale_([values], 0.5)
+
+
+def _measure_in_child(count):
+    values = np.ones(count, np.float32)
+    values[-1] = np.inf
+    return headroom.measure([values]).inf_count
+
+
+def test_a_forked_child_can_measure():
+    """As workers of data loaders do. OpenMP's threads do not survive fork()."""
+    assert _measure_in_child(1 << 22) == 1  # starts threads
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        assert pool.apply_async(_measure_in_child, (1 << 22,)).get(timeout=60) == 1

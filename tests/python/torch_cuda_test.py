@@ -1,6 +1,5 @@
 """headroom.torch on a CUDA device: nothing waits, and a step can be captured."""
 
-import time
 
 import pytest
 import torch
@@ -39,12 +38,11 @@ def test_a_step_does_not_wait():
     torch.cuda.synchronize()
     done = torch.cuda.Event()
     torch.cuda._sleep(2_000_000_000)  # about a second
-    begin = time.perf_counter()
     for _ in range(5):
         scaler.step(optimizer)
         scaler.update()
     done.record()
-    assert not done.query() and time.perf_counter() - begin < 0.5
+    assert not done.query()  # what comes before the steps has not even ended
     torch.cuda.synchronize()
 
 
