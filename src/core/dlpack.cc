@@ -91,8 +91,10 @@ DLManagedTensor* to_dlpack(const TensorView& view) {
     return "This view is of const data, and DLPack 0.6 cannot say read-only; copy it first.";
   });
   TensorView here = view;
-  here.device = {};  // memory on any device can be handed on
-  internal::check_view(here, internal::Access::kRead, [] { return std::string("The view"); });
+  here.device = {};  // a build without CUDA can still pass on memory of a device
+  const auto name = [] { return std::string("The view"); };
+  internal::check_form(here, internal::Access::kRead, name);
+  internal::check_memory(view, name);
   auto owner = std::make_unique<Export>();
   owner->shape[0] = view.count;
   DLTensor& tensor = owner->managed.dl_tensor;

@@ -3,6 +3,8 @@
 // that is missing shows as a call that succeeds.
 #include "tests/cuda/fake_driver.h"
 
+#include <dlpack/dlpack.h>
+
 #include "tests/support.h"
 
 namespace headroom {
@@ -55,6 +57,15 @@ TEST_F(MemoryPlaces, AnOptimizerRefusesDeviceMemoryThatIsCalledHostMemory) {
   state.tensors[0].tensor = view(there);
   expect_error(ErrorCode::kBadState, "Saved tensor 'w/exp_avg' is memory of CUDA device 1",
                [&] { optimizer.load_state(state); });
+}
+
+TEST_F(MemoryPlaces, DlpackPassesOnMemoryThatIsWhereItsViewSays) {
+  const TensorView right = on({DeviceType::kCUDA, 1}, there);
+  DLManagedTensor* const managed = to_dlpack(right);
+  EXPECT_EQ(managed->dl_tensor.device.device_type, kDLCUDA);
+  EXPECT_EQ(managed->dl_tensor.device.device_id, 1);
+  managed->deleter(managed);
+  expect_refused("The view", [&] { to_dlpack(view(there)); });
 }
 
 TEST_F(MemoryPlaces, CallsThatTakeViewsRefuseDeviceMemoryThatIsCalledHostMemory) {

@@ -66,7 +66,9 @@ std::vector<unsigned char> bytes_on(cudaStream_t stream, const void* data, size_
   return copy;
 }
 
-// One f16 parameter on the CPU, and its copy on the device.
+// One f16 parameter on the CPU, and its copy on the device. Each test makes the calls that it is
+// about once before it keeps the stream busy: the first launch of a kernel loads it, which waits
+// for the device and would hide a wait that is missing.
 struct Both {
   Host weight{DType::kF16, 300000, 1};
   Host grad{DType::kF16, 300000, 2};
@@ -82,7 +84,7 @@ std::vector<unsigned char> master_bytes(const AdamW& optimizer) {
 
 TEST_F(Cuda, AStepOnAnotherStreamFindsWhatTheConstructorMade) {
   Both both;
-  AdamW here(both.here());
+  AdamW here(both.here()), loads_kernels(both.there());
   const auto master = master_bytes(here);
   here.apply(0.5f, false);
   const Stream first, second;
@@ -115,6 +117,7 @@ TEST_F(Cuda, AStepOnAnotherStreamFindsAGroupThatWasAdded) {
 TEST_F(Cuda, AStepOnAnotherStreamFindsAStateThatWasLoaded) {
   Both both;
   AdamW here(both.here()), there(both.there());
+  there.load_state(here.state());
   here.apply(0.5f, false);  // the weights on the device are still those before
   const Stream first, second;
   const KeptBusy busy(first);
