@@ -5,9 +5,8 @@
 #include <headroom/version.h>
 #include <unistd.h>
 
-#include <cstdio>
 #include <exception>
-#include <iostream>
+#include <sstream>
 #include <string>
 
 #include "cli/output.h"
@@ -28,10 +27,19 @@ void keep_places() {
 
 // The status, unless something that was printed is lost.
 int after_printing(int status) {
-  std::cout.flush();
-  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return status;
+  if (flush_output() == 0) return status;
   tell("headroom: Standard output could not be written to its end.\n");
   return status == 0 ? kBadInput : status;
+}
+
+// What the parser has to say: help, the version, or what is wrong with the arguments.
+int say(const CLI::App& app, const CLI::ParseError& error) {
+  std::ostringstream output;
+  std::stringstream errors;
+  const int status = app.exit(error, output, errors);
+  print_text(output.str());
+  for (std::string line; std::getline(errors, line);) tell(line + "\n");
+  return after_printing(status == 0 ? 0 : kBadInput);
 }
 
 }  // namespace
@@ -51,11 +59,12 @@ int run_program(int argc, char** argv, const std::vector<void (*)(CLI::App&, Act
       tell(fmt::format("headroom: '{}' is no command; headroom --help lists them.\n", unknown[0]));
       return kBadInput;
     }
-    // 0 for --help and --version.
-    return after_printing(app.exit(error) == 0 ? 0 : kBadInput);
+    return say(app, error);
   }
   try {
     return after_printing(action());
+  } catch (const OutputLost&) {
+    return after_printing(0);
   } catch (const std::exception& error) {
     tell(fmt::format("headroom: {}\n", error.what()));
     return kBadInput;

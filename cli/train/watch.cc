@@ -91,11 +91,11 @@ void Progress::show(const StepRecord& record, const RunResult& so_far) {
       name_ + " " +
       progress_bar(room, static_cast<double>(record.step) / static_cast<double>(steps_));
   line += facts;
-  tell(fmt::format("\r{}\x1b[K", line.substr(0, static_cast<size_t>(width - 1))));
+  redraw(line.substr(0, static_cast<size_t>(width - 1)));
 }
 
 void Progress::finish() {
-  if (terminal_) tell("\r\x1b[K");
+  if (terminal_) redraw("");
 }
 
 RunResult watched_run(const TrainConfig& config, Task& task, const RunInfo& info,

@@ -193,6 +193,10 @@ name = "\x1b[2J<script>\u009b\u202e\u2066\n"
 evil = write("evil.safetensors", safetensors({name: ("F32", [1], bytes(4))}))
 assert not set("\x1b\u009b\u202e\u2066") & set(run(evil).stdout) and "?[2J<script>????" in run(evil).stdout
 assert inspect(evil)["tensors"][0]["name"] == name
+hidden = "\x7f\u009b2J\u202e\u2066\u061c\u20ac"
+path = write("hidden.safetensors", safetensors({hidden: ("F32", [1], bytes(4))}))
+assert inspect(path)["tensors"][0]["name"] == hidden  # escaped, so nothing is lost
+assert not set(hidden[:-1]) & set(run(path, "--json").stdout) - set("2J") and "\u20ac" in run(path, "--json").stdout
 before = open(mixed, "rb").read()
 result = run(evil, mixed, "--html", mixed)
 assert result.returncode == 2 and "is to be read" in result.stderr, result

@@ -25,6 +25,12 @@ def main():
     shown = run("inspekt", "x")
     assert shown.returncode == 2 and shown.stderr.startswith("headroom: 'inspekt' is no command"), shown
 
+    # Nothing that is quoted steers the terminal.
+    for wrong in (["\x1b[2J"], ["replay", "x", "--\x1b[2J"], ["replay", "\x1b]0;x\x07\u009b\u202e\x7f\n\nheadroom: fake"]):
+        shown = run(*wrong)
+        assert shown.returncode == 2 and not set("\x1b\x07\x7f\u009b\u202e") & set(shown.stderr), shown
+        assert "?[2J" in shown.stderr or "'?]0;x???? " in shown.stderr and "\nheadroom: fake" not in shown.stderr, shown
+
     # Output that is lost is told, and so it is where there is none; a reader who has had enough is no news.
     trace = os.path.join(os.path.dirname(__file__), "..", "..", "examples", "traces", "field_fp16.jsonl")
     for command in ("--version", "--help", "replay --help", f"replay {trace}", f"replay --json {trace}",
