@@ -5,6 +5,8 @@
 #include <headroom/version.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <csignal>
 #include <exception>
 #include <sstream>
 #include <string>
@@ -15,6 +17,7 @@ namespace headroom::cli {
 namespace {
 
 constexpr int kBadInput = 2;
+constexpr int kReaderGone = 128 + SIGPIPE;  // what a shell shows for a program that SIGPIPE killed
 
 // Where standard input, output or error is closed, the next file that is opened would take its
 // place, and what is told would go into that file.
@@ -25,11 +28,22 @@ void keep_places() {
   if (file >= 0) ::close(file);
 }
 
+// Writing to a pipe that nobody reads, or beyond the limit of a file's size, kills a program unless
+// it ignores these signals: a run would be lost with its last steps. Ignored, they are errors of
+// the call that writes.
+void make_signals_errors() {
+  std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);
+}
+
 // The status, unless something that was printed is lost.
 int after_printing(int status) {
-  if (flush_output() == 0) return status;
-  tell("headroom: Standard output could not be written to its end.\n");
-  return status == 0 ? kBadInput : status;
+  const int error = flush_output();
+  if (error == 0) return status;
+  const bool gone = error == EPIPE;  // a reader that has seen enough, such as head, is no news
+  if (!gone) tell("headroom: Standard output could not be written to its end.\n");
+  if (status != 0) return status;
+  return gone ? kReaderGone : kBadInput;
 }
 
 // What the parser has to say: help, the version, or what is wrong with the arguments.
@@ -46,6 +60,7 @@ int say(const CLI::App& app, const CLI::ParseError& error) {
 
 int run_program(int argc, char** argv, const std::vector<void (*)(CLI::App&, Action*)>& commands) {
   keep_places();
+  make_signals_errors();
   CLI::App app("Headroom: loss scaling for mixed-precision training.", "headroom");
   app.set_version_flag("--version", "headroom " HEADROOM_VERSION);
   app.require_subcommand(1);

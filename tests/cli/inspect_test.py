@@ -213,9 +213,20 @@ result = run(mixed, "--html", "/no/such/folder/page")
 assert "'/no/such/folder/page' could not be written: No such file or directory." in result.stderr, result
 limit = "import resource, os, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (2000, -1)); os.execv(sys.argv[1], sys.argv[1:])"
 result = subprocess.run([sys.executable, "-c", limit, PROGRAM, "inspect", mixed, "--html", page], capture_output=True,
-                        text=True, restore_signals=False)
+                        text=True)
 assert result.returncode == 2 and "could not be written: File too large" in result.stderr, result
 assert open(page, encoding="utf-8").read() == html and not [x for x in os.listdir(FOLDER.name) if x.endswith("tmp")]
+
+with open(os.path.join(FOLDER.name, "out"), "w") as out:
+    result = subprocess.run([sys.executable, "-c", limit, PROGRAM, "inspect", "--json", mixed], stdout=out,
+                            stderr=subprocess.PIPE, text=True)
+assert result.returncode == 2 and result.stderr == "headroom: Standard output could not be written to its end.\n", result
+
+# A reader that has seen enough ends it, quietly.
+process = subprocess.Popen([PROGRAM, "inspect", "--json", long], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+process.stdout.read(1)
+process.stdout.close()
+assert process.wait() == 141 and not process.stderr.read(), process.returncode
 
 # What cannot be used: one sentence that names the file, exit 2, nothing on standard output.
 whole = open(mixed, "rb").read()

@@ -175,9 +175,9 @@ with tempfile.TemporaryDirectory() as temp:
     before = {name: read(out, name) for name in checkpoints(out)}
     with open("/dev/full", "w") as nowhere:  # not even the sentence fits
         result = subprocess.run([program, "train", "--resume", "--out", out, "--steps", "4", "--threads", "1"],
-                                stdout=subprocess.PIPE, stderr=nowhere, preexec_fn=no_room, restore_signals=False)
+                                stdout=subprocess.PIPE, stderr=nowhere, preexec_fn=no_room)
     check(result.returncode == 1 and b"4 of 4 steps" in result.stdout, result)
-    result = train("--resume", "--out", out, "--steps", 4, preexec_fn=no_room, restore_signals=False)
+    result = train("--resume", "--out", out, "--steps", 4, preexec_fn=no_room)
     check(result.returncode == 1 and "Training goes on without this checkpoint; the one of step 2 stays" in result.stderr
           and "the end of the run is not saved. " in result.stderr, (result.returncode, result.stderr))
     check({name: read(out, name) for name in checkpoints(out)} == before, "the checkpoints are as they were")
@@ -189,13 +189,33 @@ with tempfile.TemporaryDirectory() as temp:
         check(result.returncode == 2 and "could not be written" in result.stderr, result.stderr)
         os.chmod(out, 0o700)
 
-    # Ctrl-C saves where the run is; while it goes on, nobody else gets into its folder.
+    # Ctrl-C, kill and a terminal that is closed, which two may say, save where the run is.
+    def start(out, **more):
+        process = subprocess.Popen([program, "train", "mlp", "--width", "8", "--steps", "1000000", "--schedule", "constant",
+                                    "--threads", "1", "--out", out],
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)
+        while process.poll() is None and not (os.path.exists(f"{out}/history.jsonl") and len(history(out)[1]) > 10):
+            time.sleep(0.05)
+        return process
+    for stop in ([signal.SIGTERM], [signal.SIGHUP, signal.SIGHUP]):
+        out = f"{temp}/{stop[0].name}"
+        process = start(out)
+        for one in stop:
+            process.send_signal(one)
+        process.communicate(timeout=60)
+        check(process.returncode == 130 and checkpoints(out) == [f"checkpoint-{len(history(out)[1]):06}.safetensors"],
+              (stop, process.returncode, checkpoints(out)))
+    # nohup: the run goes on.
+    process = start(f"{temp}/nohup", preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    process.send_signal(signal.SIGHUP)
+    time.sleep(0.5)
+    check(process.poll() is None, "a run under nohup has ended")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+
+    # While a run goes on, nobody else gets into its folder.
     out = f"{temp}/stopped"
-    process = subprocess.Popen([program, "train", "mlp", "--width", "8", "--steps", "1000000", "--schedule", "constant",
-                                "--threads", "1", "--out", out],
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    while process.poll() is None and not (os.path.exists(f"{out}/history.jsonl") and len(history(out)[1]) > 10):
-        time.sleep(0.05)
+    process = start(out)
     for arguments in (["--resume"], ["mlp"]):
         result = train(*arguments, "--out", out)
         check(result.returncode == 2 and "is being written by another run" in result.stderr, result.stderr)

@@ -207,7 +207,7 @@ with tempfile.TemporaryDirectory() as temp:
 
     out = f"{temp}/small"  # nothing but the history fits: all is told, and what does not fit leaves no piece of itself
     result = subprocess.run([program, "train", "mlp", "--steps", "20", "--threads", "1", "--out", out],
-                            capture_output=True, text=True, restore_signals=False,
+                            capture_output=True, text=True,
                             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, resource.RLIM_INFINITY)))
     end = result.stderr[result.stderr.find("the end of the run is not saved. "):]
     for name in ("curves.png", "report.html"):
@@ -227,6 +227,17 @@ with tempfile.TemporaryDirectory() as temp:
     _, steps, _, end = history(f"{temp}/stop")
     check(end["end"] == "stopped by hand" and end["steps"] == len(steps) > 10, end)
     check("steps/s" in errors and "\r" not in errors, "plain lines where there is no terminal")
+
+    # A reader that goes away neither kills the run nor costs its end; nor is it news.
+    out = f"{temp}/piped"
+    process = subprocess.Popen([program, "train", "mlp", "--width", "16", "--steps", "60", "--threads", "1", "--out", out],
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    process.stdout.readline()
+    process.stdout.close()
+    check(process.wait() == 141, process.returncode)
+    _, steps, _, end = history(out)
+    check(len(steps) == 60 and end["end"] == "finished", end)
+    check({"checkpoint-000060.safetensors", "curves.png", "report.html"} <= set(os.listdir(out)), os.listdir(out))
 
     # Watched: the report is served while the run goes on, and its end is told before the server goes.
     process = subprocess.Popen([program, "train", "mlp", "--steps", "1500", "--threads", "1", "--watch"],
