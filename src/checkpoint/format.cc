@@ -152,7 +152,7 @@ Checkpoint Checkpoint::read(const std::string& path) {
   using internal::kCheckpointStart;
   using internal::kChecksumAt;
   using internal::kChecksumDigits;
-  const files::File file(path);
+  const files::File file(path, files::Links::kRefused);
   if (file.size() < kChecksumAt + kChecksumDigits) file.refuse("is cut short.");
   const std::string start = file.read_text(sizeof(uint64_t), kCheckpointStart.size());
   if (start != kCheckpointStart) file.refuse("does not begin as a checkpoint does.");

@@ -222,6 +222,16 @@ with open(os.path.join(FOLDER.name, "out"), "w") as out:
                             stderr=subprocess.PIPE, text=True)
 assert result.returncode == 2 and result.stderr == "headroom: Standard output could not be written to its end.\n", result
 
+# A page may go where the user says, be it a device, a pipe or a link.
+assert run(mixed, "--html", "/dev/null").returncode == 0
+assert run(mixed, "--html", "/dev/stdout").stdout.startswith("<!doctype html>")
+link = os.path.join(FOLDER.name, "link.html")
+os.symlink(page, link)
+os.remove(page)
+for _ in range(2):  # made, then replaced
+    assert run(mixed, "--html", link).returncode == 0
+    assert open(link, encoding="utf-8").read().startswith("<!doctype html>")
+
 # A reader that has seen enough ends it, quietly.
 process = subprocess.Popen([PROGRAM, "inspect", "--json", long], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 process.stdout.read(1)
