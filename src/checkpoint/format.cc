@@ -82,6 +82,11 @@ std::string checkpoint_header(int64_t step, const std::vector<CheckpointTensor>&
                             {"version", kVersion},
                             {"step", std::to_string(step)},
                             {"state", state}};
+  constexpr size_t kMetadata = 6;  // its own name and five entries
+  require(tensors.size() <= files::kMostEntries - kMetadata, ErrorCode::kInvalidArgument, [&] {
+    return "The checkpoint has " + std::to_string(tensors.size()) + " tensors, more than the " +
+           std::to_string(files::kMostEntries - kMetadata) + " that are read back; join some.";
+  });
   std::set<std::string> names;
   size_t end = 0;
   for (const CheckpointTensor& item : tensors) {
