@@ -2,12 +2,12 @@
 #include <headroom/error.h>
 #include <headroom/runtime.h>
 
-#include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "bench/bench.h"
 #include "cli/commands.h"
+#include "cli/output.h"
 #include "cli/train/step_bench.h"
 
 namespace headroom::cli {
@@ -23,21 +23,20 @@ int bench_libtorch(const BenchOptions& options) {
   bool first = true;
   run_step_bench(options.settings.repetitions, [&](const StepFigure& figure) {
     if (first && !options.json) {
-      fmt::print("{:<30}{:>10}{:>10}{:>9}   {}\n", "", "ours, ms", "theirs", "ratio", "theirs is");
+      print("{:<30}{:>10}{:>10}{:>9}   {}\n", "", "ours, ms", "theirs", "ratio", "theirs is");
     }
     first = false;
     if (options.json) {
       const nlohmann::ordered_json object = {
           {"name", figure.name}, {"ours_ms", figure.ours}, {"theirs_ms", figure.theirs}};
-      fmt::print("{}\n", object.dump());
+      print("{}\n", json_text(object));
     } else {
       const double ratio = figure.theirs / figure.ours;
-      fmt::print(
-          "{:<30}{:>10.3f}{:>10.3f}{:>9}   {}\n", figure.name, figure.ours, figure.theirs,
-          ratio < 20.0 ? fmt::format("{:.1f}x", ratio) : fmt::format("{:.2f} %", 100.0 / ratio),
-          figure.theirs_is);
+      print("{:<30}{:>10.3f}{:>10.3f}{:>9}   {}\n", figure.name, figure.ours, figure.theirs,
+            ratio < 20.0 ? fmt::format("{:.1f}x", ratio) : fmt::format("{:.2f} %", 100.0 / ratio),
+            figure.theirs_is);
     }
-    std::fflush(stdout);
+    flush_or_stop();
   });
   return 0;
 }
@@ -45,9 +44,9 @@ int bench_libtorch(const BenchOptions& options) {
 int bench(const BenchOptions& options) {
   if (options.libtorch) return bench_libtorch(options);
   if (!options.json) {
-    fmt::print("SIMD target {}; one thread unless named; medians of {} turns\n\n", simd_target(),
-               options.settings.repetitions);
-    fmt::print("{:<28}{:>9}{:>9}{:>10}   {}\n", "", "GB/s", "floor", "of floor", "floor is");
+    print("SIMD target {}; one thread unless named; medians of {} turns\n\n", simd_target(),
+          options.settings.repetitions);
+    print("{:<28}{:>9}{:>9}{:>10}   {}\n", "", "GB/s", "floor", "of floor", "floor is");
   }
   bool any = false;
   bench::run(options.settings, [&](const bench::Figure& figure) {
@@ -57,12 +56,12 @@ int bench(const BenchOptions& options) {
                                              {"gbps", figure.gbps},
                                              {"floor_gbps", figure.floor_gbps},
                                              {"of_floor", figure.of_floor()}};
-      fmt::print("{}\n", object.dump());
+      print("{}\n", json_text(object));
     } else {
-      fmt::print("{:<28}{:>9.1f}{:>9.1f}{:>9.0f}%   {}\n", figure.name, figure.gbps,
-                 figure.floor_gbps, 100.0 * figure.of_floor(), figure.floor);
+      print("{:<28}{:>9.1f}{:>9.1f}{:>9.0f}%   {}\n", figure.name, figure.gbps, figure.floor_gbps,
+            100.0 * figure.of_floor(), figure.floor);
     }
-    std::fflush(stdout);
+    flush_or_stop();
   });
   if (!any) {
     throw Error(

@@ -25,7 +25,7 @@ void check_apart(const InspectOptions& options) {
 int run(const InspectOptions& options) {
   check_apart(options);
   const Inspection inspection = scan(options);
-  if (!options.html.empty()) files::replace_file(options.html, {html_page(inspection)});
+  if (!options.html.empty()) files::write_to(options.html, html_page(inspection));
   options.json ? print_json(inspection) : print_table(inspection);
   return 0;
 }

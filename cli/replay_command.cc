@@ -2,7 +2,6 @@
 #include <headroom/headroom.h>
 
 #include <cmath>
-#include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -83,7 +82,7 @@ void print_json(const std::vector<Step>& steps) {
                                      {"scale", scale_json(step.scale)},
                                      {"applied", !step.overflow}};
     if (step.again) object["run_again"] = true;
-    fmt::print("{}\n", object.dump());
+    print("{}\n", json_text(object));
   }
 }
 
@@ -99,8 +98,8 @@ const char* event_of(const Step& step) {
 
 // One row for every step at which something happens; runs of quiet steps become one row.
 void print_table(const std::vector<Step>& steps, bool all) {
-  fmt::print("{:>13}  {:>10}  {:>10}  {:>8}  {}\n", "step", "scale used", "scale after", "applied",
-             "what happened");
+  print("{:>13}  {:>10}  {:>10}  {:>8}  {}\n", "step", "scale used", "scale after", "applied",
+        "what happened");
   for (size_t i = 0; i < steps.size();) {
     size_t end = i + 1;
     if (!all && *event_of(steps[i]) == '\0') {
@@ -110,8 +109,8 @@ void print_table(const std::vector<Step>& steps, bool all) {
     const Step& last = steps[end - 1];
     const std::string range = end == i + 1 ? fmt::format("{}", first.number)
                                            : fmt::format("{}-{}", first.number, last.number);
-    fmt::print("{:>13}  {:>10}  {:>11}  {:>8}  {}\n", range, scale_text(first.scale_used),
-               scale_text(last.scale), first.overflow ? "no" : "yes", event_of(first));
+    print("{:>13}  {:>10}  {:>11}  {:>8}  {}\n", range, scale_text(first.scale_used),
+          scale_text(last.scale), first.overflow ? "no" : "yes", event_of(first));
     i = end;
   }
 }
@@ -139,20 +138,20 @@ struct Summary {
 
 void print_summary(const std::string& policy, const std::vector<Step>& steps) {
   const Summary sum(steps);
-  fmt::print("\n{}: {} steps, {} skipped ({:.2f} %)", policy, sum.steps, sum.skipped,
-             100.0 * static_cast<double>(sum.skipped) / static_cast<double>(sum.steps));
-  if (sum.run_again > 0) fmt::print(", {} passes run again", sum.run_again);
-  fmt::print(", final scale {}", scale_text(steps.back().scale));
-  if (sum.values > 0) fmt::print(", gradients lost {:.4f} %", sum.percent_lost());
-  fmt::print("\n");
+  print("\n{}: {} steps, {} skipped ({:.2f} %)", policy, sum.steps, sum.skipped,
+        100.0 * static_cast<double>(sum.skipped) / static_cast<double>(sum.steps));
+  if (sum.run_again > 0) print(", {} passes run again", sum.run_again);
+  print(", final scale {}", scale_text(steps.back().scale));
+  if (sum.values > 0) print(", gradients lost {:.4f} %", sum.percent_lost());
+  print("\n");
 }
 
 // Several policies: a row each.
 void print_comparison(const std::vector<std::string>& names,
                       const std::vector<std::vector<Step>>& runs, bool json) {
   if (!json) {
-    fmt::print("{:<17}{:>8}{:>9}{:>11}{:>13}{:>16}\n", "policy", "steps", "skipped", "run again",
-               "final scale", "gradients lost");
+    print("{:<17}{:>8}{:>9}{:>11}{:>13}{:>16}\n", "policy", "steps", "skipped", "run again",
+          "final scale", "gradients lost");
   }
   for (size_t i = 0; i < names.size(); ++i) {
     const std::vector<Step>& steps = runs[i];
@@ -163,12 +162,12 @@ void print_comparison(const std::vector<std::string>& names,
           {"skipped", sum.skipped},    {"final_scale", scale_json(steps.back().scale)},
           {"values", sum.values},      {"lost", sum.lost},
           {"run_again", sum.run_again}};
-      fmt::print("{}\n", row.dump());
+      print("{}\n", json_text(row));
       continue;
     }
-    fmt::print("{:<17}{:>8}{:>9}{:>11}{:>13}{:>16}\n", names[i], sum.steps, sum.skipped,
-               sum.run_again, scale_text(steps.back().scale),
-               sum.values > 0 ? fmt::format("{:.4f} %", sum.percent_lost()) : "-");
+    print("{:<17}{:>8}{:>9}{:>11}{:>13}{:>16}\n", names[i], sum.steps, sum.skipped, sum.run_again,
+          scale_text(steps.back().scale),
+          sum.values > 0 ? fmt::format("{:.4f} %", sum.percent_lost()) : "-");
   }
 }
 
@@ -215,7 +214,7 @@ int run(const ReplayOptions& options) {
     print_table(runs[0], options.all);
     print_summary(options.policies[0], runs[0]);
   }
-  std::fflush(stdout);
+  flush_output();
   if (cut) tell("headroom: The last line of the history is cut off and was left out.\n");
   for (size_t i = 0; i < runs.size(); ++i) {
     tell_of_limits(options.policies[i], policies[i], runs[i]);

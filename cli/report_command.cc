@@ -28,8 +28,8 @@ int report(const ReportOptions& options) {
   if (options.watch) {
     LiveReport server(options.port);
     server.start(options.folder);
-    fmt::print("The report is at {} until you press Ctrl-C.\n", server.url());
-    std::fflush(stdout);
+    print("The report is at {} until you press Ctrl-C.\n", server.url());
+    flush_output();
     while (true) std::this_thread::sleep_for(std::chrono::hours(1));
   }
   if (std::filesystem::path(options.out).filename() == "history.jsonl") {

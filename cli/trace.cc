@@ -30,6 +30,22 @@ std::string_view trim(std::string_view text) {
   throw Error(ErrorCode::kInvalidArgument, fmt::format("{}:{}: {}", name, line, why));
 }
 
+// The next line without its end, or no more than shows that it is too long; false if there is none.
+bool read_line(std::istream& in, std::string* line) {
+  char piece[4096];
+  line->clear();
+  for (;;) {
+    in.getline(piece, sizeof piece);
+    const auto got = static_cast<size_t>(in.gcount());
+    const bool ended = in.good();  // its end was counted with it
+    line->append(piece, ended ? got - 1 : got);
+    const bool full = in.fail() && got > 0;  // the piece, before the line ended
+    if (!full) return !in.fail() || !line->empty();
+    in.clear(in.rdstate() & ~std::ios::failbit);
+    if (line->size() > internal::kLongestLine) return true;
+  }
+}
+
 // What was found, short enough to print and without control characters.
 std::string quoted(std::string_view text) {
   std::string shown;
@@ -138,13 +154,15 @@ std::vector<TraceStep> read_trace(std::istream& in, const std::string& name, boo
   std::string text;
   bool history = false;  // of a run: has other lines between its steps
   Log2Counts look;       // at the layers, before the step at hand
-  for (size_t line = 1; std::getline(in, text); ++line) {
+  for (size_t line = 1; read_line(in, &text); ++line) {
     const std::string_view content = trim(text);
     if (content.empty() || content.front() == '#') continue;
     if (content == "0" || content == "1") {
       steps.emplace_back().overflow = content == "1";
       continue;
     }
+    const std::string beyond = internal::beyond_limits(content);
+    if (!beyond.empty()) bad_line(name, line, fmt::format("this line {}.", beyond));
     const auto object = nlohmann::json::parse(content, nullptr, false);
     if (!object.is_object()) {
       if (history && in.eof()) {  // its writer was killed, or is at it

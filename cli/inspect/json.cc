@@ -1,7 +1,6 @@
 #include <fmt/format.h>
 
 #include <cmath>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "cli/inspect/inspection.h"
@@ -70,15 +69,11 @@ Json advice_json(const Inspection& inspection) {
 
 // Tensor by tensor, so that thousands of them at all scales are never a tree in memory.
 void print_json(const Inspection& inspection) {
-  // Names may hold bytes that are not UTF-8.
-  const auto text = [](const Json& json) {
-    return json.dump(-1, ' ', false, Json::error_handler_t::replace);
-  };
   Json total;
   add_counts(inspection, inspection.total, &total);
-  fmt::print("{{\"format\":\"{}\",\"lose\":{},\"recommendation\":{},\"total\":{},\"tensors\":[",
-             inspection.options.format, text(inspection.options.lose),
-             text(advice_json(inspection)), text(total));
+  print("{{\"format\":\"{}\",\"lose\":{},\"recommendation\":{},\"total\":{},\"tensors\":[",
+        inspection.options.format, json_text(inspection.options.lose),
+        json_text(advice_json(inspection)), json_text(total));
   for (size_t i = 0; i < inspection.rows.size(); ++i) {
     const Row& row = inspection.rows[i];
     Json tensor = {{"file", inspection.files[row.file].path},
@@ -86,7 +81,7 @@ void print_json(const Inspection& inspection) {
                    {"dtype", to_string(row.dtype)},
                    {"shape", row.shape}};
     add_counts(inspection, row, &tensor);
-    fmt::print("{}{}", i == 0 ? "\n" : ",\n", text(tensor));
+    print("{}{}", i == 0 ? "\n" : ",\n", json_text(tensor));
   }
   Json left_out = Json::array();
   for (const FileInfo& file : inspection.files) {
@@ -94,7 +89,7 @@ void print_json(const Inspection& inspection) {
       left_out.push_back({{"file", file.path}, {"name", name}, {"dtype", type}});
     }
   }
-  fmt::print("],\n\"left_out\":{}}}\n", text(left_out));
+  print("],\n\"left_out\":{}}}\n", json_text(left_out));
 }
 
 }  // namespace headroom::cli

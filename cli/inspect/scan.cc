@@ -25,7 +25,7 @@ class ReadingBar {
  public:
   explicit ReadingBar(uint64_t total) : total_(total), shown_(isatty(STDERR_FILENO) == 1) {}
   ~ReadingBar() {
-    if (drawn_) tell("\r\x1b[K");
+    if (drawn_) redraw("");
   }
   ReadingBar(const ReadingBar&) = delete;
   ReadingBar& operator=(const ReadingBar&) = delete;
@@ -53,7 +53,7 @@ class ReadingBar {
     const int width = terminal_width(STDERR_FILENO);
     const std::string line =
         "reading " + progress_bar(width - static_cast<int>(facts.size()) - 12, part) + facts;
-    tell(fmt::format("\r{}\x1b[K", line.substr(0, static_cast<size_t>(width - 1))));
+    redraw(line.substr(0, static_cast<size_t>(width - 1)));
     drawn_ = true;
   }
 

@@ -3,13 +3,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <set>
 #include <string_view>
 
 #include "cli/inspect/inspection.h"
 #include "cli/output.h"
-#include "record/text.h"
 
 namespace headroom::cli {
 namespace {
@@ -17,31 +15,32 @@ namespace {
 constexpr size_t kTensorsShown = 20;
 constexpr int kNumbersWidth = 54;  // all columns but the name
 
-using Characters = std::vector<std::string>;
+/// A name out of a file, on one line.
+std::string shown_name(std::string_view name) {
+  std::string line = shown(name);
+  for (char& c : line) c = c == '\n' || c == '\t' ? '?' : c;
+  return line;
+}
 
-/// Characters of UTF-8 text, with those that steer text and broken ones replaced: names come from
-/// files, and a terminal obeys what it is sent.
-Characters characters(std::string_view text) {
-  Characters out;
-  while (!text.empty()) {
-    const size_t length = internal::character_length(text);
-    const std::string_view character = text.substr(0, length);
-    out.emplace_back(length == 0 || internal::steers_text(character) ? "?" : character);
-    text.remove_prefix(std::max<size_t>(1, length));
+/// Columns that UTF-8 text takes, one for each character.
+size_t columns(std::string_view text) {
+  return static_cast<size_t>(
+      std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
+}
+
+/// Where character number `index` begins, or the text ends.
+size_t place_of(std::string_view text, size_t index) {
+  size_t at = 0;
+  for (; at < text.size(); ++at) {
+    if ((text[at] & 0xC0) != 0x80 && index-- == 0) break;
   }
-  return out;
+  return at;
 }
 
-std::string joined(const Characters& characters) {
-  std::string text;
-  for (const std::string& character : characters) text += character;
-  return text;
-}
-
-/// How many characters all names begin with, up to and with a dot.
-size_t common_beginning(const std::vector<Characters>& names) {
+/// How much all names begin with, up to and with a dot.
+size_t common_beginning(const std::vector<std::string>& names) {
   size_t common = names.empty() ? 0 : names[0].size();
-  for (const Characters& name : names) {
+  for (const std::string& name : names) {
     common = std::min(common, name.size());
     common = static_cast<size_t>(std::mismatch(name.begin(),
                                                name.begin() + static_cast<std::ptrdiff_t>(common),
@@ -49,25 +48,21 @@ size_t common_beginning(const std::vector<Characters>& names) {
                                      .first -
                                  name.begin());
   }
-  while (common > 0 && names[0][common - 1] != ".") --common;
+  while (common > 0 && names[0][common - 1] != '.') --common;
   return common;
 }
 
 /// The name in `width` columns: without what all names begin with, then without its middle, if it
 /// is too long; what tells names apart stands early or late in them.
-std::string fitted(Characters name, size_t width, size_t common) {
-  const auto cut = [&](size_t from, size_t to) {
-    name.erase(name.begin() + static_cast<std::ptrdiff_t>(from),
-               name.begin() + static_cast<std::ptrdiff_t>(to));
-    name.insert(name.begin() + static_cast<std::ptrdiff_t>(from), 2, ".");
-  };
-  if (name.size() > width && common > 2) cut(0, common);
-  if (name.size() > width) {
+std::string fitted(std::string name, size_t width, size_t common) {
+  if (columns(name) > width && common > 2) name.replace(0, common, "..");
+  if (columns(name) > width) {
     const size_t head = (width - 2) / 3;
-    cut(head, name.size() - (width - 2 - head));
+    const size_t from = place_of(name, head);
+    const size_t to = place_of(name, columns(name) - (width - 2 - head));
+    name.replace(from, to - from, "..");
   }
-  const size_t used = name.size();
-  return joined(name) + std::string(width - used, ' ');
+  return name + std::string(width - columns(name), ' ');
 }
 
 void print_wrapped(const std::string& sentence, int width) {
@@ -79,13 +74,13 @@ void print_wrapped(const std::string& sentence, int width) {
       continue;
     }
     if (!line.empty() && line.size() + 1 + word.size() > static_cast<size_t>(width)) {
-      fmt::print("{}\n", line);
+      print("{}\n", line);
       line.clear();
     }
     line += (line.empty() ? "" : " ") + word;
     word.clear();
   }
-  fmt::print("{}\n", line);
+  print("{}\n", line);
 }
 
 void print_head(const Inspection& inspection, int width) {
@@ -96,7 +91,7 @@ void print_head(const Inspection& inspection, int width) {
   const std::string where = inspection.files.size() == 1
                                 ? inspection.files[0].path
                                 : fmt::format("{} files", inspection.files.size());
-  const std::string line = joined(characters(where));
+  const std::string line = shown_name(where);
   std::string text =
       fmt::format("{}: {} gradients ({}) in {} tensor{}, {} of them zeros", line,
                   grouped(seen.count()), list, inspection.rows.size(),
@@ -126,8 +121,8 @@ void print_powers(const Inspection& inspection) {
                        percent(at.flushed + at.overflow, seen.nonzero()));
   };
   const std::string heading = inspection.options.format + " at scale";
-  fmt::print("\n{:<18}  {:>9}  {:>9}  {:>9}  {:>9}\n", heading, "flushed", "subnormal", "overflow",
-             "lost");
+  print("\n{:<18}  {:>9}  {:>9}  {:>9}  {:>9}\n", heading, "flushed", "subnormal", "overflow",
+        "lost");
   for (int power = first; power <= last;) {
     const std::string line = shares(power);
     const bool chosen = std::ldexp(1.0f, power) == inspection.advice.scale;
@@ -138,7 +133,7 @@ void print_powers(const Inspection& inspection) {
     }
     const std::string scales =
         end == power ? fmt::format("2^{}", power) : fmt::format("2^{} to 2^{}", power, end);
-    fmt::print("{:<18}{}{}\n", scales, line, chosen ? "  <- " + advised(inspection) : "");
+    print("{:<18}{}{}\n", scales, line, chosen ? "  <- " + advised(inspection) : "");
     power = end + 1;
   }
 }
@@ -149,37 +144,36 @@ void print_row(const Inspection& inspection, const Row& row, const std::string& 
   const std::string count = seen.count() < 10'000'000
                                 ? std::to_string(seen.count())
                                 : fmt::format("{:.4g}M", 1e-6 * static_cast<double>(seen.count()));
-  fmt::print("{} {:>7} {:>8} {:>8} {:>9} {:>8} {:>8}\n", name, count,
-             percent(seen.zeros(), seen.count()), percent(at.flushed, seen.count()),
-             percent(at.subnormal, seen.count()), percent(at.overflow, seen.count()),
-             percent(at.flushed + at.overflow, seen.nonzero()));
+  print("{} {:>7} {:>8} {:>8} {:>9} {:>8} {:>8}\n", name, count,
+        percent(seen.zeros(), seen.count()), percent(at.flushed, seen.count()),
+        percent(at.subnormal, seen.count()), percent(at.overflow, seen.count()),
+        percent(at.flushed + at.overflow, seen.nonzero()));
 }
 
 void print_tensors(const Inspection& inspection, int width) {
   const std::vector<size_t> order = inspection.worst_first();
   const size_t shown =
       inspection.options.all ? order.size() : std::min(order.size(), kTensorsShown);
-  std::vector<Characters> names;
+  std::vector<std::string> names;
   size_t longest = 6;
   for (size_t i = 0; i < shown; ++i) {
-    names.push_back(characters(inspection.label(inspection.rows[order[i]])));
-    longest = std::max(longest, names.back().size());
+    names.push_back(shown_name(inspection.label(inspection.rows[order[i]])));
+    longest = std::max(longest, columns(names.back()));
   }
   const size_t common = common_beginning(names);
   const size_t name_width =
       std::min(longest, static_cast<size_t>(std::max(width - kNumbersWidth, 20)));
-  fmt::print("\n{} at scale {}", inspection.options.format, scale_text(inspection.scale()));
+  print("\n{} at scale {}", inspection.options.format, scale_text(inspection.scale()));
   if (order.size() > shown) {
-    fmt::print(", the {} of {} tensors that lose most (--all shows every one)", shown,
-               order.size());
+    print(", the {} of {} tensors that lose most (--all shows every one)", shown, order.size());
   }
-  fmt::print("\n{:<{}} {:>7} {:>8} {:>8} {:>9} {:>8} {:>8}\n", "tensor", name_width, "count",
-             "zeros", "flushed", "subnormal", "overflow", "lost");
+  print("\n{:<{}} {:>7} {:>8} {:>8} {:>9} {:>8} {:>8}\n", "tensor", name_width, "count", "zeros",
+        "flushed", "subnormal", "overflow", "lost");
   for (size_t i = 0; i < shown; ++i) {
     print_row(inspection, inspection.rows[order[i]], fitted(names[i], name_width, common));
   }
   if (order.size() > 1) {
-    print_row(inspection, inspection.total, fitted(characters("total"), name_width, 0));
+    print_row(inspection, inspection.total, fitted("total", name_width, 0));
   }
 }
 
@@ -191,12 +185,12 @@ void print_table(const Inspection& inspection) {
   const bool any = inspection.total.magnitudes.nonzero() > 0;
   if (any && !inspection.options.scale.has_value()) print_powers(inspection);
   print_tensors(inspection, width);
-  fmt::print("\n");
+  print("\n");
   print_wrapped(inspection.advice.reason, width);
   const std::string range = range_sentence(inspection);
   if (!range.empty()) print_wrapped(range, width);
   for (const std::string& note : notes(inspection)) {
-    print_wrapped(joined(characters(note)), width);
+    print_wrapped(shown_name(note), width);
   }
 }
 

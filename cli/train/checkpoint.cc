@@ -4,11 +4,13 @@
 #include <headroom/error.h>
 #include <headroom/measure.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "adapters/libtorch/tensors.h"
 #include "cli/output.h"
 #include "cli/train/random_state.h"
+#include "files/file.h"
 #include "record/history.h"
 #include "record/text.h"
 
@@ -34,15 +36,35 @@ constexpr int kVersion = 1;
                   name));
 }
 
-// Calls use(state) with the checkpoint's JSON. Whatever is not as it should be there makes it bad.
+using Settings = std::vector<std::pair<std::string, std::string>>;
+
+// A checkpoint says what the run was, and no more: other options of the command, such as --watch,
+// which opens a port, are the caller's alone. Anybody may have written the file.
+Settings settings_in(const Checkpoint& checkpoint, const json& state) {
+  auto settings = state.at("settings").get<Settings>();
+  const Settings known = settings_of(TrainConfig{});
+  for (const auto& setting : settings) {
+    const bool saved = std::any_of(known.begin(), known.end(),
+                                   [&](const auto& one) { return one.first == setting.first; });
+    if (saved) continue;
+    bad(checkpoint, fmt::format("has a setting {}, which headroom train does not save",
+                                files::in_quotes(setting.first)));
+  }
+  return settings;
+}
+
+// Calls use(state, settings) with the checkpoint's JSON. Whatever is not as it should be there
+// makes it bad.
 template <typename Use>
 auto with_state(const Checkpoint& checkpoint, const Use& use) {
+  const std::string beyond = internal::beyond_limits(checkpoint.state());
+  if (!beyond.empty()) bad(checkpoint, "has a state that " + beyond);
   try {
     const json state = json::parse(checkpoint.state());
     if (state.at("program") != kProgram || state.at("version") != kVersion) {
       bad(checkpoint, "is no checkpoint of this version of headroom train");
     }
-    return use(state);
+    return use(state, settings_in(checkpoint, state));
   } catch (const json::exception& error) {
     bad(checkpoint, fmt::format("has a state that cannot be read: {}", error.what()));
   }
@@ -130,9 +152,9 @@ void Checkpoints::begin(const TrainConfig& config) {
 void Checkpoints::take_settings(CLI::App& command) {
   folder_.emplace(path_, writes_ ? FolderUse::kOwn : FolderUse::kRead);
   const Checkpoint newest = folder_->load([&](const Checkpoint& checkpoint) {
-    with_state(checkpoint, [&](const json& state) {
-      settings_ = state.at("settings").get<std::vector<std::pair<std::string, std::string>>>();
+    with_state(checkpoint, [&](const json& state, const Settings& settings) {
       escaped_ = state.at("escaped").get<std::string>();
+      settings_ = settings;
     });
   });
   last_ = newest.step();
@@ -214,7 +236,7 @@ void Checkpoints::put_back(const Checkpoint& checkpoint, const Training& trainin
   const std::string wrong = not_finite(checkpoint.tensors());
   if (!wrong.empty()) bad(checkpoint, fmt::format("has inf or nan in '{}'", wrong));
   const auto tensors = tensors_of(model);
-  with_state(checkpoint, [&](const json& state) {
+  with_state(checkpoint, [&](const json& state, const Settings&) {
     // Between precisions weights come from the masters, and masters, where there are none, from
     // the weights.
     const bool same = state.at("escaped").get<std::string>() == escaped_;

@@ -87,7 +87,7 @@ void print_table(const std::vector<Variant>& rows,
   for (const auto& row : table) {
     std::string line = fmt::format("  {:<{}}", row[0], widths[0]);
     for (size_t c = 1; c < row.size(); ++c) line += fmt::format("  {:>{}}", row[c], widths[c]);
-    fmt::print("{}\n", line);
+    print("{}\n", line);
   }
 }
 
@@ -129,11 +129,11 @@ bool compare_model(const CompareOptions& options, const std::string& model) {
       resolve(&config);
       const auto task = make_task(config);
       if (results.size() == 1 && i == 0) {
-        fmt::print("\n{}: {} steps, batch {}, {} {}, seed {}{}\n{}\n", model, config.steps,
-                   config.batch * config.accumulate, config.optimizer, config.lr, base.seed,
-                   options.seeds > 1 ? fmt::format(" to {}", base.seed + options.seeds - 1) : "",
-                   explanation(config));
-        std::fflush(stdout);
+        print("\n{}: {} steps, batch {}, {} {}, seed {}{}\n{}\n", model, config.steps,
+              config.batch * config.accumulate, config.optimizer, config.lr, base.seed,
+              options.seeds > 1 ? fmt::format(" to {}", base.seed + options.seeds - 1) : "",
+              explanation(config));
+        flush_output();
       }
       std::string place = folder + "/" + variant.folder;
       if (options.seeds > 1) place += fmt::format("/seed{}", config.seed);
@@ -148,13 +148,13 @@ bool compare_model(const CompareOptions& options, const std::string& model) {
       }
     }
   }
-  fmt::print("\n");
+  print("\n");
   print_table(rows, results);
   for (size_t i = 0; i < results.size(); ++i) {
     for (const RunResult& run : results[i]) {
-      if (!run.alarm.empty()) fmt::print("  {}: stopped. {}\n", rows[i].name, run.alarm);
+      if (!run.alarm.empty()) print("  {}: stopped. {}\n", rows[i].name, run.alarm);
       if (run.interrupted) {
-        fmt::print("  {}: stopped by hand after {} steps.\n", rows[i].name, run.steps.size());
+        print("  {}: stopped by hand after {} steps.\n", rows[i].name, run.steps.size());
       }
     }
   }
@@ -171,10 +171,10 @@ bool compare_model(const CompareOptions& options, const std::string& model) {
     panels.push_back({rows[i].name, fmt::format("{} {:.4f}", first.metric_name, first.score.metric),
                       first.picture});
   }
-  fmt::print("\n  {}\n", folder + "/curves.png");
+  print("\n  {}\n", folder + "/curves.png");
   write_curves(folder + "/curves.png", model, curves);
   if (!panels.empty()) {
-    fmt::print("  {}\n", folder + "/field.png");
+    print("  {}\n", folder + "/field.png");
     write_panels(folder + "/field.png", model, panels);
   }
   return !interrupted;
@@ -218,7 +218,7 @@ int compare(const CompareOptions& options) {
   std::vector<std::string> left_out;
   write_report(out, "", &left_out);
   for (const std::string& why : left_out) tell(fmt::format("headroom: {} It is left out.\n", why));
-  fmt::print("\n  {}/report.html\n", out);
+  print("\n  {}/report.html\n", out);
   return interrupted ? 130 : 0;
 }
 

@@ -46,7 +46,7 @@ void draw(const TrainConfig& config, const RunResult& result) {
 
 template <typename... Values>
 void print_fact(const std::string& name, const char* format, const Values&... values) {
-  fmt::print("  {:<16}  {}\n", name, fmt::format(fmt::runtime(format), values...));
+  print("  {:<16}  {}\n", name, fmt::format(fmt::runtime(format), values...));
 }
 
 // Which layers bound the scale, at the last look.
@@ -109,10 +109,10 @@ int train(const TrainConfig& config, Checkpoints* checkpoints, Team* team) {
   }
 
   const TrainConfig last = result.escaped.empty() ? config : in_precision(config, config.escape);
-  fmt::print("{} in {}, loss scale {}: {} of {} steps{}{}\n", config.model, last.precision,
-             last.loss_scale, result.steps.size(), config.steps,
-             team != nullptr ? fmt::format(" on {} ranks", config.part.ranks) : "",
-             result.interrupted ? ", then stopped by hand" : "");
+  print("{} in {}, loss scale {}: {} of {} steps{}{}\n", config.model, last.precision,
+        last.loss_scale, result.steps.size(), config.steps,
+        team != nullptr ? fmt::format(" on {} ranks", config.part.ranks) : "",
+        result.interrupted ? ", then stopped by hand" : "");
   print_fact("loss", "{:.6g}", result.score.loss);
   print_fact(result.metric_name, "{:.4f}", result.score.metric);
   if (!result.escaped.empty()) print_fact("escaped", "{}", result.escaped);

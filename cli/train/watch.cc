@@ -17,9 +17,19 @@ namespace {
 
 volatile std::sig_atomic_t stop_requested = 0;
 
+constexpr int kStopSignals[] = {SIGINT, SIGTERM, SIGHUP};
+
+// A second Ctrl-C kills. A second SIGHUP does not: a terminal that is closed sends it, and the
+// shell in it too, and the checkpoint has to be written all the same.
 void request_stop(int signal) {
   stop_requested = 1;
-  std::signal(signal, SIG_DFL);
+  if (signal != SIGHUP) std::signal(signal, SIG_DFL);
+}
+
+void (*handler_of(int signal))(int) {
+  struct sigaction now {};
+  sigaction(signal, nullptr, &now);
+  return now.sa_handler;
 }
 
 // What the history says of the settings: {"opt_level", "O1"}.
@@ -56,13 +66,16 @@ std::string end_of(const RunResult& result) {
 
 Interrupt::Interrupt() {
   stop_requested = 0;
-  std::signal(SIGINT, request_stop);
-  std::signal(SIGTERM, request_stop);
+  for (const int signal : kStopSignals) {
+    const bool nohup = signal == SIGHUP && handler_of(signal) == SIG_IGN;
+    if (!nohup) std::signal(signal, request_stop);
+  }
 }
 
 Interrupt::~Interrupt() {
-  std::signal(SIGINT, SIG_DFL);
-  std::signal(SIGTERM, SIG_DFL);
+  for (const int signal : kStopSignals) {
+    if (handler_of(signal) == request_stop) std::signal(signal, SIG_DFL);
+  }
 }
 
 bool Interrupt::requested() { return stop_requested != 0; }
@@ -91,11 +104,11 @@ void Progress::show(const StepRecord& record, const RunResult& so_far) {
       name_ + " " +
       progress_bar(room, static_cast<double>(record.step) / static_cast<double>(steps_));
   line += facts;
-  tell(fmt::format("\r{}\x1b[K", line.substr(0, static_cast<size_t>(width - 1))));
+  redraw(line.substr(0, static_cast<size_t>(width - 1)));
 }
 
 void Progress::finish() {
-  if (terminal_) tell("\r\x1b[K");
+  if (terminal_) redraw("");
 }
 
 RunResult watched_run(const TrainConfig& config, Task& task, const RunInfo& info,

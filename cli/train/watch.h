@@ -9,7 +9,9 @@
 
 namespace headroom::cli {
 
-/// As long as it lives, the first Ctrl-C asks the run to end and the second one kills it.
+/// As long as it lives, the first Ctrl-C or SIGTERM asks the run to end and the second one kills
+/// it. So does SIGHUP, which a terminal sends that is closed, unless it was ignored before, by
+/// nohup.
 class Interrupt {
  public:
   Interrupt();

@@ -82,6 +82,11 @@ std::string checkpoint_header(int64_t step, const std::vector<CheckpointTensor>&
                             {"version", kVersion},
                             {"step", std::to_string(step)},
                             {"state", state}};
+  constexpr size_t kMetadata = 6;  // its own name and five entries
+  require(tensors.size() <= files::kMostEntries - kMetadata, ErrorCode::kInvalidArgument, [&] {
+    return "The checkpoint has " + std::to_string(tensors.size()) + " tensors, more than the " +
+           std::to_string(files::kMostEntries - kMetadata) + " that are read back; join some.";
+  });
   std::set<std::string> names;
   size_t end = 0;
   for (const CheckpointTensor& item : tensors) {
@@ -152,7 +157,7 @@ Checkpoint Checkpoint::read(const std::string& path) {
   using internal::kCheckpointStart;
   using internal::kChecksumAt;
   using internal::kChecksumDigits;
-  const files::File file(path);
+  const files::File file(path, files::Links::kRefused);
   if (file.size() < kChecksumAt + kChecksumDigits) file.refuse("is cut short.");
   const std::string start = file.read_text(sizeof(uint64_t), kCheckpointStart.size());
   if (start != kCheckpointStart) file.refuse("does not begin as a checkpoint does.");

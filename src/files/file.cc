@@ -18,9 +18,12 @@ namespace {
 
 }  // namespace
 
-File::File(const std::string& path) : path_(path) {
+File::File(const std::string& path, Links links) : path_(path) {
   // O_NONBLOCK so that a pipe without a writer is refused below instead of waited for.
-  descriptor_ = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  const int no_links = links == Links::kRefused ? O_NOFOLLOW : 0;
+  descriptor_ = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | no_links);
+  if (descriptor_ < 0 && errno == ELOOP && no_links != 0)
+    cannot_read(path, "it is a symbolic link");
   if (descriptor_ < 0) cannot_read(path, std::strerror(errno));
   struct stat status {};
   const bool known = fstat(descriptor_, &status) == 0;
@@ -35,18 +38,22 @@ File::File(const std::string& path) : path_(path) {
 
 File::~File() { close(descriptor_); }
 
-void File::read(uint64_t offset, void* to, size_t bytes) const {
-  if (!holds(offset, bytes)) refuse("ends early: it is truncated.");
-  char* p = static_cast<char*>(to);
-  while (bytes > 0) {
-    const ssize_t got = pread(descriptor_, p, bytes, static_cast<off_t>(offset));
+size_t File::read_some(uint64_t offset, void* to, size_t bytes) const {
+  size_t read = 0;
+  while (read < bytes) {
+    const ssize_t got = pread(descriptor_, static_cast<char*>(to) + read, bytes - read,
+                              static_cast<off_t>(offset + read));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) cannot_read(path_, std::strerror(errno));
-    if (got == 0) refuse("was cut short while it was read.");
-    p += got;
-    offset += static_cast<uint64_t>(got);
-    bytes -= static_cast<size_t>(got);
+    if (got == 0) break;
+    read += static_cast<size_t>(got);
   }
+  return read;
+}
+
+void File::read(uint64_t offset, void* to, size_t bytes) const {
+  if (!holds(offset, bytes)) refuse("ends early: it is truncated.");
+  if (read_some(offset, to, bytes) < bytes) refuse("was cut short while it was read.");
 }
 
 std::string File::read_text(uint64_t offset, size_t bytes) const {

@@ -10,9 +10,13 @@
 
 namespace headroom::files {
 
+/// Whether a path may be a symbolic link: what a user named may be, a name that the library itself
+/// chose in a folder may not.
+enum class Links : bool { kRefused, kFollowed };
+
 class File {
  public:
-  explicit File(const std::string& path);
+  explicit File(const std::string& path, Links links = Links::kFollowed);
   ~File();
   File(const File&) = delete;
   File& operator=(const File&) = delete;
@@ -23,6 +27,9 @@ class File {
   bool holds(uint64_t offset, uint64_t bytes) const {
     return offset <= size_ && bytes <= size_ - offset;
   }
+  /// Reads `bytes`, or fewer where the file ends; returns how many. Sees what was added to the file
+  /// since it was opened.
+  size_t read_some(uint64_t offset, void* to, size_t bytes) const;
   /// Reads exactly `bytes`; throws if the file ends before.
   void read(uint64_t offset, void* to, size_t bytes) const;
   std::string read_text(uint64_t offset, size_t bytes) const;

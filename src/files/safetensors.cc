@@ -2,12 +2,12 @@
 //   {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]}, ..., "__metadata__":
 //   {}}
 // As in the reference implementation, the header has at most 100 MB, and the tensors cover what
-// follows it without gaps or overlaps.
+// follows it without gaps or overlaps. It has at most 2^18 entries (kMostEntries).
 #include <algorithm>
 #include <bit>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <unordered_set>
+#include <string_view>
 
 #include "files/tensor_file.h"
 
@@ -16,17 +16,32 @@ namespace {
 
 using Json = nlohmann::json;
 
+struct KnownType {
+  const char* name;
+  uint64_t bits;
+};
+// All that the reference implementation knows.
+constexpr KnownType kKnownTypes[] = {
+    {"BOOL", 8},        {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"U8", 8},
+    {"I8", 8},          {"F8_E5M2", 8}, {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8},
+    {"F8_E5M2FNUZ", 8}, {"I16", 16},    {"U16", 16},    {"F16", 16},    {"BF16", 16},
+    {"I32", 32},        {"U32", 32},    {"F32", 32},    {"C64", 64},    {"F64", 64},
+    {"I64", 64},        {"U64", 64}};
+
+// Kept small: a header may have 2^18 of them.
 struct Entry {
   std::string name;
-  std::string dtype;
+  const KnownType* type = nullptr;
   std::vector<int64_t> shape;
-  std::vector<uint64_t> offsets;
+  uint64_t offsets[2] = {};
+  uint8_t offset_count = 0;
   bool has_shape = false;
   bool has_offsets = false;
 };
 
 /// Takes the header's events one by one and stops at the first that does not belong there, so that
-/// a hostile header never becomes a tree in memory. Returning false stops the parser.
+/// a hostile header never becomes a tree in memory; its entries are counted, so that what is kept
+/// of them takes little more memory than the header itself. Returning false stops the parser.
 class HeaderReader : public nlohmann::json_sax<Json> {
  public:
   std::vector<Entry> entries;
@@ -42,20 +57,27 @@ class HeaderReader : public nlohmann::json_sax<Json> {
   bool end_object() override {
     if (place_ == Place::kTensor) {
       const Entry& entry = entries.back();
-      if (entry.dtype.empty()) return wrong_in_tensor("no dtype");
+      if (entry.type == nullptr) return wrong_in_tensor("no dtype");
       if (!entry.has_shape) return wrong_in_tensor("no shape");
-      if (!entry.has_offsets || entry.offsets.size() != 2) {
+      if (entry.offset_count != 2) {
         return wrong_in_tensor("no data_offsets of two numbers");
       }
     }
     return move(place_ == Place::kTop ? Place::kEnd : Place::kTop);
   }
   bool key(std::string& key) override {
+    const bool names_something = place_ == Place::kTop || place_ == Place::kMetadataKeys;
+    if (names_something && ++count_ > kMostEntries) {
+      return stop("has more than " + std::to_string(kMostEntries) + " entries");
+    }
     if (place_ == Place::kTop) {
       if (key.size() > kLongestName) return stop("has a name of more than 65535 bytes");
-      if (!names_.insert(key).second) return stop("names " + in_quotes(key) + " twice");
-      if (key == "__metadata__") return move(Place::kMetadata);
-      entries.push_back({key, {}, {}, {}});
+      if (key == "__metadata__") {
+        if (has_metadata_) return stop("names '__metadata__' twice");
+        has_metadata_ = true;
+        return move(Place::kMetadata);
+      }
+      entries.emplace_back().name = key;
       return move(Place::kTopValue);
     }
     if (place_ == Place::kMetadataKeys) {
@@ -63,7 +85,7 @@ class HeaderReader : public nlohmann::json_sax<Json> {
       return move(Place::kMetadataValue);
     }
     Entry& entry = entries.back();
-    if (key == "dtype" && entry.dtype.empty()) return move(Place::kDtype);
+    if (key == "dtype" && entry.type == nullptr) return move(Place::kDtype);
     if (key == "shape" && !entry.has_shape) return move(Place::kShape);
     if (key == "data_offsets" && !entry.has_offsets) return move(Place::kOffsets);
     return wrong_in_tensor("an unknown or second " + in_quotes(key));
@@ -91,8 +113,8 @@ class HeaderReader : public nlohmann::json_sax<Json> {
       entries.back().shape.push_back(static_cast<int64_t>(value));
       return true;
     }
-    if (place_ == Place::kOffsetItems && entries.back().offsets.size() < 2) {
-      entries.back().offsets.push_back(value);
+    if (place_ == Place::kOffsetItems && entries.back().offset_count < 2) {
+      entries.back().offsets[entries.back().offset_count++] = value;
       return true;
     }
     return misplaced("a number");
@@ -103,8 +125,13 @@ class HeaderReader : public nlohmann::json_sax<Json> {
       return move(Place::kMetadataKeys);
     }
     if (place_ != Place::kDtype) return misplaced("a text");
-    if (value.empty()) return wrong_in_tensor("an empty dtype");
-    entries.back().dtype = value;
+    const auto* const known =
+        std::find_if(std::begin(kKnownTypes), std::end(kKnownTypes),
+                     [&](const KnownType& type) { return value == type.name; });
+    if (known == std::end(kKnownTypes)) {
+      return wrong_in_tensor("the unknown dtype " + in_quotes(value));
+    }
+    entries.back().type = known;
     return move(Place::kTensor);
   }
   bool number_integer(number_integer_t) override { return misplaced("a negative number"); }
@@ -155,22 +182,11 @@ class HeaderReader : public nlohmann::json_sax<Json> {
 
   Place place_ = Place::kStart;
   std::string metadata_key_;
-  std::unordered_set<std::string> names_;
+  bool has_metadata_ = false;
+  size_t count_ = 0;  // of tensors and of what the metadata holds
 };
 
-struct KnownType {
-  const char* name;
-  uint64_t bits;
-};
-// All that the reference implementation knows.
-constexpr KnownType kKnownTypes[] = {
-    {"BOOL", 8},        {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"U8", 8},
-    {"I8", 8},          {"F8_E5M2", 8}, {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8},
-    {"F8_E5M2FNUZ", 8}, {"I16", 16},    {"U16", 16},    {"F16", 16},    {"BF16", 16},
-    {"I32", 32},        {"U32", 32},    {"F32", 32},    {"C64", 64},    {"F64", 64},
-    {"I64", 64},        {"U64", 64}};
-
-bool is_read(const std::string& name, const OpenOptions& options, DType* dtype) {
+bool is_read(std::string_view name, const OpenOptions& options, DType* dtype) {
   const bool bits16 = options.bits16_are_bf16 && (name == "I16" || name == "U16");
   if (name == "F16") return *dtype = DType::kF16, true;
   if (name == "BF16" || bits16) return *dtype = DType::kBF16, true;
@@ -181,17 +197,11 @@ bool is_read(const std::string& name, const OpenOptions& options, DType* dtype) 
 
 /// Bytes of the tensor, checked against its offsets.
 void check_size(const File& file, const Entry& entry) {
-  const auto* known = std::find_if(std::begin(kKnownTypes), std::end(kKnownTypes),
-                                   [&](const KnownType& type) { return entry.dtype == type.name; });
-  if (known == std::end(kKnownTypes)) {
-    file.refuse("has the unknown dtype " + in_quotes(entry.dtype) + " for " +
-                in_quotes(entry.name) + ".");
-  }
   const int64_t count = element_count(entry.shape, std::numeric_limits<int64_t>::max() / 64);
   if (count < 0) {
     file.refuse("claims more elements for " + in_quotes(entry.name) + " than any file holds.");
   }
-  const uint64_t bits = static_cast<uint64_t>(count) * known->bits;
+  const uint64_t bits = static_cast<uint64_t>(count) * entry.type->bits;
   const uint64_t begin = entry.offsets[0];
   const uint64_t end = entry.offsets[1];
   if (end < begin || bits % 8 != 0 || end - begin != bits / 8) {
@@ -201,6 +211,17 @@ void check_size(const File& file, const Entry& entry) {
   }
 }
 
+void check_names(const File& file, const std::vector<Entry>& entries) {
+  std::vector<const std::string*> names;
+  names.reserve(entries.size());
+  for (const Entry& entry : entries) names.push_back(&entry.name);
+  std::sort(names.begin(), names.end(), [](const auto* a, const auto* b) { return *a < *b; });
+  const auto twice = std::adjacent_find(names.begin(), names.end(),
+                                        [](const auto* a, const auto* b) { return *a == *b; });
+  if (twice == names.end()) return;
+  file.refuse("is no usable safetensors file: its header names " + in_quotes(**twice) + " twice.");
+}
+
 HeaderReader read_header(const File& file, uint64_t length) {
   const std::string text = file.read_text(sizeof(length), length);
   HeaderReader reader;
@@ -208,6 +229,7 @@ HeaderReader read_header(const File& file, uint64_t length) {
   if (!done || !reader.wrong.empty()) {
     file.refuse("is no usable safetensors file: its header " + reader.wrong + ".");
   }
+  check_names(file, reader.entries);
   return reader;
 }
 
@@ -230,8 +252,9 @@ Contents read_safetensors(const File& file, const OpenOptions& options) {
   std::vector<Entry>& entries = header.entries;
   for (const Entry& entry : entries) check_size(file, entry);
 
-  std::stable_sort(entries.begin(), entries.end(),
-                   [](const Entry& a, const Entry& b) { return a.offsets < b.offsets; });
+  std::stable_sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
+    return std::pair(a.offsets[0], a.offsets[1]) < std::pair(b.offsets[0], b.offsets[1]);
+  });
   const uint64_t data = sizeof(length) + length;
   uint64_t covered = 0;
   Contents contents;
@@ -250,8 +273,8 @@ Contents read_safetensors(const File& file, const OpenOptions& options) {
                   std::to_string(file.size() - data) + ".");
     }
     DType dtype{};
-    if (!is_read(entry.dtype, options, &dtype)) {
-      contents.left_out.push_back({std::move(entry.name), std::move(entry.dtype)});
+    if (!is_read(entry.type->name, options, &dtype)) {
+      contents.left_out.push_back({std::move(entry.name), entry.type->name});
       continue;
     }
     Tensor tensor;

@@ -51,6 +51,11 @@ struct Contents {
 constexpr uint64_t kLongestHeader = 100'000'000;
 constexpr size_t kLongestName = 65535;  // as in zip archives
 
+// Tensors and entries of metadata in one file; known models have fewer than 10^5 tensors in all
+// their files together. A hundred bytes of a header become several hundred in memory, so 100 MB of
+// short entries would take a gigabyte.
+constexpr size_t kMostEntries = size_t{1} << 18;
+
 struct OpenOptions {
   /// Take elements of 16 bits that are no floats to be bf16: NumPy has no bf16, so they are dumped
   /// as V2 (ml_dtypes, JAX) or as integers.

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <headroom/error.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <random>
 
 namespace headroom::files {
 namespace {
@@ -34,6 +36,25 @@ std::string reason(int error) {
                          : std::string("could not be written: ") + std::strerror(error);
 }
 
+// What stands at `path` if that is anything but a regular file, else nothing. Does not follow
+// links.
+const char* other_than_file(const std::string& path) {
+  struct stat status {};
+  if (::lstat(path.c_str(), &status) != 0 || S_ISREG(status.st_mode)) return nullptr;
+  if (S_ISLNK(status.st_mode)) return "a symbolic link";
+  if (S_ISDIR(status.st_mode)) return "a folder";
+  return S_ISFIFO(status.st_mode) ? "a pipe" : "a device or socket";
+}
+
+// A name that the library chose itself holds a regular file or nothing. Whoever may write to the
+// folder could have put a link there, which would lead to any file of the user who runs this.
+void check_own_name(const std::string& path) {
+  const char* const other = other_than_file(path);
+  if (other == nullptr) return;
+  fail(path, std::string("could not be written: it is ") + other +
+                 ", not a regular file; remove it, or choose another folder");
+}
+
 // So that the new name is on the disk too. A file system that cannot do that needs it not.
 void sync_folder_of(const std::string& path) {
   const std::string parent = std::filesystem::path(path).parent_path().string();
@@ -44,11 +65,58 @@ void sync_folder_of(const std::string& path) {
   ::close(folder);
 }
 
+// A new file beside `path`, under a name that nobody can guess and that nothing has; -1 with errno
+// if there can be none. Ends in ".tmp", by which the leftovers of killed processes are found.
+int open_new_file(const std::string& path, std::string* name) {
+  std::random_device random;
+  for (int attempt = 0; attempt < 100; ++attempt) {
+    char digits[16];
+    std::snprintf(digits, sizeof digits, ".%08x.tmp", random());
+    *name = path + digits;
+    constexpr int kFlags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
+    const int file = ::open(name->c_str(), kFlags, 0666);
+    if (file >= 0 || errno != EEXIST) return file;
+  }
+  return -1;
+}
+
+// Writes all pieces and closes the file; 0, or the error number of what failed first.
+int write_and_close(int file, const std::vector<std::string_view>& pieces, Sync sync) {
+  int error = 0;
+  for (const std::string_view piece : pieces) {
+    if (error == 0 && !write_all(file, piece)) error = errno;
+  }
+  if (error == 0 && sync == Sync::kYes && ::fsync(file) != 0) error = errno;
+  if (::close(file) != 0 && error == 0) error = errno;
+  return error;
+}
+
+void replace(const std::string& path, const std::vector<std::string_view>& pieces, Sync sync) {
+  std::string unfinished;
+  const int file = open_new_file(path, &unfinished);
+  if (file < 0) fail(path, reason(errno));
+  int error = write_and_close(file, pieces, sync);
+  if (error == 0 && std::rename(unfinished.c_str(), path.c_str()) != 0) error = errno;
+  if (error != 0) {
+    ::unlink(unfinished.c_str());
+    fail(path, reason(error));
+  }
+  if (sync == Sync::kYes) sync_folder_of(path);
+}
+
 }  // namespace
 
 GrowingFile::GrowingFile(const std::string& path) : path_(path) {
-  file_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+  check_own_name(path);
+  // What came there since is neither followed nor waited for.
+  constexpr int kFlags = O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
+  file_ = ::open(path.c_str(), kFlags, 0666);
   if (file_ < 0) fail(path, reason(errno));
+  struct stat status {};
+  if (::fstat(file_, &status) != 0 || !S_ISREG(status.st_mode)) {
+    ::close(file_);
+    fail(path, "could not be written: it is not a regular file");
+  }
   if (::flock(file_, LOCK_EX | LOCK_NB) != 0) {
     const int error = errno;
     ::close(file_);
@@ -70,8 +138,7 @@ void GrowingFile::add(std::string_view bytes) {
 }
 
 void GrowingFile::cut(int64_t size) {
-  // Devices such as /dev/null cannot be cut, and need not be.
-  if (::ftruncate(file_, size) != 0 && errno != EINVAL) fail(path_, reason(errno));
+  if (::ftruncate(file_, size) != 0) fail(path_, reason(errno));
   size_ = size;
 }
 
@@ -85,32 +152,25 @@ void make_folders(const std::string& path) {
 }
 
 void replace_file(const std::string& path, const std::vector<std::string_view>& pieces, Sync sync) {
-  // A device or pipe, such as /dev/stdout, is written to and not replaced.
-  std::error_code ignored;
-  const auto status = std::filesystem::status(path, ignored);
-  const bool in_place =
-      std::filesystem::exists(status) && !std::filesystem::is_regular_file(status);
-  const std::string target = in_place ? path : path + "." + std::to_string(::getpid()) + ".tmp";
-  const int file = ::open(target.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (file < 0) fail(path, reason(errno));
-  bool done = true;
-  int error = 0;
-  const auto attempt = [&](bool ok) {
-    if (ok || !done) return;
-    done = false;
-    error = errno;
-  };
-  for (const std::string_view piece : pieces) {
-    if (done) attempt(write_all(file, piece));
+  check_own_name(path);  // rename() would not follow a link, but neither is it ours to remove
+  replace(path, pieces, sync);
+}
+
+void write_to(const std::string& path, std::string_view bytes) {
+  std::error_code error;
+  const auto status = std::filesystem::status(path, error);
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
+    const int file = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
+    if (file < 0) fail(path, reason(errno));
+    const int failed = write_and_close(file, {bytes}, Sync::kNo);
+    if (failed != 0) fail(path, reason(failed));
+    return;
   }
-  if (done && sync == Sync::kYes) attempt(::fsync(file) == 0);
-  attempt(::close(file) == 0);
-  if (done && !in_place) attempt(std::rename(target.c_str(), path.c_str()) == 0);
-  if (!done) {
-    if (!in_place) ::unlink(target.c_str());
-    fail(path, reason(error));
-  }
-  if (sync == Sync::kYes) sync_folder_of(path);
+  // Beside the file that a link leads to, not beside the link: that may be in /dev or /proc.
+  const bool linked = std::filesystem::exists(status) && other_than_file(path) != nullptr;
+  const std::string target = linked ? std::filesystem::canonical(path, error).string() : path;
+  if (linked && error) fail(path, "could not be written: " + error.message());
+  replace(target, {bytes}, Sync::kNo);
 }
 
 }  // namespace headroom::files

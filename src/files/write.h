@@ -1,4 +1,8 @@
 // Files on disk, written so that a reader, a full disk or a kill never leaves half a piece behind.
+// Everything that the library and the program write goes through here. Names that they choose
+// themselves inside a folder (GrowingFile, replace_file) hold regular files only: links, pipes and
+// devices that somebody put there are refused, never followed. Only write_to() takes what a user
+// named, such as /dev/stdout.
 #ifndef HEADROOM_SRC_FILES_WRITE_H_
 #define HEADROOM_SRC_FILES_WRITE_H_
 
@@ -42,6 +46,10 @@ enum class Sync : bool { kNo, kYes };
 /// the disk when this returns. If it throws, the old file is as it was.
 void replace_file(const std::string& path, const std::vector<std::string_view>& pieces,
                   Sync sync = Sync::kNo);
+
+/// The same for a path that a user named: links are followed, and a device or pipe is written to
+/// instead of replaced.
+void write_to(const std::string& path, std::string_view bytes);
 
 }  // namespace headroom::files
 

@@ -7,6 +7,8 @@
 #include <memory>
 #include <string_view>
 
+#include "files/tensor_file.h"
+
 namespace headroom::files {
 namespace {
 
@@ -127,6 +129,10 @@ std::vector<ZipMember> read_zip(const File& file) {
   const Table table = find_table(file);
   if (!file.holds(table.offset, table.bytes)) {
     damaged(file, "its table of contents lies outside the file");
+  }
+  if (table.members > kMostEntries) {
+    file.refuse("has " + std::to_string(table.members) + " members; " +
+                std::to_string(kMostEntries) + " are accepted.");
   }
   if (table.bytes > kLongestTable) file.refuse("has a table of contents of more than 100 MB.");
   const std::string text = file.read_text(table.offset, table.bytes);

@@ -4,7 +4,6 @@
 #include <array>
 #include <bit>
 #include <chrono>
-#include <cstring>
 #include <limits>
 
 #include "files/file.h"
@@ -74,15 +73,17 @@ constexpr uint32_t kSummaryValue = 1;
 constexpr size_t kCrcBytes = 4;
 constexpr size_t kRecordStart = sizeof(uint64_t) + kCrcBytes;
 
+// Of a record; no look at layers that the history takes makes a longer one.
+constexpr uint64_t kLongestRecord = uint64_t{256} << 20;
+
 // The record at `from`; false if there is none that is whole.
-bool read_record(std::string_view bytes, size_t from, std::string_view* event) {
-  const std::string_view rest = bytes.substr(from);
-  if (rest.size() < kRecordStart + kCrcBytes) return false;
+bool read_record(const files::File& file, uint64_t from, std::string* event) {
   uint64_t length = 0;
-  std::memcpy(&length, rest.data(), sizeof(length));
-  if (length > rest.size() - kRecordStart - kCrcBytes) return false;
-  *event = rest.substr(kRecordStart, length);
-  return rest.substr(kRecordStart + length, kCrcBytes) == masked_crc(*event);
+  if (!file.holds(from, kRecordStart + kCrcBytes)) return false;
+  file.read(from, &length, sizeof(length));
+  if (length > kLongestRecord || !file.holds(from, kRecordStart + length + kCrcBytes)) return false;
+  *event = file.read_text(from + kRecordStart, length);
+  return file.read_text(from + kRecordStart + length, kCrcBytes) == masked_crc(*event);
 }
 
 // Of an event that record() wrote: the time, then the step, except in the first one.
@@ -156,9 +157,8 @@ EventFile::EventFile(const std::string& path) : file_(path) {}
 
 void EventFile::rewind(int64_t step) {
   const files::File file(file_.path());
-  const std::string bytes = file.read_text(0, file.size());
-  size_t kept = 0;
-  for (std::string_view event; read_record(bytes, kept, &event);) {
+  uint64_t kept = 0;
+  for (std::string event; read_record(file, kept, &event);) {
     const bool opening = kept == 0 && step > std::numeric_limits<int64_t>::min();  // has no step
     if (!opening && step_of(event) > step) break;
     kept += kRecordStart + event.size() + kCrcBytes;

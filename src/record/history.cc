@@ -4,11 +4,11 @@
 #include <headroom/record.h>
 
 #include <algorithm>
-#include <cerrno>
+#include <array>
 #include <cmath>
-#include <cstring>
-#include <fstream>
 #include <limits>
+
+#include "files/file.h"
 
 namespace headroom::internal {
 namespace {
@@ -118,15 +118,52 @@ ordered_json number_json(double value) {
   return value;
 }
 
+std::string beyond_limits(std::string_view line) {
+  if (line.size() > kLongestLine) return "is longer than 64 MiB";
+  std::array<size_t, kDeepest + 1> keys{};  // of the object at each depth
+  size_t depth = 0;
+  size_t values = 0;
+  bool in_text = false;
+  for (size_t i = 0; i < line.size(); ++i) {
+    const char c = line[i];
+    if (in_text) {
+      if (c == '\\') ++i;
+      in_text = c != '"';
+      continue;
+    }
+    switch (c) {
+      case '"':
+        in_text = true;
+        break;
+      case '{':
+      case '[':
+        if (depth == kDeepest) return "has more than 16 lists and objects inside each other";
+        keys[++depth] = 0;
+        ++values;
+        break;
+      case '}':
+      case ']':
+        depth -= depth > 0;
+        break;
+      case ':':
+        if (++keys[depth] > kMostKeys) return "has an object of more than 4096 entries";
+        break;
+      case ',':
+        ++values;
+        break;
+      default:
+        break;
+    }
+  }
+  return values > kMostValues ? "has more than 4194304 values" : "";
+}
+
 HistoryReader::HistoryReader(std::string path, int64_t until)
     : path_(std::move(path)), until_(until) {}
 
 bool HistoryReader::read_more() {
   const int64_t before = lines_;
-  std::ifstream file(path_, std::ios::binary);
-  if (!file) {
-    throw Error(ErrorCode::kFile, "'" + path_ + "' cannot be read: " + std::strerror(errno) + ".");
-  }
+  const files::File file(path_);
   const bool rewound = !continues(file);
   if (rewound) {
     const int64_t ever = lines_ever();
@@ -134,13 +171,12 @@ bool HistoryReader::read_more() {
     lines_before_ = ever + 1;
   }
   if (!damage_.empty()) throw Error(ErrorCode::kBadState, damage_);
-  file.clear();
-  file.seekg(offset_);
   std::vector<char> buffer(1 << 20);
-  while (file && !stopped_) {
-    file.read(buffer.data(), static_cast<std::streamsize>(buffer.size()));
-    std::string_view bytes(buffer.data(), static_cast<size_t>(file.gcount()));
-    offset_ += file.gcount();
+  while (!stopped_) {
+    const size_t got = file.read_some(static_cast<uint64_t>(offset_), buffer.data(), buffer.size());
+    if (got == 0) break;
+    std::string_view bytes(buffer.data(), got);
+    offset_ += static_cast<int64_t>(got);
     tail_ =
         (tail_ + std::string(bytes)).substr(std::max(kTail, tail_.size() + bytes.size()) - kTail);
     for (size_t end; !stopped_ && (end = bytes.find('\n')) != std::string_view::npos;) {
@@ -151,19 +187,16 @@ bool HistoryReader::read_more() {
       rest_.clear();
     }
     rest_ += bytes;
-  }
-  if (file.bad()) {
-    throw Error(ErrorCode::kFile, "'" + path_ + "' could not be read to its end.");
+    if (rest_.size() > kLongestLine) take(rest_);  // which refuses it: its end is not waited for
   }
   return rewound || lines_ > before;
 }
 
 // A run that was rewound has something else where the reading ended: no two lines have the same
 // time.
-bool HistoryReader::continues(std::ifstream& file) const {
+bool HistoryReader::continues(const files::File& file) const {
   std::string now(tail_.size(), '\0');
-  file.seekg(offset_ - static_cast<int64_t>(tail_.size()));
-  file.read(now.data(), static_cast<std::streamsize>(now.size()));
+  file.read_some(static_cast<uint64_t>(offset_) - now.size(), now.data(), now.size());
   return now == tail_;
 }
 
@@ -174,6 +207,8 @@ bool HistoryReader::is_later(const ordered_json& line) const {
 void HistoryReader::take(std::string_view content) {
   ++lines_;
   try {
+    const std::string beyond = beyond_limits(content);
+    if (!beyond.empty()) throw BadLine{"it " + beyond};
     const ordered_json line = ordered_json::parse(content, nullptr, false);
     if (!line.is_object()) throw BadLine{"it is no JSON object"};
     if (lines_ == 1) {

@@ -3,7 +3,6 @@
 #define HEADROOM_SRC_RECORD_HISTORY_H_
 
 #include <cstdint>
-#include <iosfwd>
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -12,6 +11,10 @@
 #include <utility>
 #include <vector>
 
+namespace headroom::files {
+class File;
+}
+
 namespace headroom::internal {
 
 inline constexpr const char* kHistoryFile = "history.jsonl";
@@ -19,6 +22,18 @@ inline constexpr const char* kEventFile = "events.out.tfevents.headroom";
 inline constexpr const char* kReportFile = "report.html";
 inline constexpr const char* kHistoryFormat = "headroom-history";
 inline constexpr int kHistoryVersion = 1;
+
+// What a line of a history or a trace may hold at most, so that a hostile one takes neither all
+// memory nor all time. A look at 50,000 tensors, far more than known models have, stays below these
+// limits.
+inline constexpr size_t kLongestLine = size_t{64} << 20;  // bytes
+inline constexpr size_t kMostValues = size_t{1} << 22;    // each takes 16 to 100 bytes of memory
+inline constexpr size_t kMostKeys = 4096;  // of one object; finding a key takes time for each
+inline constexpr size_t kDeepest = 16;     // arrays and objects inside each other
+
+/// What makes a line too large to be read, as the end of a sentence; empty if it is not. Costs one
+/// pass over the text. For text that is no JSON any answer may come.
+std::string beyond_limits(std::string_view line);
 
 /// JSON has no inf and nan: they are written as the strings "inf", "-inf" and "nan".
 nlohmann::ordered_json number_json(double value);
@@ -108,7 +123,7 @@ class HistoryReader {
 
   static constexpr size_t kTail = 256;
 
-  bool continues(std::ifstream& file) const;
+  bool continues(const files::File& file) const;
   bool is_later(const nlohmann::ordered_json& line) const;
   void take(std::string_view line);
   void take_header(const nlohmann::ordered_json& line);

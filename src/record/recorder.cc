@@ -23,9 +23,17 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// Every character that is not UTF-8, in a tensor's name for example, becomes U+FFFD.
+// Every character that is not UTF-8, in a tensor's name for example, becomes U+FFFD. A line that no
+// reader would take is refused before anything of it is written.
 std::string line_of(const ordered_json& object) {
-  return object.dump(-1, ' ', false, ordered_json::error_handler_t::replace) + "\n";
+  std::string line = object.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+  const std::string beyond = internal::beyond_limits(line);
+  internal::require(beyond.empty(), ErrorCode::kInvalidArgument, [&] {
+    return "A line for the history " + beyond +
+           ", which no reader takes; record fewer tensors or numbers.";
+  });
+  line += '\n';
+  return line;
 }
 
 ordered_json scalars_json(const Scalars& scalars) {

@@ -116,8 +116,11 @@ void write_report(const std::string& folder, const std::string& path,
                                                    .string();
   const std::string page =
       internal::report_page(title, internal::report_data(title, runs, sentences), false);
-  files::replace_file(path.empty() ? (fs::path(folder) / internal::kReportFile).string() : path,
-                      {page});
+  if (path.empty()) {
+    files::replace_file((fs::path(folder) / internal::kReportFile).string(), {page});
+  } else {
+    files::write_to(path, page);
+  }
   if (left_out != nullptr) *left_out = sentences;
 }
 

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 #include <headroom/headroom.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 
 #include <csignal>
 #include <cstring>
@@ -176,10 +177,38 @@ TEST(CheckpointFolder, AFullDiskLeavesThePreviousOne) {
   std::signal(SIGXFSZ, old);
   EXPECT_EQ(checkpoints_in(folder.path("run")).size(), 1u) << "nothing half-written stays";
   EXPECT_EQ(checkpoints.load().state(), "first");
-  fs::create_symlink("/dev/full", folder.path("run") + "/checkpoint-000003.safetensors");
-  expect_error(ErrorCode::kFile, "the disk is full", [&] {
-    checkpoints.save(3, {{"w", view(large)}}, "third");
-  });
+}
+
+TEST(CheckpointFolder, LinksAndPipesUnderItsNamesAreRefusedAndLeftOut) {
+  const Folder folder;
+  Model model;
+  const std::string run = folder.path("run");
+  folder.write("victim", "precious");
+  fs::create_directory(run);
+  fs::create_symlink(folder.path("victim"), run + "/checkpoint.lock");
+  expect_error(ErrorCode::kFile, "checkpoint.lock' could not be written: it is a symbolic link",
+               [&] { CheckpointFolder checkpoints(run); });
+  fs::remove(run + "/checkpoint.lock");
+  CheckpointFolder checkpoints(run);
+  checkpoints.save(1, model.tensors(), "first");
+  fs::copy(run + "/checkpoint-000001.safetensors", folder.path("elsewhere"));
+  for (const bool pipe : {false, true}) {
+    const std::string path = run + "/checkpoint-000002.safetensors";
+    if (pipe) {
+      ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+    } else {
+      fs::create_symlink(folder.path("elsewhere"), path);
+    }
+    expect_error(ErrorCode::kFile, pipe ? "it is a pipe" : "it is a symbolic link",
+                 [&] { checkpoints.save(2, model.tensors(), "second"); });
+    std::vector<std::string> skipped;
+    EXPECT_EQ(checkpoints.load(nullptr, &skipped).step(), 1);
+    ASSERT_EQ(skipped.size(), 1u);
+    EXPECT_NE(skipped[0].find(pipe ? "not a regular file" : "it is a symbolic link"),
+              std::string::npos);
+    fs::remove(path);
+  }
+  EXPECT_EQ(folder.read("victim"), "precious");
 }
 
 TEST(CheckpointFolder, AReaderLooksAgainIfTheOwnerReplacedAllThatItSaw) {

@@ -193,6 +193,10 @@ name = "\x1b[2J<script>\u009b\u202e\u2066\n"
 evil = write("evil.safetensors", safetensors({name: ("F32", [1], bytes(4))}))
 assert not set("\x1b\u009b\u202e\u2066") & set(run(evil).stdout) and "?[2J<script>????" in run(evil).stdout
 assert inspect(evil)["tensors"][0]["name"] == name
+hidden = "\x7f\u009b2J\u202e\u2066\u061c\u20ac"
+path = write("hidden.safetensors", safetensors({hidden: ("F32", [1], bytes(4))}))
+assert inspect(path)["tensors"][0]["name"] == hidden  # escaped, so nothing is lost
+assert not set(hidden[:-1]) & set(run(path, "--json").stdout) - set("2J") and "\u20ac" in run(path, "--json").stdout
 before = open(mixed, "rb").read()
 result = run(evil, mixed, "--html", mixed)
 assert result.returncode == 2 and "is to be read" in result.stderr, result
@@ -209,9 +213,30 @@ result = run(mixed, "--html", "/no/such/folder/page")
 assert "'/no/such/folder/page' could not be written: No such file or directory." in result.stderr, result
 limit = "import resource, os, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (2000, -1)); os.execv(sys.argv[1], sys.argv[1:])"
 result = subprocess.run([sys.executable, "-c", limit, PROGRAM, "inspect", mixed, "--html", page], capture_output=True,
-                        text=True, restore_signals=False)
+                        text=True)
 assert result.returncode == 2 and "could not be written: File too large" in result.stderr, result
 assert open(page, encoding="utf-8").read() == html and not [x for x in os.listdir(FOLDER.name) if x.endswith("tmp")]
+
+with open(os.path.join(FOLDER.name, "out"), "w") as out:
+    result = subprocess.run([sys.executable, "-c", limit, PROGRAM, "inspect", "--json", mixed], stdout=out,
+                            stderr=subprocess.PIPE, text=True)
+assert result.returncode == 2 and result.stderr == "headroom: Standard output could not be written to its end.\n", result
+
+# A page may go where the user says, be it a device, a pipe or a link.
+assert run(mixed, "--html", "/dev/null").returncode == 0
+assert run(mixed, "--html", "/dev/stdout").stdout.startswith("<!doctype html>")
+link = os.path.join(FOLDER.name, "link.html")
+os.symlink(page, link)
+os.remove(page)
+for _ in range(2):  # made, then replaced
+    assert run(mixed, "--html", link).returncode == 0
+    assert open(link, encoding="utf-8").read().startswith("<!doctype html>")
+
+# A reader that has seen enough ends it, quietly.
+process = subprocess.Popen([PROGRAM, "inspect", "--json", long], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+process.stdout.read(1)
+process.stdout.close()
+assert process.wait() == 141 and not process.stderr.read(), process.returncode
 
 # What cannot be used: one sentence that names the file, exit 2, nothing on standard output.
 whole = open(mixed, "rb").read()

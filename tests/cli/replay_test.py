@@ -118,7 +118,9 @@ for text, part in (("0\n2\n", ":2:"), ("0\nyes\n", ":2:"), ('{"over": 1}\n', "no
                    ('{"amax": 1, "log2": {"x": 1}}', "\"log2\""),
                    ('{"amax": 1, "log2": {"-3": -1}}', "\"log2\""),
                    ('{"amax": 1, "log2": {"-3": 1.5}}', "\"log2\""),
-                   ('{"amax": 1, "log2": {"-3": 1e300}}', "\"log2\"")):
+                   ('{"amax": 1, "log2": {"-3": 1e300}}', "\"log2\""),
+                   ("0\n" + json.dumps({"overflow": 0} | {str(i): 0 for i in range(4096)}), ":2: this line has an object"),
+                   ("0\n" + "x" * (2**26 + 1), ":2: this line is longer than 64 MiB")):
     result = run("replay", "--json", "-", text=text)
     assert result.returncode == 2, (text, result)
     assert part in result.stderr and result.stdout == "", (text, result)

@@ -248,6 +248,17 @@ with tempfile.TemporaryDirectory() as temp:
         file.writelines(lines)
     refused("history.jsonl:7: ", f"{temp}/damaged")
     check(not os.path.exists(f"{temp}/damaged/report.html"), "no report of half a run")
+    # What a history quotes is shown, never obeyed, and stays on its line.
+    evil = "\x1b]0;x\x07\u009b\u202e\nheadroom: fake"
+    os.mkdir(f"{temp}/{evil}")
+    header = json.loads(lines[0])
+    header["settings"] = {evil: 5}
+    with open(f"{temp}/{evil}/history.jsonl", "w") as file:
+        file.write(json.dumps(header) + "\n")
+    result = report(f"{temp}/{evil}")
+    check(result.returncode == 2 and result.stderr.count("?]0;x??? headroom: fake") == 2
+          and result.stderr.count("\n") == 1 and not set(evil[:-15]) & set(result.stderr) - set("]0;x"), result.stderr)
+    shutil.rmtree(f"{temp}/{evil}")
     # Among others it is left out, which the report says.
     shutil.copytree(f"{temp}/run", f"{temp}/damaged/other")
     os.makedirs(f"{temp}/damaged/bad")

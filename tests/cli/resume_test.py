@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """`headroom train --resume`: bit for bit the run that was not stopped, whatever happened to the files."""
+import ctypes
 import json
 import os
 import re
@@ -46,6 +47,26 @@ def tensors(data):
     return metadata, {name: (item["dtype"], item["shape"],
                              data[8 + length + item["data_offsets"][0]:8 + length + item["data_offsets"][1]])
                       for name, item in header.items()}
+
+
+class Hash(ctypes.Structure):
+    _fields_ = [("low", ctypes.c_uint64), ("high", ctypes.c_uint64)]
+
+
+def with_setting(data, name, value, more={}):
+    """A checkpoint with one more setting, and more beside them, and the checksum that belongs to it."""
+    length, = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8:8 + length])
+    state = json.loads(header["__metadata__"]["state"])
+    state["settings"].append([name, value])
+    state |= more
+    header["__metadata__"] |= {"state": json.dumps(state), "checksum": "0" * 32}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    changed = struct.pack("<Q", len(text)) + text + data[8 + length:]
+    xxhash = ctypes.CDLL("libxxhash.so.0").XXH3_128bits
+    xxhash.restype, xxhash.argtypes = Hash, [ctypes.c_char_p, ctypes.c_size_t]
+    digest = xxhash(changed, len(changed))
+    return changed.replace(b"0" * 32, b"%016x%016x" % (digest.high, digest.low), 1)
 
 
 def course(folder):
@@ -129,6 +150,19 @@ with tempfile.TemporaryDirectory() as temp:
         check(result.returncode == 0 and f"{last}' " in result.stderr and why in result.stderr
               and "It is left out.\nheadroom: going on after step 4" in result.stderr, f"{why}: {result.stderr}")
         check(read(out, last) == data, f"{why}: the end is not the same")
+    # One whose state would take all memory, or all time, is refused before it is read.
+    write(out, last, with_setting(data, "--seed", "1", more={"x": [[[]]] * 1500000}))
+    result = train("--resume", "--out", out)
+    check(result.returncode == 0 and "has a state that has more than 4194304 values" in result.stderr, result.stderr)
+    # One that sets what no checkpoint holds is as good as damaged: nothing but the run's settings comes from a file.
+    for name, value in (("--watch", "true"), ("--out", f"{temp}/elsewhere"), ("--\x1b[2J", "x")):
+        shutil.rmtree(out, ignore_errors=True)
+        shutil.copytree(good, out)
+        write(out, last, with_setting(data, name, value))
+        result = train("--resume", "--out", out)
+        check(result.returncode == 0 and "Watch at" not in result.stderr and "\x1b" not in result.stderr
+              and f"has a setting '{name[:2]}" in result.stderr and "going on after step 4" in result.stderr, result.stderr)
+        check(read(out, last) == data, f"{name}: the end is not the same")
     # None is good: exit 2, with the reasons, and nothing is changed.
     write(out, last, data[:-1])
     write(out, checkpoints(out)[0], b"")
@@ -175,9 +209,9 @@ with tempfile.TemporaryDirectory() as temp:
     before = {name: read(out, name) for name in checkpoints(out)}
     with open("/dev/full", "w") as nowhere:  # not even the sentence fits
         result = subprocess.run([program, "train", "--resume", "--out", out, "--steps", "4", "--threads", "1"],
-                                stdout=subprocess.PIPE, stderr=nowhere, preexec_fn=no_room, restore_signals=False)
+                                stdout=subprocess.PIPE, stderr=nowhere, preexec_fn=no_room)
     check(result.returncode == 1 and b"4 of 4 steps" in result.stdout, result)
-    result = train("--resume", "--out", out, "--steps", 4, preexec_fn=no_room, restore_signals=False)
+    result = train("--resume", "--out", out, "--steps", 4, preexec_fn=no_room)
     check(result.returncode == 1 and "Training goes on without this checkpoint; the one of step 2 stays" in result.stderr
           and "the end of the run is not saved. " in result.stderr, (result.returncode, result.stderr))
     check({name: read(out, name) for name in checkpoints(out)} == before, "the checkpoints are as they were")
@@ -189,13 +223,33 @@ with tempfile.TemporaryDirectory() as temp:
         check(result.returncode == 2 and "could not be written" in result.stderr, result.stderr)
         os.chmod(out, 0o700)
 
-    # Ctrl-C saves where the run is; while it goes on, nobody else gets into its folder.
+    # Ctrl-C, kill and a terminal that is closed, which two may say, save where the run is.
+    def start(out, **more):
+        process = subprocess.Popen([program, "train", "mlp", "--width", "8", "--steps", "1000000", "--schedule", "constant",
+                                    "--threads", "1", "--out", out],
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)
+        while process.poll() is None and not (os.path.exists(f"{out}/history.jsonl") and len(history(out)[1]) > 10):
+            time.sleep(0.05)
+        return process
+    for stop in ([signal.SIGTERM], [signal.SIGHUP, signal.SIGHUP]):
+        out = f"{temp}/{stop[0].name}"
+        process = start(out)
+        for one in stop:
+            process.send_signal(one)
+        process.communicate(timeout=60)
+        check(process.returncode == 130 and checkpoints(out) == [f"checkpoint-{len(history(out)[1]):06}.safetensors"],
+              (stop, process.returncode, checkpoints(out)))
+    # nohup: the run goes on.
+    process = start(f"{temp}/nohup", preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    process.send_signal(signal.SIGHUP)
+    time.sleep(0.5)
+    check(process.poll() is None, "a run under nohup has ended")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+
+    # While a run goes on, nobody else gets into its folder.
     out = f"{temp}/stopped"
-    process = subprocess.Popen([program, "train", "mlp", "--width", "8", "--steps", "1000000", "--schedule", "constant",
-                                "--threads", "1", "--out", out],
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    while process.poll() is None and not (os.path.exists(f"{out}/history.jsonl") and len(history(out)[1]) > 10):
-        time.sleep(0.05)
+    process = start(out)
     for arguments in (["--resume"], ["mlp"]):
         result = train(*arguments, "--out", out)
         check(result.returncode == 2 and "is being written by another run" in result.stderr, result.stderr)

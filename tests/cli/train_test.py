@@ -6,6 +6,7 @@ import os
 import pty
 import random
 import resource
+import shutil
 import signal
 import socket
 import struct
@@ -177,12 +178,37 @@ with tempfile.TemporaryDirectory() as temp:
               f"{arguments}: {result.returncode} {message}")
         check(not os.path.exists(out), f"{arguments} wrote something")
 
-    # A full disk is told.
-    os.mkdir(f"{temp}/full")
-    os.symlink("/dev/full", f"{temp}/full/history.jsonl")
-    result = train("mlp", "--steps", 3, "--out", f"{temp}/full")
-    check(result.returncode == 2 and "history.jsonl' could not be written to its end: the disk is full"
-          in result.stderr, result.stderr)
+    # A full disk is told: one of 64 KB, where it can be mounted, else a file that may not grow.
+    out = f"{temp}/full"
+    os.mkdir(out)
+    small_disk = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c",
+                  'mount -t tmpfs -o size=64k none "$1" && shift && exec "$@"', "sh", out]
+    try:
+        mounts = subprocess.run([*small_disk, "true"], capture_output=True).returncode == 0
+    except FileNotFoundError:
+        mounts = False
+    result = subprocess.run([*(small_disk if mounts else []), program, "train", "mlp", "--width", "16", "--steps", "2000",
+                             "--checkpoint-every", "0", "--threads", "1", "--out", out], capture_output=True, text=True,
+                            preexec_fn=None if mounts else
+                            lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY)))
+    full = " to its end: the disk is full" if mounts else ": File too large"
+    check(result.returncode == 2 and f"history.jsonl' could not be written{full}" in result.stderr, result)
+
+    # Links and pipes where files of the run belong are neither followed nor waited for.
+    victim = write(f"{temp}/victim", b"precious")
+    for name, code in (("history.jsonl", 2), ("checkpoint.lock", 2), ("report.html", 1), ("curves.png", 1),
+                       ("checkpoint-000003.safetensors", 0), ("events.out.tfevents.headroom", 2)):
+        for put, kind in ((lambda path: os.symlink(victim, path), "a symbolic link"), (os.mkfifo, "a pipe")):
+            out = f"{temp}/planted"
+            shutil.rmtree(out, ignore_errors=True)
+            os.mkdir(out)
+            put(f"{out}/{name}")
+            result = train("mlp", "--width", 16, "--steps", 3, "--tensorboard", "--out", out)
+            # A new run removes the checkpoints of the one before, whatever they are.
+            check(result.returncode == code and (code == 0 or f"{name}' could not be written: it is {kind}" in result.stderr),
+                  f"{name} {kind}: {result}")
+    with open(victim, "rb") as file:
+        check(file.read() == b"precious", "what a link leads to is as it was")
 
     # Where nothing can be told, the run goes on, and what is told goes into no file of its own.
     for deaf in ("2>/dev/full", "2>&-", "0>&- 2>&-"):
@@ -212,7 +238,7 @@ with tempfile.TemporaryDirectory() as temp:
 
     out = f"{temp}/small"  # nothing but the history fits: all is told, and what does not fit leaves no piece of itself
     result = subprocess.run([program, "train", "mlp", "--steps", "20", "--threads", "1", "--out", out],
-                            capture_output=True, text=True, restore_signals=False,
+                            capture_output=True, text=True,
                             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, resource.RLIM_INFINITY)))
     end = result.stderr[result.stderr.find("the end of the run is not saved. "):]
     for name in ("curves.png", "report.html"):
@@ -232,6 +258,17 @@ with tempfile.TemporaryDirectory() as temp:
     _, steps, _, end = history(f"{temp}/stop")
     check(end["end"] == "stopped by hand" and end["steps"] == len(steps) > 10, end)
     check("steps/s" in errors and "\r" not in errors, "plain lines where there is no terminal")
+
+    # A reader that goes away neither kills the run nor costs its end; nor is it news.
+    out = f"{temp}/piped"
+    process = subprocess.Popen([program, "train", "mlp", "--width", "16", "--steps", "60", "--threads", "1", "--out", out],
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    process.stdout.readline()
+    process.stdout.close()
+    check(process.wait() == 141, process.returncode)
+    _, steps, _, end = history(out)
+    check(len(steps) == 60 and end["end"] == "finished", end)
+    check({"checkpoint-000060.safetensors", "curves.png", "report.html"} <= set(os.listdir(out)), os.listdir(out))
 
     # Watched: the report is served while the run goes on, and its end is told before the server goes.
     process = subprocess.Popen([program, "train", "mlp", "--steps", "3000", "--threads", "1", "--watch"],

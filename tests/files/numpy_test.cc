@@ -192,6 +192,9 @@ TEST(Npz, ReadsArchivesWithAZip64End) {
   expect_refused(with_zip64_end(plain, 1), "split zip archive");
   expect_refused(with_zip64_end(plain, 0, 1), "not where it should be");
   expect_refused(with_zip64_end(plain, 0, 1 << 20), "outside the file");
+  std::string many = with_zip64_end(plain);
+  many.replace(many.rfind("PK\x06\x06") + 32, 8, little(kMostEntries + 1, 8));
+  expect_refused(many, "has 262145 members; 262144 are accepted");
 }
 
 // 64 MB of zeros in 64 KB: read in pieces, so that memory does not grow with it.

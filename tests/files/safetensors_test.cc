@@ -91,6 +91,7 @@ TEST(Safetensors, LiesAboutTheHeaderAreRefused) {
   expect_refused(safetensors("{\"a\":true}", ""), "a truth value");
   expect_refused(safetensors("{\"a\":{}}", ""), "no dtype");
   expect_refused(safetensors("{\"__metadata__\":{\"a\":1}}", ""), "does not belong");
+  expect_refused(safetensors("{\"__metadata__\":{},\"__metadata__\":{}}", ""), "twice");
   expect_refused(safetensors("{\"a\":{\"dtype\":\"F32\"}}", ""), "no shape");
   expect_refused(safetensors("{\"a\":{\"dtype\":\"F32\",\"shape\":[]}}", ""), "data_offsets");
   expect_refused(safetensors(std::string(100000, '['), ""), "does not belong");
@@ -127,6 +128,22 @@ TEST(Safetensors, LiesAboutTensorsAreRefused) {
   expect_refused(file(entry("a", "F32", many, "0,4")), "more than 64 dimensions");
   expect_refused(file(entry(std::string(70000, 'a'), "F32", "1", "0,4")), "more than 65535 bytes");
   expect_refused(file("\"a\":{\"dtype\":\"F32\",\"dtype\":\"F32\"}"), "second 'dtype'");
+}
+
+// Short entries take several times their own length in memory, so they are counted.
+TEST(Safetensors, AHeaderOfTooManyEntriesIsRefused) {
+  const auto header = [](size_t entries, const auto& entry_of) {
+    std::string text = "{";
+    for (size_t i = 0; i < entries; ++i) text += (i > 0 ? "," : "") + entry_of(std::to_string(i));
+    return text + "}";
+  };
+  const auto tensor = [](const std::string& name) { return entry(name, "F32", "0", "0,0"); };
+  const auto note = [](const std::string& name) { return "\"" + name + "\":\"\""; };
+  const TemporaryFile made(safetensors(header(kMostEntries, tensor), ""));
+  EXPECT_EQ(TensorFile(made.path()).tensors().size(), kMostEntries);
+  const std::string part = "more than 262144 entries";
+  expect_refused(safetensors(header(kMostEntries + 1, tensor), ""), part);
+  expect_refused(safetensors("{\"__metadata__\":" + header(kMostEntries, note) + "}", ""), part);
 }
 
 TEST(Safetensors, NamesInErrorsAreHarmless) {

@@ -422,6 +422,48 @@ TEST(Reader, RefusesOtherDamageWithTheLine) {
                [&] { write_report(folder.path("bad")); });
 }
 
+// A hostile line takes neither all memory nor all time: it is refused before it is a tree.
+TEST(Reader, RefusesLinesBeyondItsLimits) {
+  const Folder folder;
+  { Recorder recorder(folder.path("run")); }
+  const std::string header = folder.read("run/history.jsonl");
+  const auto repeated = [](size_t times, const std::string& piece) {
+    std::string text;
+    for (size_t i = 0; i < times; ++i) text += piece;
+    return text;
+  };
+  const auto refused = [&](const std::string& line, const std::string& part) {
+    folder.write("run/history.jsonl", header + line);
+    HistoryReader reader(folder.path("run/history.jsonl"));
+    expect_error(ErrorCode::kBadState,
+                 "history.jsonl:2: this line of the history is damaged: it " + part,
+                 [&] { reader.read_more(); });
+  };
+  const std::string note = "{\"step\":1,\"note\":\"";
+  refused(note + std::string(size_t{64} << 20, 'x'),
+          "is longer than 64 MiB");  // end not waited for
+  refused(note + std::string(size_t{64} << 20, 'x') + "\"}\n", "is longer than 64 MiB");
+  refused("{\"layers\":[" + repeated(size_t{1} << 21, "[],") + "[]]}\n", "has more than 4194304");
+  refused("{" + repeated(4097, "\"a\":0,") + "\"b\":0}\n", "has an object of more than 4096");
+  refused("{\"a\":" + std::string(17, '[') + "\n", "has more than 16 lists");
+  folder.write("run/history.jsonl", header + note + repeated(5000, "[{:\\\"") + "\"}\n");
+  HistoryReader reader(folder.path("run/history.jsonl"));
+  reader.read_more();
+  EXPECT_EQ(reader.history().notes.size(), 1u) << "text counts for nothing but its length";
+}
+
+TEST(Recorder, WritesNoLineThatNoReaderTakes) {
+  const Folder folder;
+  Recorder recorder(folder.path("run"));
+  Scalars many;
+  for (int i = 0; i < 5000; ++i) many.emplace_back("n" + std::to_string(i), 1.0);
+  const std::string before = folder.read("run/history.jsonl");
+  expect_error(ErrorCode::kInvalidArgument, "more than 4096 entries, which no reader takes",
+               [&] { recorder.step(1, 1.0, applied(), many); });
+  EXPECT_EQ(folder.read("run/history.jsonl"), before);
+  recorder.step(1, 1.0, applied());
+}
+
 TEST(Reader, ThinsOutLooksEvenly) {
   const Folder folder;
   Recorder recorder(folder.path("run"));

@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 #include <headroom/record.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <filesystem>
@@ -209,6 +211,44 @@ TEST(Report, WithoutARunOrARightIsRefused) {
   expect_error(ErrorCode::kFile, "the disk is full",
                [&] { write_report(folder.path("run"), "/dev/full"); });
   EXPECT_TRUE(std::filesystem::is_character_file("/dev/full"));
+}
+
+// The name that the report has by itself is strict; what the caller names is taken as it is.
+TEST(Report, FollowsLinksOnlyWhereTheCallerNamesThem) {
+  const Folder folder;
+  { Recorder recorder(folder.path("run")); }
+  folder.write("victim", "precious");
+  const std::string own = folder.path("run/report.html");
+  std::filesystem::create_symlink(folder.path("victim"), own);
+  expect_error(ErrorCode::kFile, "it is a symbolic link",
+               [&] { write_report(folder.path("run")); });
+  std::filesystem::remove(own);
+  ASSERT_EQ(mkfifo(own.c_str(), 0600), 0);
+  expect_error(ErrorCode::kFile, "it is a pipe", [&] { write_report(folder.path("run")); });
+  EXPECT_EQ(folder.read("victim"), "precious");
+  std::filesystem::create_symlink(folder.path("victim"), folder.path("link"));
+  write_report(folder.path("run"), folder.path("link"));
+  EXPECT_TRUE(std::filesystem::is_symlink(folder.path("link")));
+  EXPECT_TRUE(folder.read("victim").starts_with("<!doctype html>"));
+  write_report(folder.path("run"), "/dev/null");
+}
+
+// Whoever may write to the folder knows the process and may guess its next: no unfinished file has
+// a name that they can take before it.
+TEST(Report, UnfinishedFilesHaveNamesThatNobodyCanTakeBefore) {
+  const Folder folder;
+  { Recorder recorder(folder.path("run")); }
+  folder.write("victim", "precious");
+  const std::string guessed = folder.path("run/report.html.") + std::to_string(getpid()) + ".tmp";
+  std::filesystem::create_symlink(folder.path("victim"), guessed);
+  const mode_t before = umask(027);
+  write_report(folder.path("run"));
+  umask(before);
+  EXPECT_EQ(folder.read("victim"), "precious");
+  EXPECT_TRUE(std::filesystem::is_symlink(guessed));
+  const std::string own = folder.path("run/report.html");
+  EXPECT_TRUE(std::filesystem::is_regular_file(std::filesystem::symlink_status(own)));
+  EXPECT_EQ(std::filesystem::status(own).permissions(), std::filesystem::perms(0640));
 }
 
 }  // namespace

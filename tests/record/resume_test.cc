@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <headroom/record.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "record/history.h"
@@ -11,6 +12,8 @@
 
 namespace headroom {
 namespace {
+
+using std::string_literals::operator""s;
 
 RunInfo goes_on() {
   RunInfo info;
@@ -96,6 +99,38 @@ TEST(Resume, StepsMayBeNegative) {
   const size_t kept = folder.read("run/events.out.tfevents.headroom").size();
   EXPECT_LT(kept, all);
   EXPECT_GT(kept, all / 2);
+}
+
+// What somebody may have put where a file of the run belongs: it is refused, not followed and not
+// waited for, and what a link leads to stays as it is.
+TEST(Recorder, RefusesLinksPipesAndDevicesUnderItsNames) {
+  RunInfo info;
+  info.tensorboard = true;
+  for (const char* name : {"history.jsonl", "events.out.tfevents.headroom"}) {
+    for (const bool resume : {false, true}) {
+      info.resume = resume;
+      const auto refused = [&](const std::string& part, const Folder& folder) {
+        expect_error(ErrorCode::kFile, std::string(name) + "' could not be written: it is " + part,
+                     [&] { Recorder(folder.path("run"), info); });
+      };
+      const Folder folder;
+      folder.write("victim", "precious");
+      std::filesystem::create_directories(folder.path("run"));
+      const std::string path = folder.path("run/") + name;
+      for (const std::string& to : {folder.path("victim"), folder.path("none"), "/dev/null"s}) {
+        std::filesystem::create_symlink(to, path);
+        refused("a symbolic link", folder);
+        std::filesystem::remove(path);
+      }
+      EXPECT_EQ(folder.read("victim"), "precious");
+      EXPECT_FALSE(std::filesystem::exists(folder.path("none")));
+      ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+      refused("a pipe", folder);
+      const int reader = open(path.c_str(), O_RDONLY | O_NONBLOCK);
+      refused("a pipe", folder);
+      close(reader);
+    }
+  }
 }
 
 TEST(Resume, NumbersOfTheCallersHaveNamesOfTheirOwn) {
