@@ -35,7 +35,7 @@ class HEADROOM_API GradScalerOptions {
 
   /// Where the scale lives, as in PyTorch's constructor; torch::kCUDA without an index is the
   /// device that is current at this call. On a CUDA device step() and update() never wait with
-  /// FusedAdamW and FusedSGD: their report is pending, and report() or try_report() tells.
+  /// FusedAdamW and FusedSGD: their report is pending; report() or try_report() returns the result.
   GradScalerOptions& device(const torch::Device& device);
 
   /// Beyond PyTorch; see ScalePolicy and ScalerOptions.
