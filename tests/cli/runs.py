@@ -36,5 +36,6 @@ def train(program, folder, model, *arguments):
     assert result.returncode == 0, result.stderr
     _, steps, _, end = history(folder)
     loss, score = list(end["results"].values())[:2]
-    summary = {"steps": end["steps"], "skipped": end["skipped"], "loss": loss, "score": score}
+    first_skip = next((i for i, step in enumerate(steps) if step["overflow"]), len(steps))
+    summary = {"steps": end["steps"], "skipped": end["skipped"], "first_skip": first_skip, "loss": loss, "score": score}
     return summary, [step["loss"] for step in steps]
