@@ -2,10 +2,10 @@
 #ifndef HEADROOM_ADAPTERS_C_ERRORS_H_
 #define HEADROOM_ADAPTERS_C_ERRORS_H_
 
-#include <cxxabi.h>
 #include <headroom/c.h>
 #include <headroom/runtime.h>
 
+#include <exception>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -30,18 +30,15 @@ class StreamInForce {
   std::optional<StreamScope> scope_;
 };
 
-/// Calls body(), and on_exception() for every exception but one: where a callback ends its thread
-/// (pthread_exit or cancellation with glibc) the stack is unwound by an exception that must go on.
-/// Our locks are released on its way.
+/// Calls body(), and on_exception() if it throws. Where a callback ends its thread (pthread_exit or
+/// cancellation, with glibc) the stack is unwound by something that is no C++ exception and must
+/// not be stopped; std::current_exception() does not know it. Our locks are released on its way.
 template <typename Body, typename Handler>
 auto call_and_catch(const Body& body, const Handler& on_exception) {
   try {
     return body();
-#ifdef __GLIBCXX__
-  } catch (const abi::__forced_unwind&) {
-    throw;
-#endif
   } catch (...) {
+    if (std::current_exception() == nullptr) throw;
     return on_exception();
   }
 }

@@ -100,7 +100,7 @@ struct Block {
     for (size_t i = 0; i < Group<T>::kVectors; ++i) {
       group.vectors[i] =
           hn::LoadU(DBits(), reinterpret_cast<const Bits*>(p) + i * Group<T>::kLanes);
-#if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR
+#if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
       // Loaded once: without this the compiler reads memory again for every use, and a vector that
       // crosses a cache line, as in most small tensors, costs double each time.
       asm("" : "+x"(group.vectors[i].raw));
