@@ -254,6 +254,21 @@ def test_state_is_there_without_a_state_dict():
     assert optimizer.state[weight]["step"] == 4  # helpers of torch.distributed.checkpoint look there
 
 
+def test_tensors_of_state_are_the_optimizers_memory_and_its_entries_are_not():
+    """As docs/python.md says."""
+    weight = half_weight()
+    optimizer = stepped(weight)
+    optimizer.state[weight]["exp_avg"].zero_()
+    weight.grad = torch.zeros_like(weight)
+    optimizer.step()
+    assert optimizer.state[weight]["exp_avg"].tolist() == [0.0, 0.0]
+    before = optimizer.state[weight]["exp_avg_sq"].clone()
+    optimizer.state[weight]["exp_avg_sq"] = torch.full((2,), 5.0)
+    optimizer.state.clear()
+    optimizer.step()
+    assert torch.allclose(optimizer.state[weight]["exp_avg_sq"], 0.999 * before)
+
+
 def test_loading_leaves_the_weights_to_the_model():
     saved = stepped(half_weight()).state_dict()
     weight = half_weight([0.5, 0.25])  # an average, or the best so far
