@@ -17,7 +17,7 @@ namespace headroom::cli {
 std::string shown(std::string_view text);
 
 /// Writes a sentence to standard error, as shown(), on one line whatever it quotes. Never throws:
-/// where nobody can be told, the work goes on.
+/// if standard error is closed or full, the text is lost.
 void tell(const std::string& text) noexcept;
 
 /// Draws a line of standard error's terminal anew, as shown().

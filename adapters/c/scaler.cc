@@ -162,15 +162,15 @@ hr_status hr_scaler_try_report(hr_scaler* scaler, hr_optimizer* optimizer, hr_re
 hr_status hr_report_text(const hr_report* report, char* buffer, size_t capacity, size_t* needed) {
   return guarded(__func__, [&] {
     const hr_report given = taken(need(report, "report"), {}, "report");
-    StepReport told;
-    told.pending = given.pending != 0;
-    told.applied = given.applied != 0;
-    told.scale = given.scale;
-    told.grad_norm = given.grad_norm;
-    told.clip_factor = given.clip_factor;
-    told.culprit.assign(given.culprit_text,
-                        strnlen(given.culprit_text, sizeof(given.culprit_text)));
-    give_text(told.to_string(), buffer, capacity, needed);
+    StepReport converted;
+    converted.pending = given.pending != 0;
+    converted.applied = given.applied != 0;
+    converted.scale = given.scale;
+    converted.grad_norm = given.grad_norm;
+    converted.clip_factor = given.clip_factor;
+    converted.culprit.assign(given.culprit_text,
+                             strnlen(given.culprit_text, sizeof(given.culprit_text)));
+    give_text(converted.to_string(), buffer, capacity, needed);
   });
 }
 

@@ -11,8 +11,8 @@ namespace headroom {
 
 /// Number of threads a call may use; 0 restores the default (OpenMP's: OMP_NUM_THREADS, or one per
 /// core). The results of every function are the same bits for any number of threads. A process that
-/// was forked after the library was loaded works on one thread, whatever is set: OpenMP's threads do
-/// not survive fork(). A program started by exec, or by Python's "spawn", is not affected.
+/// was forked after the library was loaded works on one thread, whatever is set: OpenMP's threads
+/// do not survive fork(). A program started by exec, or by Python's "spawn", is not affected.
 HEADROOM_API void set_num_threads(int threads);
 HEADROOM_API int num_threads();
 

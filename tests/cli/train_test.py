@@ -178,7 +178,7 @@ with tempfile.TemporaryDirectory() as temp:
               f"{arguments}: {result.returncode} {message}")
         check(not os.path.exists(out), f"{arguments} wrote something")
 
-    # A full disk is told: one of 64 KB, where it can be mounted, else a file that may not grow.
+    # A full disk is reported: one of 64 KB, where it can be mounted, else a file that may not grow.
     out = f"{temp}/full"
     os.mkdir(out)
     small_disk = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c",
