@@ -30,12 +30,30 @@ function(headroom_read_headers_once target)
   set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 10)
 endfunction()
 
-# For targets that are installed: the RUNPATH of the build tree is already the installed one. CMake
-# would otherwise append an empty element to it, to be edited at installation, and the dynamic linker
-# takes an empty element for the current folder. Libraries find each other beside themselves; folders
-# of LibTorch, MPI and NCCL stay where the linker does not search them anyway.
+# Programs and libraries that are installed: the RUNPATH of the build tree is already the installed
+# one. CMake would otherwise append an empty element to it, to be edited at installation, and the
+# dynamic linker takes an empty element for the current folder. Libraries find each other beside
+# themselves; folders of LibTorch, MPI and NCCL stay where the linker does not search them anyway.
 function(headroom_installed_target target)
   set_target_properties(${target} PROPERTIES
     BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH $ORIGIN INSTALL_RPATH_USE_LINK_PATH ON
     LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/lib)
+endfunction()
+
+# An installed library: headroom::NAME in libheadroom-NAME, or without NAME the library `headroom`.
+function(headroom_installed_library target)
+  set_target_properties(${target} PROPERTIES
+    VERSION ${PROJECT_VERSION}
+    SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}
+    LINKER_LANGUAGE CXX)
+  if(ARGC GREATER 1)
+    set_target_properties(${target} PROPERTIES EXPORT_NAME ${ARGV1} OUTPUT_NAME headroom-${ARGV1})
+  endif()
+  headroom_installed_target(${target})
+endfunction()
+
+# For the code of installed libraries: only HEADROOM_API is visible outside.
+function(headroom_hide_symbols target)
+  set_target_properties(${target} PROPERTIES
+    POSITION_INDEPENDENT_CODE ON CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
 endfunction()

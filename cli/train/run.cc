@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <fmt/format.h>
 #include <headroom/headroom.h>
+#include <headroom/tools.h>
 
 #include <chrono>
 #include <cmath>

@@ -1,20 +1,16 @@
-// Headroom: loss scaling for mixed-precision training, in C++. This header includes everything but
-// the adapters.
+// Headroom: loss scaling for mixed-precision training, in C++. This header includes everything in
+// the library headroom::headroom; <headroom/tools.h> has headroom::tools.
 #ifndef HEADROOM_HEADROOM_H_
 #define HEADROOM_HEADROOM_H_
 
 #include <headroom/accumulate.h>
 #include <headroom/agree.h>
-#include <headroom/checkpoint.h>
 #include <headroom/error.h>
 #include <headroom/faces.h>
 #include <headroom/float16.h>
-#include <headroom/inject.h>
-#include <headroom/inspect.h>
 #include <headroom/measure.h>
 #include <headroom/optimizer.h>
 #include <headroom/policy.h>
-#include <headroom/record.h>
 #include <headroom/runtime.h>
 #include <headroom/scaler.h>
 #include <headroom/tensor.h>

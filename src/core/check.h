@@ -1,9 +1,13 @@
 // core/ holds what every other station stands on: formats, tensor views, errors, threads and the
 // choice of SIMD target. This header has the checks that turn bad arguments into errors.
+//
+// What is marked HEADROOM_API in core/ is exported for libheadroom-tools, which is always of the
+// same version. It is not installed and not for users.
 #ifndef HEADROOM_SRC_CORE_CHECK_H_
 #define HEADROOM_SRC_CORE_CHECK_H_
 
 #include <headroom/error.h>
+#include <headroom/export.h>
 #include <headroom/tensor.h>
 
 #include <cstdint>
@@ -25,18 +29,18 @@ void require(bool ok, ErrorCode code, const Sentence& sentence) {
 constexpr int64_t kMaxCount = std::numeric_limits<int64_t>::max() / 16;
 
 /// Shortest text that reads back as the same number: "65536", "0.1", "nan".
-std::string number(double value);
+HEADROOM_API std::string number(double value);
 
 enum class Access { kRead, kWrite };
 
 /// Why the view cannot be used for `access` on this build, as the end of a sentence; empty if it
 /// can: data for its count, a count >= 0, a known type, memory this build can reach.
-std::string unusable(const TensorView& view, Access access);
+HEADROOM_API std::string unusable(const TensorView& view, Access access);
 
 /// Why the view's memory cannot be used on the device that the view names, as the end of a
 /// sentence; empty if it can, or if nobody knows. A device pointer called host memory would be a
 /// segmentation fault, and a host pointer called device memory would make CUDA unusable.
-std::string misplaced(const TensorView& view);
+HEADROOM_API std::string misplaced(const TensorView& view);
 
 /// Throws unless the view's fields can be used. `name` is called only then, for the start of the
 /// sentence.

@@ -3,6 +3,7 @@
 #ifndef HEADROOM_SRC_CORE_CUDA_H_
 #define HEADROOM_SRC_CORE_CUDA_H_
 
+#include <headroom/export.h>
 #include <headroom/tensor.h>
 
 #include <cstddef>
@@ -11,7 +12,7 @@
 
 namespace headroom::internal {
 
-bool built_with_cuda();
+HEADROOM_API bool built_with_cuda();
 
 /// What an address points to, as far as CUDA knows.
 enum class MemoryKind : uint8_t {
@@ -88,7 +89,7 @@ class CudaHostBuffer {
 
 /// Copies between any two places, host or device, after all work in the current stream of `device`,
 /// and waits.
-void cuda_copy(int device, void* to, const void* from, size_t bytes);
+HEADROOM_API void cuda_copy(int device, void* to, const void* from, size_t bytes);
 
 /// Enqueues a copy from host to device. The bytes travel with the launch: the host memory may
 /// change at once, nothing waits, and a CUDA graph keeps them.

@@ -3,6 +3,7 @@
 #ifndef HEADROOM_SRC_CORE_SIMD_H_
 #define HEADROOM_SRC_CORE_SIMD_H_
 
+#include <headroom/export.h>
 #include <hwy/highway.h>
 
 #include <cstddef>
@@ -11,7 +12,7 @@
 namespace headroom::internal {
 
 /// The target in use, as a bit of Highway's target mask.
-int64_t active_target();
+HEADROOM_API int64_t active_target();
 
 /// Index of `target` in a table made by HWY_EXPORT in the calling unit.
 inline size_t table_index(int64_t target) {

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 #include <headroom/headroom.h>
+#include <headroom/tools.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 

@@ -4,6 +4,7 @@
 #include "tests/cuda/fake_driver.h"
 
 #include <dlpack/dlpack.h>
+#include <headroom/inspect.h>
 
 #include "tests/support.h"
 

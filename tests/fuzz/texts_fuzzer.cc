@@ -2,6 +2,7 @@
 // trace, a history or arguments: they are read or refused with an Error, and what was read makes
 // sense. Built once for each (see scripts/fuzz), which names the function as HEADROOM_FUZZ_TARGET.
 #include <headroom/headroom.h>
+#include <headroom/tools.h>
 
 #include <cmath>
 #include <cstdlib>

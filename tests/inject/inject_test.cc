@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 #include <headroom/headroom.h>
+#include <headroom/tools.h>
 
 #include <bit>
 #include <cmath>

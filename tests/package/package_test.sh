@@ -1,45 +1,78 @@
 #!/usr/bin/env bash
 # package_test.sh CASE SOURCE PREFIX WORK [STATIC_BUILD]: one way in which a user meets the package.
 # STATIC_BUILD is the folder that the case add_subdirectory has built in.
+# consumer.cc links headroom::headroom alone, tools_consumer.cc links headroom::tools.
 set -euo pipefail
 case=$1 source=$2 prefix=$3 work=$4 static_build=${5:-}
 here=$source/tests/package
 rm -rf "$work" && mkdir -p "$work" "$prefix"
 libdir=$(dirname "$(find "$prefix" -name 'libheadroom.so' -o -name 'libheadroom.a' | head -1)")
 cxx=${CXX:-g++}
+fail() { echo "FAILED: $*"; exit 1; }
 configure() { cmake -G Ninja -DCMAKE_BUILD_TYPE=Release -S "$1" -B "$work/build" "${@:2}" >/dev/null; }
+consumers=(-DCONSUMER_SOURCE="$here/consumer.cc" -DTOOLS_CONSUMER_SOURCE="$here/tools_consumer.cc")
+
+# run_consumers FOLDER: both programs work. The first has none of the tools loaded.
+run_consumers() {
+  "$1/consumer"
+  "$1/tools_consumer" "$work/run"
+  test -s "$work/run/report.html"
+  if ldd "$1/consumer" | grep -q libheadroom-tools; then fail "a program without the tools loads them"; fi
+}
+
+# compile COMPILER [pkg-config arguments]: both programs, with the flags of pkg-config.
+compile() {
+  local compiler=$1 flags
+  flags=$(PKG_CONFIG_PATH=$libdir/pkgconfig pkg-config "${@:2}" --cflags --libs headroom)
+  # shellcheck disable=SC2086
+  "$compiler" -std=c++20 "$here/consumer.cc" $flags -o "$work/consumer"
+  flags=$(PKG_CONFIG_PATH=$libdir/pkgconfig pkg-config "${@:2}" --cflags --libs headroom-tools)
+  # shellcheck disable=SC2086
+  "$compiler" -std=c++20 "$here/tools_consumer.cc" $flags -o "$work/tools_consumer"
+}
 
 case $case in
   find_package)
+    configure "$here/consumer" -DCMAKE_PREFIX_PATH="$prefix" "${consumers[@]}"
+    cmake --build "$work/build" >/dev/null
+    run_consumers "$work/build"
+    ;;
+  add_subdirectory)
+    configure "$here/subproject" -DHEADROOM_SOURCE="$source" "${consumers[@]}" \
+      -DHEADROOM_INSTALL=ON -DCMAKE_CUDA_ARCHITECTURES=90-virtual  # one is enough here
+    cmake --build "$work/build" >/dev/null
+    run_consumers "$work/build"
+    ;;
+  static_install)
+    cmake --build "$static_build" --target headroom headroom_c headroom_tools >/dev/null
+    cmake --install "$static_build/headroom" --prefix "$prefix" >/dev/null
+    ;;
+  pkg_config)
+    compile "$cxx"
+    export LD_LIBRARY_PATH=$libdir
+    run_consumers "$work"
+    ;;
+  pkg_config_static)
+    # By every compiler that is here.
+    for compiler in g++ clang++ nvcc /usr/local/cuda/bin/nvcc; do
+      command -v "$compiler" >/dev/null || continue
+      compile "$compiler" --static
+      if ldd "$work/tools_consumer" | grep -q libheadroom; then fail "$compiler linked no archive"; fi
+      run_consumers "$work"
+    done
+    ;;
+  options)
+    # Without the tools: the rest is installed, and says what is missing.
+    cmake -DHEADROOM_BUILD_TOOLS=OFF "$static_build" >/dev/null
+    cmake --build "$static_build" --target headroom >/dev/null
+    cmake --install "$static_build/headroom" --prefix "$prefix" >/dev/null
+    left=$(cd "$prefix" && find . -name '*tools*' -o -name record.h)
+    [ -z "$left" ] || fail "installed all the same:" "$left"
     configure "$here/consumer" -DCMAKE_PREFIX_PATH="$prefix" -DCONSUMER_SOURCE="$here/consumer.cc"
     cmake --build "$work/build" >/dev/null
     "$work/build/consumer"
-    ;;
-  add_subdirectory)
-    configure "$here/subproject" -DHEADROOM_SOURCE="$source" -DCONSUMER_SOURCE="$here/consumer.cc" \
-      -DHEADROOM_INSTALL=ON -DCMAKE_CUDA_ARCHITECTURES=90-virtual  # one is enough here
-    cmake --build "$work/build" >/dev/null
-    "$work/build/consumer"
-    ;;
-  pkg_config)
-    flags=$(PKG_CONFIG_PATH=$libdir/pkgconfig pkg-config --cflags --libs headroom)
-    # shellcheck disable=SC2086
-    $cxx -std=c++20 "$here/consumer.cc" $flags -o "$work/consumer"
-    LD_LIBRARY_PATH=$libdir "$work/consumer"
-    ;;
-  pkg_config_static)
-    # A static library, linked by every compiler that is here.
-    cmake --build "$static_build" --target headroom headroom_c >/dev/null
-    cmake --install "$static_build/headroom" --prefix "$prefix" >/dev/null
-    libdir=$(dirname "$(find "$prefix" -name libheadroom.a)")
-    flags=$(PKG_CONFIG_PATH=$libdir/pkgconfig pkg-config --static --cflags --libs headroom)
-    for compiler in g++ clang++ nvcc /usr/local/cuda/bin/nvcc; do
-      command -v "$compiler" >/dev/null || continue
-      # shellcheck disable=SC2086
-      "$compiler" -std=c++20 "$here/consumer.cc" $flags -o "$work/consumer"
-      if ldd "$work/consumer" | grep -q libheadroom; then echo "$compiler linked no archive"; exit 1; fi
-      "$work/consumer"
-    done
+    if configure "$here/consumer" "${consumers[@]}" 2>"$work/tools.log"; then fail "there are no tools to be found"; fi
+    grep -q "built without its tools" "$work/tools.log"
     ;;
   readme)
     # The first C++ example of the README, just as it stands there.

@@ -1,6 +1,7 @@
 // make_run FOLDER STEPS DELAY_MS: a run whose history the tests of the program can foresee. Every
 // tenth step is skipped; the layers are looked at in every fifth.
 #include <headroom/headroom.h>
+#include <headroom/tools.h>
 
 #include <chrono>
 #include <cstdio>

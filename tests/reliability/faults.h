@@ -3,6 +3,7 @@
 #define HEADROOM_TESTS_RELIABILITY_FAULTS_H_
 
 #include <headroom/headroom.h>
+#include <headroom/tools.h>
 
 #include <functional>
 #include <string>

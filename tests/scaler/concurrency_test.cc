@@ -1,4 +1,6 @@
 // What docs/reliability.md promises to threads.
+#include <headroom/tools.h>
+
 #include <atomic>
 #include <functional>
 #include <optional>

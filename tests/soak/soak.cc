@@ -3,6 +3,7 @@
 // Every step that is applied has to agree with the same step in FP64, every one that is skipped
 // must have changed nothing but the scale, and memory must not grow.
 #include <headroom/headroom.h>
+#include <headroom/tools.h>
 
 #include <algorithm>
 #include <cmath>
