@@ -39,7 +39,7 @@ case $case in
     ;;
   add_subdirectory)
     configure "$here/subproject" -DHEADROOM_SOURCE="$source" "${consumers[@]}" \
-      -DHEADROOM_INSTALL=ON -DCMAKE_CUDA_ARCHITECTURES=90-virtual  # one is enough here
+      -DHEADROOM_INSTALL=ON -DHEADROOM_BUILD_C=ON -DCMAKE_CUDA_ARCHITECTURES=90-virtual  # one is enough here
     cmake --build "$work/build" >/dev/null
     run_consumers "$work/build"
     ;;
@@ -62,17 +62,20 @@ case $case in
     done
     ;;
   options)
-    # Without the tools: the rest is installed, and says what is missing.
-    cmake -DHEADROOM_BUILD_TOOLS=OFF "$static_build" >/dev/null
+    # Without the C library and the tools: the rest is installed, and says what is missing.
+    cmake -DHEADROOM_BUILD_C=OFF -DHEADROOM_BUILD_TOOLS=OFF "$static_build" >/dev/null
     cmake --build "$static_build" --target headroom >/dev/null
     cmake --install "$static_build/headroom" --prefix "$prefix" >/dev/null
-    left=$(cd "$prefix" && find . -name '*tools*' -o -name record.h)
+    left=$(cd "$prefix" && find . -name '*headroom-c[.-]*' -o -name c.h -o -name '*tools*' -o -name record.h)
     [ -z "$left" ] || fail "installed all the same:" "$left"
     configure "$here/consumer" -DCMAKE_PREFIX_PATH="$prefix" -DCONSUMER_SOURCE="$here/consumer.cc"
     cmake --build "$work/build" >/dev/null
     "$work/build/consumer"
     if configure "$here/consumer" "${consumers[@]}" 2>"$work/tools.log"; then fail "there are no tools to be found"; fi
     grep -q "built without its tools" "$work/tools.log"
+    if cmake -S "$here/c_consumer" -B "$work/c" -DCMAKE_PREFIX_PATH="$prefix" -DCONSUMER_SOURCE=none.c \
+      >/dev/null 2>"$work/c.log"; then fail "there is no C library to be found"; fi
+    grep -q "built without the C library" "$work/c.log"
     ;;
   readme)
     # The first C++ example of the README, just as it stands there.
