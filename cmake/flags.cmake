@@ -3,8 +3,16 @@
 # project that is built with -ffast-math.
 add_library(headroom_flags INTERFACE)
 target_compile_features(headroom_flags INTERFACE cxx_std_20)
+set(_warnings -Wall -Wextra)
+if(HEADROOM_WERROR)
+  list(APPEND _warnings -Werror)
+endif()
+list(JOIN _warnings "," _host_warnings)
 target_compile_options(headroom_flags INTERFACE
-  "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wshadow;-Wconversion;-Wno-sign-conversion>"
+  "$<$<COMPILE_LANGUAGE:C,CXX>:${_warnings}>"
+  "$<$<COMPILE_LANGUAGE:CXX>:-Wshadow;-Wconversion;-Wno-sign-conversion>"
+  "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=${_host_warnings}>"
+  "$<$<AND:$<BOOL:${HEADROOM_WERROR}>,$<COMPILE_LANGUAGE:CUDA>>:--Werror=all-warnings>"
   "$<$<COMPILE_LANGUAGE:CXX>:-fno-fast-math;-ffp-contract=off>"
   "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;--fmad=false;--expt-relaxed-constexpr>")
 # Optimised builds: a smashed stack or an overrun of a C library call ends the program, and addresses
