@@ -32,10 +32,12 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_L
     $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>)
 endif()
 
-# Where reading headers (LibTorch, JSON, pybind11) takes longer than all else, it is done once for
-# several files of a target.
+# With HEADROOM_UNITY, files of a target for which reading headers (LibTorch, JSON, pybind11) takes
+# longer than all else are compiled together.
 function(headroom_read_headers_once target)
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 10)
+  if(HEADROOM_UNITY)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 10)
+  endif()
 endfunction()
 
 # Programs and libraries that are installed: the RUNPATH of the build tree is already the installed

@@ -42,7 +42,7 @@ build() {
   local preset=$1 log=build/$1.log
   shift
   mkdir -p build
-  [ "build/$preset/build.ninja" -nt CMakePresets.json ] || cmake --preset "$preset" >"$log" 2>&1 ||
+  [ "build/$preset/build.ninja" -nt CMakePresets.json ] || cmake --preset "$preset" -DHEADROOM_UNITY=ON >"$log" 2>&1 ||
     { cat "$log" >&2; exit 1; }
   if ! ninja -C "build/$preset" -n "$@" 2>/dev/null | grep -q 'no work to do'; then
     echo "Building ($preset) ..." >&2
