@@ -6,6 +6,7 @@
 #include <headroom/checkpoint.h>
 #include <headroom/inject.h>
 #include <headroom/inspect.h>
+#include <headroom/layers.h>
 #include <headroom/record.h>
 
 #endif  // HEADROOM_TOOLS_H_

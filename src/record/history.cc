@@ -1,7 +1,7 @@
 #include "record/history.h"
 
 #include <headroom/error.h>
-#include <headroom/record.h>
+#include <headroom/layers.h>
 
 #include <algorithm>
 #include <array>

@@ -1,4 +1,4 @@
-#include <headroom/record.h>
+#include <headroom/layers.h>
 
 #include <cmath>
 

@@ -1,4 +1,4 @@
-#include <headroom/record.h>
+#include <headroom/measure.h>
 
 #include <algorithm>
 #include <cmath>
