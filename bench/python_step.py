@@ -32,7 +32,7 @@ def make(shape, count, scaler_class, optimizer_class, options):
 
 def main() -> None:
     for name, (shape, count, repeats) in SHAPES.items():
-        runs = {pair: (make(shape, count, *how), []) for pair, how in PAIRS.items()}
+        runs: dict = {pair: (make(shape, count, *how), []) for pair, how in PAIRS.items()}
         for _ in range(repeats):
             for (scaler, optimizer), times in runs.values():
                 start = time.perf_counter()

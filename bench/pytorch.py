@@ -48,7 +48,7 @@ def in_turns_ms(before, works, times):
     for i in range(times + 5):
         alone.append(elapsed_ms(before))
         for name, work in list(works.items())[:: -1 if i % 2 else 1]:
-            taken[name].append(elapsed_ms(lambda: (before(), work())))
+            taken[name].append(elapsed_ms(lambda work=work: (before(), work())))
     return {name: statistics.median(all_[5:]) - statistics.median(alone[5:])
             for name, all_ in taken.items()}
 
@@ -91,7 +91,7 @@ def main():
         for p in params:
             p.grad = torch.empty_like(p)
 
-        def reset():
+        def reset(params=params, source=source):
             torch._foreach_copy_([p.grad for p in params], source)
 
         options = dict(lr=1e-6, weight_decay=0.1)

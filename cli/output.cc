@@ -124,7 +124,7 @@ double plain_nan(double value) { return std::isnan(value) ? std::nan("") : value
 
 std::string duration(double seconds) {
   if (!(seconds < 1e8)) return "?";
-  const auto whole = static_cast<int64_t>(seconds + 0.5);
+  const auto whole = std::llround(seconds);
   if (whole < 60) return fmt::format("{}s", whole);
   if (whole < 3600) return fmt::format("{}m{:02}s", whole / 60, whole % 60);
   return fmt::format("{}h{:02}m", whole / 3600, whole / 60 % 60);

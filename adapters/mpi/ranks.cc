@@ -102,7 +102,7 @@ MpiRanks::MpiRanks(MPI_Comm communicator, std::chrono::milliseconds time_limit)
 
 MpiRanks::~MpiRanks() {
   // MPI may still write to the memory of a request that never ended.
-  if (exchange_->lost) exchange_.release();
+  if (exchange_->lost) static_cast<void>(exchange_.release());
 }
 
 void MpiRanks::reduce(double* sums, size_t sum_count, double* maxima, size_t maximum_count) {

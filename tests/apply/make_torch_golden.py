@@ -6,7 +6,7 @@ import sys
 import torch
 
 COUNT, STEPS = 19, 20
-CASES = {
+CASES: dict[str, tuple] = {
     "sgd": (torch.optim.SGD, dict(lr=0.1)),
     "sgd_decay": (torch.optim.SGD, dict(lr=0.1, weight_decay=0.01)),
     "sgd_momentum": (torch.optim.SGD, dict(lr=0.1, momentum=0.9)),

@@ -181,7 +181,7 @@ for name, content in (("fields.npy", fields), ("fields.npz", npz({"b": fields}, 
 
 # 300 tensors with long names stay readable: 20 lines of at most 80 columns, or all of them.
 long = write("long.safetensors", safetensors({
-    "model.decoder.block_with_a_long_name.%d.self_attention.query_projection.weight" % i:
+    f"model.decoder.block_with_a_long_name.{i}.self_attention.query_projection.weight":
     ("F32", [4], struct.pack("<4f", *(10.0 ** -(i % 12) for _ in range(4)))) for i in range(300)}))
 table = run(long).stdout.splitlines()
 assert max(map(len, table)) <= 80, max(table, key=len)

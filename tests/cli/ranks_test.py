@@ -73,9 +73,10 @@ def grown(folder):
 
 with tempfile.TemporaryDirectory() as temp:
     # Averaged over ranks or not, and over either way: the same training.
-    for model, settings in {"mlp": [], "gpt": ["--batch", 4, "--context", 16],
-                            "field": ["--opt-level", "O2"], "lm": ["--batch", 2048],
-                            "cnn": ["--batch", 16, "--accumulate", 2]}.items():
+    models: dict[str, list] = {"mlp": [], "gpt": ["--batch", 4, "--context", 16],
+                               "field": ["--opt-level", "O2"], "lm": ["--batch", 2048],
+                               "cnn": ["--batch", 16, "--accumulate", 2]}
+    for model, settings in models.items():
         steps = {"mlp": 40}.get(model, 5)
         common = [model, "--precision", "fp16", "--steps", steps, "--clip", 1, *settings]
         losses, scales = {}, {}
@@ -121,7 +122,7 @@ with tempfile.TemporaryDirectory() as temp:
                 continue  # mpirun ends the others itself
             folder = f"{temp}/{way}.{sign}"
             processes = launch(way, 2, "mlp", "--steps", 10**7, "--out", folder, "--timeout", 5)
-            check(until(lambda: grown(folder)), f"{way} has begun")
+            check(until(lambda folder=folder: grown(folder)), f"{way} has begun")
             victims = pids(folder, variable)
             check(len(victims) == 1, victims)
             for pid in victims:
@@ -163,7 +164,7 @@ with tempfile.TemporaryDirectory() as temp:
         # Asked to stop, all stop after the same step, and the history is whole.
         folder = f"{temp}/{way}.stopped"
         processes = launch(way, 2, "mlp", "--steps", 10**7, "--out", folder)
-        check(until(lambda: grown(folder)), f"{way} has begun")
+        check(until(lambda folder=folder: grown(folder)), f"{way} has begun")
         for pid in pids(folder, variable):
             os.kill(pid, signal.SIGTERM)  # one of them is enough
         codes, outputs = wait(processes, 60)

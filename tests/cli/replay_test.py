@@ -61,8 +61,8 @@ assert scales(closed.splitlines(), "scale", "--policy", "torch") == [32768, 1638
 assert scales(['{"amax": 2.0}'] * 60, "scale", "--policy", "headroom")[-1] == 16384
 
 # Several policies: one row each, with what FP16 would have lost.
-rows = '{"amax": 0.5, "log2": {"-1": 3, "-30": 1, "-45": 4}}\n' * 10
-result = run("replay", "--policy", "torch,static,headroom", "--json", "-", text=rows)
+trace = '{"amax": 0.5, "log2": {"-1": 3, "-30": 1, "-45": 4}}\n' * 10
+result = run("replay", "--policy", "torch,static,headroom", "--json", "-", text=trace)
 rows = [json.loads(line) for line in result.stdout.splitlines()]
 assert [row["policy"] for row in rows] == ["torch", "static", "headroom"], result
 assert [row["lost"] for row in rows[:2]] == [40, 50 - 10], result

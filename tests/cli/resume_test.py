@@ -53,13 +53,13 @@ class Hash(ctypes.Structure):
     _fields_ = [("low", ctypes.c_uint64), ("high", ctypes.c_uint64)]
 
 
-def with_setting(data, name, value, more={}):
+def with_setting(data, name, value, more=None):
     """A checkpoint with one more setting, and more beside them, and the checksum that belongs to it."""
     length, = struct.unpack("<Q", data[:8])
     header = json.loads(data[8:8 + length])
     state = json.loads(header["__metadata__"]["state"])
     state["settings"].append([name, value])
-    state |= more
+    state |= more or {}
     header["__metadata__"] |= {"state": json.dumps(state), "checksum": "0" * 32}
     text = json.dumps(header, separators=(",", ":")).encode()
     changed = struct.pack("<Q", len(text)) + text + data[8 + length:]

@@ -16,7 +16,7 @@ import warnings
 
 import torch
 
-import pytorch_ranks  # noqa: F401: like the next, it registers its faults
+import pytorch_ranks  # noqa: F401  like the next, it registers its faults
 import pytorch_tensors  # noqa: F401
 from pytorch_faults import FAULTS, INF, NAN, fault, refused, setup, step
 

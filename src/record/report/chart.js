@@ -26,7 +26,7 @@ function axisFor(kind, low, high) {
     const base = kind === 'log2' ? 2 : 10;
     const name = t => Math.abs(t) < 20 / base ? number(base ** t) : base + superscript(t);
     let ticks = multiples(every, from - pad, to + pad).map(t => [t, name(t)]);
-    if (every === 1 && ticks.length < 3 && kind === 'log10') {  // less than two decades: 2 and 5 as well
+    if (every === 1 && ticks.length < 3 && kind === 'log10') {  // under two decades: 2 and 5, too
       for (let t = Math.floor(from - pad); t <= to + pad; t++) {
         for (const m of [2, 5]) {
           const value = Number(m + 'e' + t);  // 0 or Infinity beyond what numbers hold
