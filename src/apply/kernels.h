@@ -38,7 +38,7 @@ using ApplyFunction = void (*)(const ApplySpan* spans, size_t count, const Apply
 
 /// The kernels of one SIMD target.
 struct ApplyKernels {
-  ApplyFunction by_type[kRules][kGradTypes][kWeightKinds];
+  ApplyFunction by_type[kRuleCount][kGradTypes][kWeightKinds];
 };
 
 /// The kernels of the SIMD target in use.

@@ -12,7 +12,7 @@
 namespace headroom::internal {
 
 enum class Rule : uint8_t { kSgd, kSgdMomentum, kAdam };
-constexpr size_t kRules = 3;
+constexpr size_t kRuleCount = 3;
 
 /// FP32 buffers of a parameter's state under a rule, and their names in a saved state.
 constexpr size_t state_buffers(Rule rule) { return static_cast<size_t>(rule); }

@@ -10,10 +10,10 @@
 namespace headroom {
 
 StreamScope::StreamScope(void*) : stream_before_(nullptr), stream_of_before_(nullptr) {}
-StreamScope::~StreamScope() = default;
+StreamScope::~StreamScope() {}
 StreamLookupScope::StreamLookupScope(StreamOf)
     : stream_before_(nullptr), stream_of_before_(nullptr) {}
-StreamLookupScope::~StreamLookupScope() = default;
+StreamLookupScope::~StreamLookupScope() {}
 
 bool cuda_available() { return false; }
 
@@ -48,6 +48,7 @@ CudaMeasure::CudaMeasure(int) { without(); }
 void CudaMeasure::set_list(const std::vector<TensorView>&) { without(); }
 void CudaMeasure::enqueue(const MeasureJob&, const float*) { without(); }
 
+// NOLINTNEXTLINE(performance-unnecessary-value-param): as the one that keeps it
 void CudaApply::set_slots(int, std::vector<CudaSlot>, size_t, uint64_t) { without(); }
 void CudaApply::set_groups(const std::vector<RuleSettings>&) { without(); }
 void CudaApply::set_steps(const std::vector<int64_t>&) { without(); }
