@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 #include <headroom/headroom.h>
+#include <headroom/tools.h>  // before the names below, which its enumerators would shadow
 
 #include <algorithm>
 #include <bit>

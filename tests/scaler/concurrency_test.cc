@@ -1,6 +1,4 @@
 // What docs/reliability.md promises to threads.
-#include <headroom/tools.h>
-
 #include <atomic>
 #include <functional>
 #include <optional>
