@@ -182,9 +182,9 @@ std::vector<float> losses_of(Way way, int steps, const torch::Tensor& words, int
     std::printf(" %.3f", means.back());
   }
   if (way == Way::kFp16Scaled) {
-    const hr::ScaleState& state = training.scaler().state();
-    std::printf("; %lld of %lld skipped, scale %g", static_cast<long long>(state.skipped),
-                static_cast<long long>(state.steps), state.scale);
+    const hr::ScaleState state = training.scaler().state();
+    std::printf("; %lld of %lld skipped, scale %g", static_cast<long long>(state.skipped()),
+                static_cast<long long>(state.steps()), state.scale());
   }
   std::printf("\n");
   return means;

@@ -32,8 +32,7 @@ class Training {
                             hr::view(weight + kCount, hr::DType::kF32, kCount, kDevice)});
     }
     optimizer_ = std::make_unique<hr::AdamW>(parameters);
-    scaler_.scale(hr::view(memory_, hr::DType::kF32, 1, kDevice),
-                  hr::view(memory_ + 1, hr::DType::kF32, 1, kDevice));
+    scaler_.device_scale();  // losses are scaled elsewhere
   }
   ~Training() { cudaFree(memory_); }
   Training(const Training&) = delete;

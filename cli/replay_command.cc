@@ -1,10 +1,11 @@
 #include <fmt/format.h>
 #include <headroom/headroom.h>
 
+#include <algorithm>
 #include <cmath>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,14 +19,7 @@ namespace {
 struct ReplayOptions {
   std::string trace;
   std::vector<std::string> policies = {"dynamic"};
-  std::optional<double> init_scale;
-  std::optional<int32_t> growth_interval;
-  std::optional<double> growth_factor;
-  std::optional<double> backoff_factor;
-  std::optional<int32_t> hysteresis;
-  std::optional<double> tolerance;
-  std::optional<double> min_scale;
-  std::optional<double> max_scale;
+  std::map<std::string, double> settings;  // that differ from the presets'
   bool json = false;
   bool all = false;
 };
@@ -36,39 +30,29 @@ struct Step {
   float scale_used;
   float scale;
   Alarm alarm;
-  bool again;      // it overflowed, and its batch is run again
+  bool again;      // it overflowed, and its batch is retried
   int64_t values;  // in the step's histogram, if it has one
   int64_t lost;
 };
 
-ScalePolicy make_policy(const ReplayOptions& options, const std::string& name) {
-  ScalePolicy policy = preset(name);
-  const auto set = [](auto& member, const auto& given) {
-    if (given) member = static_cast<std::decay_t<decltype(member)>>(*given);
-  };
-  set(policy.init_scale, options.init_scale);
-  set(policy.growth_interval, options.growth_interval);
-  set(policy.growth_factor, options.growth_factor);
-  set(policy.backoff_factor, options.backoff_factor);
-  set(policy.hysteresis, options.hysteresis);
-  set(policy.tolerance, options.tolerance);
-  set(policy.min_scale, options.min_scale);
-  set(policy.max_scale, options.max_scale);
+ScalePolicy make_policy(const ReplayOptions& options, const std::string& text) {
+  ScalePolicy policy = parse_policy(text);
+  for (const auto& [name, value] : options.settings) policy.set(name, value);
   validate(policy);
   return policy;
 }
 
 std::vector<Step> replay(const ScalePolicy& policy, const std::vector<TraceStep>& trace) {
   std::vector<Step> steps;
-  ScaleState state = initial_state(policy);
+  ScaleState state(policy);
   for (size_t i = 0; i < trace.size();) {
-    const StepSeen seen = trace[i].at(state.scale);
-    const Transition next = next_state(policy, state, seen);
-    const bool again = run_again(policy, next.state);
-    steps.push_back({static_cast<int64_t>(i) + 1, seen.overflow, state.scale, next.state.scale,
-                     next.alarm, again, seen.overflow ? 0 : trace[i].values(),
-                     seen.overflow ? 0 : trace[i].lost_at(state.scale)});
-    state = next.state;
+    const float used = state.scale();
+    const StepSeen seen = trace[i].at(used);
+    const Alarm alarm = state.advance(seen);
+    const bool again = state.retry();
+    steps.push_back({static_cast<int64_t>(i) + 1, seen.overflow, used, state.scale(), alarm, again,
+                     seen.overflow ? 0 : trace[i].values(),
+                     seen.overflow ? 0 : trace[i].lost_at(used)});
     if (!again) ++i;
   }
   return steps;
@@ -81,13 +65,13 @@ void print_json(const std::vector<Step>& steps) {
                                      {"scale_used", scale_json(step.scale_used)},
                                      {"scale", scale_json(step.scale)},
                                      {"applied", !step.overflow}};
-    if (step.again) object["run_again"] = true;
+    if (step.again) object["retries"] = true;
     print("{}\n", json_text(object));
   }
 }
 
 const char* event_of(const Step& step) {
-  if (step.again) return "overflow, run again";
+  if (step.again) return "overflow, retried";
   if (step.alarm == Alarm::kAtFloor) return "skipped, and the scale is at its floor";
   if (step.alarm == Alarm::kSkipsInRow) return "skipped, too many in a row";
   if (step.overflow) return step.scale < step.scale_used ? "skipped, scale cut" : "skipped";
@@ -118,7 +102,7 @@ void print_table(const std::vector<Step>& steps, bool all) {
 struct Summary {
   int64_t steps = 0;
   int64_t skipped = 0;
-  int64_t run_again = 0;
+  int64_t retries = 0;
   int64_t values = 0;
   int64_t lost = 0;
 
@@ -126,7 +110,7 @@ struct Summary {
     for (const Step& step : passes) {
       steps += !step.again;
       skipped += step.overflow && !step.again;
-      run_again += step.again;
+      retries += step.again;
       values = saturating_sum(values, step.values);
       lost = saturating_sum(lost, step.lost);
     }
@@ -140,7 +124,7 @@ void print_summary(const std::string& policy, const std::vector<Step>& steps) {
   const Summary sum(steps);
   print("\n{}: {} steps, {} skipped ({:.2f} %)", policy, sum.steps, sum.skipped,
         100.0 * static_cast<double>(sum.skipped) / static_cast<double>(sum.steps));
-  if (sum.run_again > 0) print(", {} passes run again", sum.run_again);
+  if (sum.retries > 0) print(", {} retries", sum.retries);
   print(", final scale {}", scale_text(steps.back().scale));
   if (sum.values > 0) print(", gradients lost {:.4f} %", sum.percent_lost());
   print("\n");
@@ -150,7 +134,7 @@ void print_summary(const std::string& policy, const std::vector<Step>& steps) {
 void print_comparison(const std::vector<std::string>& names,
                       const std::vector<std::vector<Step>>& runs, bool json) {
   if (!json) {
-    print("{:<17}{:>8}{:>9}{:>11}{:>13}{:>16}\n", "policy", "steps", "skipped", "run again",
+    print("{:<17}{:>8}{:>9}{:>11}{:>13}{:>16}\n", "policy", "steps", "skipped", "retries",
           "final scale", "gradients lost");
   }
   for (size_t i = 0; i < names.size(); ++i) {
@@ -158,14 +142,14 @@ void print_comparison(const std::vector<std::string>& names,
     const Summary sum(steps);
     if (json) {
       const nlohmann::ordered_json row = {
-          {"policy", names[i]},        {"steps", sum.steps},
-          {"skipped", sum.skipped},    {"final_scale", scale_json(steps.back().scale)},
-          {"values", sum.values},      {"lost", sum.lost},
-          {"run_again", sum.run_again}};
+          {"policy", names[i]},     {"steps", sum.steps},
+          {"skipped", sum.skipped}, {"final_scale", scale_json(steps.back().scale)},
+          {"values", sum.values},   {"lost", sum.lost},
+          {"retries", sum.retries}};
       print("{}\n", json_text(row));
       continue;
     }
-    print("{:<17}{:>8}{:>9}{:>11}{:>13}{:>16}\n", names[i], sum.steps, sum.skipped, sum.run_again,
+    print("{:<17}{:>8}{:>9}{:>11}{:>13}{:>16}\n", names[i], sum.steps, sum.skipped, sum.retries,
           scale_text(steps.back().scale),
           sum.values > 0 ? fmt::format("{:.4f} %", sum.percent_lost()) : "-");
   }
@@ -185,7 +169,7 @@ void tell_of_limits(const std::string& name, const ScalePolicy& policy,
     tell(fmt::format(
         "headroom: {}: {} steps from step {} on raised an alarm: gradients overflowed with the "
         "scale at its floor ({}), or too many times in a row.\n",
-        name, alarms, first_alarm, scale_text(policy.min_scale)));
+        name, alarms, first_alarm, scale_text(policy.min_scale())));
   }
   if (first_top > 0) {
     tell(fmt::format(
@@ -247,17 +231,17 @@ void add_replay(CLI::App& app, Action* action) {
       ->delimiter(',')
       ->allow_extra_args(false)
       ->capture_default_str();
-  command->add_option("--init-scale", options->init_scale, "scale of the first step");
-  command->add_option("--growth-interval", options->growth_interval,
-                      "clean steps in a row before the scale grows");
-  command->add_option("--growth-factor", options->growth_factor, "growth multiplies by this");
-  command->add_option("--backoff-factor", options->backoff_factor, "overflow multiplies by this");
-  command->add_option("--hysteresis", options->hysteresis,
-                      "shrink on this many overflows (paddle: in a row)");
-  command->add_option("--tolerance", options->tolerance,
-                      "share of overflowing steps that does not shrink the scale");
-  command->add_option("--min-scale", options->min_scale, "floor");
-  command->add_option("--max-scale", options->max_scale, "ceiling");
+  // Every setting of every rule is an option.
+  for (const SettingInfo& info : policy_settings()) {
+    std::string flag = "--" + std::string(info.name);
+    std::replace(flag.begin(), flag.end(), '_', '-');
+    if (command->get_option_no_throw(flag) != nullptr) continue;  // of another rule
+    command
+        ->add_option_function<double>(
+            flag, [options, name = info.name](double value) { options->settings[name] = value; },
+            info.summary)
+        ->type_name("NUMBER");
+  }
   command->add_flag("--json", options->json,
                     "one JSON object a step; a policy if there are several");
   command->add_flag("--all", options->all, "a row for every step, quiet ones too");

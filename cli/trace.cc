@@ -175,8 +175,8 @@ std::vector<TraceStep> read_trace(std::istream& in, const std::string& name, boo
     if (format != object.end() && *format == internal::kHistoryFormat) history = true;
     if (history && object.contains("layers")) look = look_of(object);
     if (history && !object.contains("overflow")) continue;
-    // A pass of `replay --json` that was run again; in histories it is a number.
-    const auto again = object.find("run_again");
+    // A pass of `replay --json` that was retried; in histories it is a number.
+    const auto again = object.find("retries");
     if (again != object.end() && *again == true) continue;
     try {
       steps.push_back(step_of(object));

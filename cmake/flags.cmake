@@ -60,6 +60,9 @@ function(headroom_installed_library target)
     set_target_properties(${target} PROPERTIES EXPORT_NAME ${ARGV1} OUTPUT_NAME headroom-${ARGV1})
   endif()
   headroom_installed_target(${target})
+  if(NOT HEADROOM_SANITIZE)  # sanitizers leave their own symbols open
+    target_link_options(${target} PRIVATE LINKER:-z,defs)  # a symbol that is not exported is an error
+  endif()
 endfunction()
 
 # For the code of installed libraries: only HEADROOM_API is visible outside.

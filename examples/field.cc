@@ -170,14 +170,9 @@ int train(const Options& options) {
     scaler.update();
   }
   std::printf("%s R2 %.4f  skipped %lld  final scale %g\n", options.precision.c_str(),
-              1.0 - error / variance, static_cast<long long>(scaler.state().skipped),
+              1.0 - error / variance, static_cast<long long>(scaler.state().skipped()),
               static_cast<double>(scaler.get_scale()));
   return 0;
-}
-
-hr::ScalePolicy policy_of(const std::string& text) {
-  if (text.rfind("static:", 0) == 0) return hr::StaticScale{std::strtof(text.c_str() + 7, nullptr)};
-  return hr::preset(text);
 }
 
 int main(int argc, char** argv) try {
@@ -193,11 +188,11 @@ int main(int argc, char** argv) try {
     else if (argument == "--trace" && named)
       options.trace = argv[++i];
     else if (argument == "--growth-interval" && named)
-      options.policy.growth_interval = std::atoi(argv[++i]);
+      options.policy.set("growth_interval", std::atoi(argv[++i]));
     else if (position++ == 0)
       options.precision = argument;
     else
-      options.policy = policy_of(argument);
+      options.policy = hr::parse_policy(argument);
   }
   if (options.precision == "fp32") return train<float>(options);
   if (options.precision == "bf16") return train<hr::bf16>(options);

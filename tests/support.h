@@ -115,12 +115,13 @@ std::vector<unsigned char> bytes_of(const std::vector<T>& values) {
 /// Everything in stats that must be the same bits on every target and thread count.
 inline std::string fingerprint(const GradStats& stats) {
   std::string text;
-  for (const int64_t value :
-       {stats.count, stats.inf_count, stats.nan_count, stats.culprit, stats.culprit_inf,
-        stats.culprit_nan, static_cast<int64_t>(stats.squares.exponent)}) {
+  for (const int64_t value : {stats.count, stats.inf_count, stats.nan_count, stats.culprit,
+                              stats.culprit_inf, stats.culprit_nan}) {
     text += std::to_string(value) + " ";
   }
-  text += std::to_string(std::bit_cast<uint64_t>(stats.squares.value)) + " ";
+  for (const double sum : stats.squares) {
+    text += std::to_string(std::bit_cast<uint64_t>(sum)) + " ";
+  }
   return text + std::to_string(std::bit_cast<uint64_t>(stats.amax));
 }
 

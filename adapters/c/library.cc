@@ -68,7 +68,10 @@ hr_status hr_to_dlpack(const hr_tensor* tensor, struct DLManagedTensor** managed
 hr_status hr_measure(const hr_tensor* tensors, size_t count, int32_t detail, hr_stats* stats) {
   return guarded(__func__, [&] {
     check_to_fill(need(stats, "stats"), "stats");
-    give(stats_from(headroom::measure(views_from(tensors, count), {detail != 0})), stats);
+    headroom::GradDetail counts;
+    const auto found =
+        headroom::measure(views_from(tensors, count), detail != 0 ? &counts : nullptr);
+    give(stats_from(found, counts), stats);
   });
 }
 
@@ -81,28 +84,10 @@ hr_status hr_unscale(const hr_tensor* tensors, size_t count, float inverse_scale
   });
 }
 
-hr_status hr_policy_init(hr_policy* policy, size_t size) {
+hr_status hr_policy_settings(const char* policy, char* buffer, size_t capacity, size_t* needed) {
   return guarded(__func__, [&] {
-    check_size<hr_policy>(size, "policy");
-    give(policy_from(headroom::ScalePolicy{}), need(policy, "policy"), size);
-  });
-}
-
-hr_status hr_policy_preset(const char* name, hr_policy* policy) {
-  return guarded(__func__, [&] {
-    check_to_fill(need(policy, "policy"), "policy");
-    const hr_policy preset = policy_from(headroom::preset(need(name, "name")));
-    if (preset.rerun != 0) check_has(&hr_policy::rerun, *policy, "policy");
-    give(preset, policy);
-  });
-}
-
-hr_status hr_policy_static(float scale, hr_policy* policy) {
-  return guarded(__func__, [&] {
-    check_to_fill(need(policy, "policy"), "policy");
-    const headroom::ScalePolicy made = headroom::StaticScale{scale};
-    headroom::validate(made);
-    give(policy_from(made), policy);
+    const headroom::ScalePolicy parsed = headroom::parse_policy(need(policy, "policy"));
+    give_text(to_string(parsed), buffer, capacity, needed);
   });
 }
 

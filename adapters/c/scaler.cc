@@ -39,7 +39,9 @@ ScalerOptions options_from(const hr_scaler_options& given) {
   return options;
 }
 
-hr_policy default_policy() { return policy_from(headroom::ScalePolicy{}); }
+headroom::ScalePolicy policy_from(const char* text) {
+  return text != nullptr ? headroom::parse_policy(text) : headroom::ScalePolicy{};
+}
 
 }  // namespace
 
@@ -53,19 +55,18 @@ hr_status hr_scaler_options_init(hr_scaler_options* options, size_t size) {
 hr_status hr_step_options_init(hr_step_options* options, size_t size) {
   return guarded(__func__, [&] {
     check_size<hr_step_options>(size, "options");
-    give({size, 0.0f, HR_CLEAR_ON_SKIP}, need(options, "options"), size);
+    give(hr_step_options{}, need(options, "options"), size);
   });
 }
 
-hr_status hr_scaler_create(const hr_policy* policy, const hr_scaler_options* options,
+hr_status hr_scaler_create(const char* policy, const hr_scaler_options* options,
                            hr_scaler** scaler) {
   return guarded(__func__, [&] {
     need(scaler, "scaler");
     auto entry = std::make_shared<ScalerEntry>();
     ScalerOptions taken_options = options_from(taken(options, default_options(), "options"));
     entry->device = taken_options.device;
-    entry->object = std::make_unique<GradScaler>(
-        policy_from(taken(policy, default_policy(), "policy")), std::move(taken_options));
+    entry->object = std::make_unique<GradScaler>(policy_from(policy), std::move(taken_options));
     *scaler = scalers().add(std::move(entry));
   });
 }
@@ -122,14 +123,21 @@ hr_status hr_scaler_update(hr_scaler* scaler) {
   return guarded(__func__, [&] { ScalerCall(scaler)->update(); });
 }
 
-hr_status hr_scaler_update_to(hr_scaler* scaler, float scale) {
-  return guarded(__func__, [&] { ScalerCall(scaler)->update(scale); });
+hr_status hr_scaler_set_scale(hr_scaler* scaler, float scale) {
+  return guarded(__func__, [&] { ScalerCall(scaler)->set_scale(scale); });
 }
 
-hr_status hr_scaler_run_again(hr_scaler* scaler, int32_t* again) {
+hr_status hr_scaler_retry(hr_scaler* scaler, int32_t* retry) {
   return guarded(__func__, [&] {
-    need(again, "again");
-    *again = ScalerCall(scaler)->run_again() ? 1 : 0;
+    need(retry, "retry");
+    *retry = ScalerCall(scaler)->retry() ? 1 : 0;
+  });
+}
+
+hr_status hr_scaler_device_scale(hr_scaler* scaler, const float** scale) {
+  return guarded(__func__, [&] {
+    need(scale, "scale");
+    *scale = ScalerCall(scaler)->device_scale();
   });
 }
 
@@ -185,23 +193,21 @@ hr_status hr_scaler_get_state(hr_scaler* scaler, hr_scale_state* state) {
   return guarded(__func__, [&] {
     check_to_fill(need(state, "state"), "state");
     const ScaleState now = ScalerCall(scaler)->state();
-    give({sizeof(hr_scale_state), now.scale, now.pending, now.growth_tracker, now.delay_left,
-          now.since_rescale, now.overflows_since_rescale, now.skips_in_row, now.steps, now.skipped},
+    give({sizeof(hr_scale_state), now.scale(), 0, now.steps(), now.skipped(), now.skips_in_row()},
          state);
   });
 }
 
-hr_status hr_scaler_get_policy(hr_scaler* scaler, hr_policy* policy) {
+hr_status hr_scaler_get_policy(hr_scaler* scaler, char* buffer, size_t capacity, size_t* needed) {
   return guarded(__func__, [&] {
-    check_to_fill(need(policy, "policy"), "policy");
-    give(policy_from(ScalerCall(scaler)->policy()), policy);
+    give_text(to_string(ScalerCall(scaler)->policy()), buffer, capacity, needed);
   });
 }
 
-hr_status hr_scaler_set_policy(hr_scaler* scaler, const hr_policy* policy) {
+hr_status hr_scaler_set_policy(hr_scaler* scaler, const char* policy) {
   return guarded(__func__, [&] {
-    const auto given = policy_from(taken(need(policy, "policy"), default_policy(), "policy"));
-    ScalerCall(scaler)->set_policy(given);
+    const headroom::ScalePolicy parsed = headroom::parse_policy(need(policy, "policy"));
+    ScalerCall(scaler)->set_policy(parsed);
   });
 }
 

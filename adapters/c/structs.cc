@@ -1,7 +1,6 @@
 #include "adapters/c/structs.h"
 
 #include <algorithm>
-#include <type_traits>
 
 namespace headroom::c {
 namespace {
@@ -21,36 +20,6 @@ Enum enum_from(int32_t value, Enum last, const char* name) {
 template <typename T>
 void check_list(const T* list, size_t count, const char* name) {
   if (count > 0) need(list, name);
-}
-
-// Every setting but on_overflow, from one side to the other. Questions are bool here and int32_t
-// there.
-template <typename From, typename To>
-void copy_policy(const From& from, To* to) {
-  const auto copy = [](const auto& value, auto* place) {
-    *place = static_cast<std::remove_pointer_t<decltype(place)>>(value);
-  };
-  copy(from.growth_factor, &to->growth_factor);
-  copy(from.backoff_factor, &to->backoff_factor);
-  copy(from.tolerance, &to->tolerance);
-  copy(from.grad_limit, &to->grad_limit);
-  copy(from.peak_window, &to->peak_window);
-  copy(from.retry_interval, &to->retry_interval);
-  copy(from.rerun, &to->rerun);
-  copy(from.max_skips_in_row, &to->max_skips_in_row);
-  copy(from.init_scale, &to->init_scale);
-  copy(from.min_scale, &to->min_scale);
-  copy(from.max_scale, &to->max_scale);
-  copy(from.dynamic, &to->dynamic);
-  copy(from.growth_interval, &to->growth_interval);
-  copy(from.first_growth_extra, &to->first_growth_extra);
-  copy(from.next_growth_extra, &to->next_growth_extra);
-  copy(from.hysteresis, &to->hysteresis);
-  copy(from.refill_on_growth, &to->refill_on_growth);
-  copy(from.refill_on_clean, &to->refill_on_clean);
-  copy(from.refill_on_shrink, &to->refill_on_shrink);
-  copy(from.late, &to->late);
-  copy(from.stay_above_min, &to->stay_above_min);
 }
 
 }  // namespace
@@ -102,24 +71,16 @@ hr_parameter parameter_from(const Parameter& parameter) {
   return {parameter.name.c_str(), tensor_from(parameter.weight), tensor_from(parameter.grad)};
 }
 
-hr_policy policy_from(const ScalePolicy& policy) {
-  hr_policy out = {};
-  out.size = sizeof(out);
-  copy_policy(policy, &out);
-  out.on_overflow = static_cast<int32_t>(policy.on_overflow);
-  return out;
-}
-
-ScalePolicy policy_from(const hr_policy& policy) {
-  ScalePolicy out;
-  copy_policy(policy, &out);
-  out.on_overflow = enum_from(policy.on_overflow, OnOverflow::kThrow, "on_overflow");
-  return out;
-}
-
 StepOptions step_options_from(const hr_step_options* options) {
-  const hr_step_options given = taken(options, {sizeof(given), 0.0f, HR_CLEAR_ON_SKIP}, "options");
-  return {given.max_norm, enum_from(given.clear_grads, ClearGrads::kNever, "clear_grads")};
+  hr_step_options defaults = {};
+  defaults.size = sizeof(defaults);
+  const hr_step_options given = taken(options, defaults, "options");
+  StepOptions step;
+  step.max_norm = given.max_norm;
+  step.skip_above_norm = given.skip_above_norm;
+  step.clear_grads = enum_from(given.clear_grads, ClearGrads::kNever, "clear_grads");
+  if (given.stream != nullptr) step.stream = given.stream;
+  return step;
 }
 
 hr_report report_from(const StepReport& report) {
@@ -145,8 +106,8 @@ hr_report report_from(const StepReport& report) {
   return out;
 }
 
-hr_stats stats_from(const GradStats& stats) {
-  static_assert(HR_HISTOGRAM_BINS == GradDetail::kMaxExponent - GradDetail::kMinExponent + 1);
+hr_stats stats_from(const GradStats& stats, const GradDetail& detail) {
+  static_assert(HR_HISTOGRAM_BINS == GradDetail::kBins);
   static_assert(HR_HISTOGRAM_MIN_EXPONENT == GradDetail::kMinExponent);
   hr_stats out = {};
   out.size = sizeof(out);
@@ -158,16 +119,15 @@ hr_stats stats_from(const GradStats& stats) {
   out.culprit = stats.culprit;
   out.culprit_inf = stats.culprit_inf;
   out.culprit_nan = stats.culprit_nan;
-  out.zeros = stats.detail.zeros;
-  out.subnormals = stats.detail.subnormals;
-  std::copy(stats.detail.histogram.begin(), stats.detail.histogram.end(), out.histogram);
+  out.zeros = detail.zeros;
+  out.subnormals = detail.subnormals;
+  std::copy(detail.histogram.begin(), detail.histogram.end(), out.histogram);
   return out;
 }
 
-hr_unscale_result unscale_result_from(const UnscaleResult& result) {
-  return {
-      sizeof(hr_unscale_result), result.before.inf_count, result.before.nan_count, result.new_inf,
-      result.new_zeros,          result.before.culprit,   result.before.norm()};
+hr_unscale_result unscale_result_from(const GradStats& result) {
+  return {sizeof(hr_unscale_result), result.inf_count, result.nan_count, result.new_inf,
+          result.new_zeros,          result.culprit,   result.norm()};
 }
 
 }  // namespace headroom::c

@@ -19,8 +19,6 @@ namespace headroom::c {
 /// number, and every caller compiled since then is still served.
 template <typename Struct>
 inline constexpr size_t kFirstSize = sizeof(Struct);
-template <>
-inline constexpr size_t kFirstSize<hr_policy> = offsetof(hr_policy, rerun);
 
 /// Throws Failure(HR_ERROR_VERSION) unless a struct of this size can be read and written.
 template <typename Struct>
@@ -42,17 +40,6 @@ Struct taken(const Struct* from, Struct defaults, const char* name) {
   check_size<Struct>(from->size, name);
   std::memcpy(&defaults, from, from->size);
   return defaults;
-}
-
-/// Throws Failure(HR_ERROR_VERSION) unless the caller's struct has this member.
-template <typename Struct, typename Member>
-void check_has(Member Struct::*member, const Struct& given, const char* name) {
-  const auto* const begin = reinterpret_cast<const char*>(&given);
-  const auto* const end = reinterpret_cast<const char*>(&(given.*member) + 1);
-  if (static_cast<size_t>(end - begin) <= given.size) return;
-  throw Failure{HR_ERROR_VERSION, "'" + std::string(name) + "' of " + std::to_string(given.size) +
-                                      " bytes has no place for what is asked for; compile the "
-                                      "program against the header of this library."};
 }
 
 /// Fills as much of the caller's struct as it has. Its size was checked before.
@@ -90,12 +77,10 @@ std::vector<TensorView> views_from(const hr_tensor* tensors, size_t count);
 std::vector<Parameter> parameters_from(const hr_parameter* parameters, size_t count);
 hr_parameter parameter_from(const Parameter& parameter);
 
-hr_policy policy_from(const ScalePolicy& policy);
-ScalePolicy policy_from(const hr_policy& policy);
 StepOptions step_options_from(const hr_step_options* options);
 hr_report report_from(const StepReport& report);
-hr_stats stats_from(const GradStats& stats);
-hr_unscale_result unscale_result_from(const UnscaleResult& result);
+hr_stats stats_from(const GradStats& stats, const GradDetail& detail);
+hr_unscale_result unscale_result_from(const GradStats& result);
 
 }  // namespace headroom::c
 

@@ -71,29 +71,30 @@ bool Binding::shares_parameter(const Binding& other) const {
   });
 }
 
-headroom::Optimizer& PlainBinding::bind(torch::optim::Optimizer& optimizer, const Names& names) {
+void PlainBinding::bind(torch::optim::Optimizer& optimizer, const Names& names) {
   list(optimizer, names);
   torch_ = &optimizer;
-  refresh();
-  return *this;
 }
 
 void PlainBinding::refresh() {
-  gradients_.clear();
-  std::vector<Parameter> list;
-  list.reserve(weak_.size());
+  bool changed = parameters().size() != weak_.size();
   for (size_t i = 0; i < weak_.size(); ++i) {
-    const torch::Tensor parameter = weak_[i].lock();
-    list.push_back({names_[i], {}, {}});
-    if (parameter.defined()) {
-      list.back().grad = gradients_.add(parameter, Gradients::Order::kAny, names_[i]);
-    }
+    changed |= gradients_.look(i, weak_[i].lock(), Gradients::Order::kAny, names_[i]);
+    changed = changed || parameters()[i].name != names_[i];
   }
-  rebind(std::move(list));
+  if (!changed) return;
+  std::vector<Parameter> now;
+  now.reserve(weak_.size());
+  for (size_t i = 0; i < weak_.size(); ++i) now.push_back({names_[i], {}, gradients_.view(i)});
+  rebind(std::move(now));
 }
 
 void PlainBinding::release() {
   torch_ = nullptr;
+  Binding::release();
+}
+
+void PlainBinding::forget_gradients() {
   gradients_.clear();
   rebind({});
 }
@@ -113,20 +114,20 @@ void PlainBinding::apply(float multiplier, bool clear_grads) {
   for (const Parameter& parameter : parameters()) grads.push_back(parameter.grad);
   if (multiplier != 1.0f) {
     headroom::unscale_(grads, multiplier);
-    grads_written();
+    gradients_changed();
   }
   try {
     torch_->step();
   } catch (...) {
     if (multiplier != 1.0f) {
       headroom::unscale_(grads, 1.0f / multiplier);
-      grads_written();
+      gradients_changed();
     }
     throw;
   }
   if (clear_grads) {
     zero_grad();
-    grads_written();
+    gradients_changed();
   }
 }
 

@@ -1,5 +1,5 @@
-// How a torch optimizer looks to the core: a list of parameters whose memory is looked up anew for
-// each call, because torch may have moved it.
+// How a torch optimizer looks to the core: a list of parameters. It is bound once; before each use
+// the core calls refresh(), which binds again only what torch has moved.
 #ifndef HEADROOM_ADAPTERS_LIBTORCH_BINDING_H_
 #define HEADROOM_ADAPTERS_LIBTORCH_BINDING_H_
 
@@ -44,20 +44,21 @@ class Binding {
  public:
   virtual ~Binding() = default;
 
-  /// The optimizer for the core, with parameters and gradients as they are now. Its views are valid
-  /// until release().
-  virtual headroom::Optimizer& bind(torch::optim::Optimizer& optimizer, const Names& names) = 0;
+  /// What the core works on.
+  virtual headroom::Optimizer& core() = 0;
 
-  /// The same for the parameters that the last bind() saw, whether or not the torch optimizer still
-  /// lives.
-  virtual void refresh() = 0;
+  /// Takes over parameters, names and options as the optimizer has them now. Until release() the
+  /// core may step it.
+  virtual void bind(torch::optim::Optimizer& optimizer, const Names& names) = 0;
 
-  /// The core has written to gradients, and to weights.
-  virtual void grads_written() { gradients_.write_back(); }
+  /// The core has written to weights.
   virtual void weights_written() {}
 
   /// Lets go of all gradients, so that torch can free them.
-  virtual void release() = 0;
+  virtual void release() { gradients_.release(); }
+
+  /// Forgets where gradients are: another optimizer uses them now.
+  virtual void forget_gradients() = 0;
 
   /// True if a living parameter is in both.
   bool shares_parameter(const Binding& other) const;
@@ -80,11 +81,14 @@ class PlainBinding : public Binding, private headroom::Optimizer {
  public:
   PlainBinding() : headroom::Optimizer({}) {}
 
-  headroom::Optimizer& bind(torch::optim::Optimizer& optimizer, const Names& names) override;
-  void refresh() override;
+  headroom::Optimizer& core() override { return *this; }
+  void bind(torch::optim::Optimizer& optimizer, const Names& names) override;
   void release() override;
+  void forget_gradients() override;
 
  private:
+  void refresh() override;
+  void gradients_changed() override { gradients_.write_back(); }
   void apply(float multiplier, bool clear_grads) override;
   bool overflows(float multiplier) const override;
 

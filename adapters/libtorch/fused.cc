@@ -14,12 +14,10 @@ int64_t version_of(const torch::Tensor& tensor) {
 
 }  // namespace
 
-headroom::Optimizer& FusedBody::bind(torch::optim::Optimizer& optimizer, const Names& names) {
+void FusedBody::bind(torch::optim::Optimizer& optimizer, const Names& names) {
   list(optimizer, names);
   check_same(optimizer);
   sync_groups(optimizer);
-  refresh();
-  return core();
 }
 
 // Parameters that are known have to be the first ones of the groups, in the same order.
@@ -56,66 +54,71 @@ std::vector<Parameter> FusedBody::new_parameters(const std::vector<torch::Tensor
   return added;
 }
 
-std::vector<Parameter> FusedBody::memory(bool with_gradients) {
-  gradients_.clear();
-  std::vector<Parameter> parameters;
-  parameters.reserve(tensors_.size());
+// Whether a weight is elsewhere, or has other strides, than when it was last shown.
+bool FusedBody::weights_moved() {
+  bool moved = false;
   for (size_t i = 0; i < tensors_.size(); ++i) {
-    parameters.push_back({names_[i], view_of(tensors_[i], names_[i]), {}});
-    if (with_gradients) {
-      parameters.back().grad = gradients_.add(tensors_[i], Gradients::Order::kAsWeight, names_[i]);
+    const torch::Tensor& tensor = tensors_[i];
+    if (i == shown_.size()) {  // just added, and right
+      shown_.push_back({Place(tensor), tensor.sizes().vec(), tensor.strides().vec(),
+                        tensor.storage(), version_of(tensor)});
     }
+    const Shown& shown = shown_[i];
+    if (tensor.sizes() != torch::IntArrayRef(shown.sizes)) {
+      throw Error(ErrorCode::kMismatch,
+                  "The weight of " + names_[i] +
+                      " has another shape than when the optimizer was made; make a new one.");
+    }
+    if (Place(tensor) == shown.place && tensor.strides() == torch::IntArrayRef(shown.strides)) {
+      continue;
+    }
+    check_storage(tensor, "weight", names_[i]);
+    moved = true;
   }
-  return parameters;
+  return moved;
 }
 
-void FusedBody::refresh() {
-  for (size_t i = versions_.size(); i < core().parameters().size(); ++i) {
-    versions_.push_back(version_of(tensors_[i]));
+void FusedBody::refresh(bool with_gradients) {
+  const bool moved = weights_moved();
+  const std::vector<Parameter>& bound = fused().parameters();
+  bool changed = moved;
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    if (with_gradients) {
+      changed |= gradients_.look(i, tensors_[i], Gradients::Order::kAsWeight, names_[i]);
+    }
+    changed = changed || bound[i].name != names_[i];
   }
-  show(true);
-}
-
-void FusedBody::follow() { show(false); }
-
-// Shows the core the memory as it is; masters follow weights that somebody has written to.
-void FusedBody::show(bool with_gradients) {
-  for (size_t i = 0; i < tensors_.size(); ++i) check_storage(tensors_[i], "weight", names_[i]);
-  std::vector<Parameter> now = memory(with_gradients);
-  reorder();
-  core().rebind(std::move(now));
-  for (size_t i = 0; i < versions_.size(); ++i) {
-    if (version_of(tensors_[i]) == versions_[i]) continue;
-    core().follow_weight(i);
-    versions_[i] = version_of(tensors_[i]);
+  if (changed) {
+    std::vector<Parameter> now;
+    now.reserve(tensors_.size());
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      now.push_back({names_[i], view_of(tensors_[i], names_[i]), {}});
+      if (with_gradients) now.back().grad = gradients_.view(i);
+    }
+    if (!with_gradients) gradients_.clear();
+    reorder();
+    fused().rebind(std::move(now));
   }
-  // As long as the memory is held, no other weight can come to its address unseen.
-  held_.clear();
-  for (const torch::Tensor& tensor : tensors_) {
-    if (tensor.scalar_type() != torch::kFloat) held_.push_back(tensor.storage());
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    Shown& shown = shown_[i];
+    if (version_of(tensors_[i]) != shown.version) {
+      fused().follow_weight(i);
+      shown.version = version_of(tensors_[i]);
+    }
+    if (!moved) continue;
+    shown.place = Place(tensors_[i]);
+    shown.strides = tensors_[i].strides().vec();
+    shown.held = tensors_[i].storage();
   }
 }
 
 // Brings masters and moments into the order of weights whose strides have changed.
 void FusedBody::reorder() {
   const torch::NoGradGuard no_grad;
-  for (size_t i = layouts_.size(); i < tensors_.size(); ++i) {  // just added
-    layouts_.push_back({tensors_[i].sizes().vec(), tensors_[i].strides().vec()});
-  }
-  bool same = true;
-  for (size_t i = 0; i < tensors_.size(); ++i) {
-    if (tensors_[i].sizes() != torch::IntArrayRef(layouts_[i].sizes)) {
-      throw Error(ErrorCode::kMismatch,
-                  "The weight of " + names_[i] +
-                      " has another shape than when the optimizer was made; make a new one.");
-    }
-    same = same && tensors_[i].strides() == torch::IntArrayRef(layouts_[i].strides);
-  }
-  if (same) return;
   std::vector<std::pair<torch::Tensor, torch::Tensor>> moves;  // to memory, from its new order
-  for (const NamedTensor& named : core().state().tensors) {
+  for (const NamedTensor& named : fused().state().tensors) {
     const torch::Tensor& weight = tensors_[named.parameter];
-    const Layout& before = layouts_[named.parameter];
+    const Shown& before = shown_[named.parameter];
     if (weight.strides() == torch::IntArrayRef(before.strides) || weight.numel() == 0) continue;
     const auto options = weight.options().dtype(torch::kFloat).requires_grad(false);
     const auto memory = [&](torch::IntArrayRef sizes, torch::IntArrayRef strides) {
@@ -126,31 +129,29 @@ void FusedBody::reorder() {
                            .copy_(memory(before.sizes, before.strides)));
   }
   for (const auto& [to, from] : moves) to.copy_(from);  // nothing can fail any more
-  for (size_t i = 0; i < tensors_.size(); ++i) layouts_[i].strides = tensors_[i].strides().vec();
 }
 
-// The weights stay as they were last shown.
-void FusedBody::release() {
+void FusedBody::forget_gradients() {
   gradients_.clear();
-  std::vector<Parameter> parameters = core().parameters();
+  std::vector<Parameter> parameters = fused().parameters();
   for (Parameter& parameter : parameters) parameter.grad = {};
-  core().rebind(std::move(parameters));
+  fused().rebind(std::move(parameters));
 }
 
 void FusedBody::masters_are_right() {
-  for (size_t i = 0; i < tensors_.size(); ++i) versions_[i] = version_of(tensors_[i]);
+  for (size_t i = 0; i < shown_.size(); ++i) shown_[i].version = version_of(tensors_[i]);
 }
 
 void FusedBody::weights_written() {
   for (size_t i = 0; i < tensors_.size(); ++i) {
-    if (core().parameters()[i].grad.data == nullptr) continue;
+    if (fused().parameters()[i].grad.data == nullptr) continue;
     tensors_[i].unsafeGetTensorImpl()->bump_version();
   }
   masters_are_right();
 }
 
 FusedState FusedBody::state() {
-  const OptimizerState core_state = core().state();
+  const OptimizerState core_state = fused().state();
   FusedState state;
   state.steps = core_state.steps;
   for (const NamedTensor& named : core_state.tensors) {
@@ -180,14 +181,14 @@ void FusedBody::load_state(const FusedState& state) {
                 "The saved state has other tensors than this optimizer; it belongs to another "
                 "model, optimizer or precision.");
   }
-  OptimizerState core_state = core().state();
+  OptimizerState core_state = fused().state();
   core_state.steps = state.steps;
   std::vector<torch::Tensor> held;  // in the order of the core's memory
   for (size_t i = 0; i < mine.size(); ++i) {
     held.push_back(torch::empty_like(mine[i].tensor).copy_(state.tensors[i].tensor));
     core_state.tensors[i].tensor.data = held.back().data_ptr();
   }
-  core().load_state(core_state);
+  fused().load_state(core_state);
   for (const torch::Tensor& parameter : tensors_) parameter.unsafeGetTensorImpl()->bump_version();
   masters_are_right();
 }
@@ -198,12 +199,18 @@ FusedOptimizer::FusedOptimizer(std::vector<torch::optim::OptimizerParamGroup> gr
                                std::unique_ptr<torch::optim::OptimizerOptions> defaults,
                                std::shared_ptr<internal::FusedBody> body)
     : torch::optim::Optimizer(std::move(groups), std::move(defaults)), body_(std::move(body)) {
-  const internal::TorchStream stream;
-  body_->bind(*this, {});
-  body_->release();
+  bound(false);
 }
 
 FusedOptimizer::~FusedOptimizer() = default;
+
+// The body with groups, weights and, if asked for, gradients as they are now.
+internal::FusedBody& FusedOptimizer::bound(bool with_gradients) {
+  const internal::TorchStream stream;
+  body_->bind(*this, {});
+  body_->refresh(with_gradients);
+  return *body_;
+}
 
 torch::Tensor FusedOptimizer::step(LossClosure closure) {
   torch::Tensor loss;
@@ -212,8 +219,7 @@ torch::Tensor FusedOptimizer::step(LossClosure closure) {
     loss = closure();
   }
   const internal::TorchStream stream;
-  headroom::Optimizer& core = body_->bind(*this, {});
-  core.apply(1.0f, false);
+  bound(true).fused().apply(1.0f, false);
   body_->weights_written();
   body_->release();
   return loss;
@@ -221,22 +227,22 @@ torch::Tensor FusedOptimizer::step(LossClosure closure) {
 
 void FusedOptimizer::save(torch::serialize::OutputArchive& archive) const {
   const internal::TorchStream stream;
-  body_->follow();
+  body_->refresh(false);
   body_->save(*this, archive);
 }
 
 void FusedOptimizer::load(torch::serialize::InputArchive& archive) {
   const internal::TorchStream stream;
-  body_->load(*this, archive);
+  bound(false).load(*this, archive);
 }
 
 std::vector<torch::Tensor> FusedOptimizer::master_params() {
   const internal::TorchStream stream;
-  body_->bind(*this, {});
+  bound(false);
   std::vector<torch::Tensor> masters;
   for (const auto& group : param_groups()) {
     for (const torch::Tensor& parameter : group.params()) {
-      const float* const master = body_->core().master(masters.size());
+      const float* const master = body_->fused().master(masters.size());
       if (master == nullptr) {
         masters.push_back(parameter.detach());
         continue;
@@ -246,31 +252,24 @@ std::vector<torch::Tensor> FusedOptimizer::master_params() {
                            parameter.options().dtype(torch::kFloat).requires_grad(false)));
     }
   }
-  body_->release();
   return masters;
 }
 
 FusedState FusedOptimizer::fused_state() {
   const internal::TorchStream stream;
-  body_->bind(*this, {});
-  body_->release();
-  return body_->state();
+  return bound(false).state();
 }
 
 void FusedOptimizer::load_fused_state(const FusedState& state) {
   const internal::TorchStream stream;
-  body_->bind(*this, {});
-  body_->release();
-  body_->load_state(state);
+  bound(false).load_state(state);
 }
 
 void FusedOptimizer::refresh_masters() {
   const internal::TorchStream stream;
-  body_->bind(*this, {});
-  body_->core().refresh_masters();
-  body_->release();
+  bound(false).fused().refresh_masters();
 }
 
-int64_t FusedOptimizer::steps(size_t index) const { return body_->core().steps(index); }
+int64_t FusedOptimizer::steps(size_t index) const { return body_->fused().steps(index); }
 
 }  // namespace headroom::libtorch

@@ -10,17 +10,19 @@ namespace headroom::libtorch::internal {
 
 class FusedBody : public Binding {
  public:
-  headroom::Optimizer& bind(torch::optim::Optimizer& optimizer, const Names& names) override;
-  void refresh() override;
-  void release() override;
+  virtual headroom::FusedOptimizer& fused() = 0;
+  headroom::Optimizer& core() override { return fused(); }
 
-  /// The same without gradients: the core sees the weights as they are.
-  void follow();
+  void bind(torch::optim::Optimizer& optimizer, const Names& names) override;
+  void forget_gradients() override;
   void weights_written() override;
 
-  virtual headroom::FusedOptimizer& core() = 0;
+  /// Shows the core where weights and, if asked for, gradients are now; masters follow weights that
+  /// somebody has written to. Called by the core before it uses the parameters.
+  void refresh(bool with_gradients);
+  void gradients_changed() { gradients_.write_back(); }
 
-  /// The core's state as torch tensors, and back. After bind() and release().
+  /// The core's state as torch tensors, and back. After bind() and refresh().
   FusedState state();
   void load_state(const FusedState& state);
 
@@ -37,25 +39,24 @@ class FusedBody : public Binding {
   /// The parameters of a new group, without gradients yet.
   std::vector<Parameter> new_parameters(const std::vector<torch::Tensor>& params);
 
-  /// Masters agree with the weights as they are now.
-  void masters_are_right();
-
-  std::vector<torch::Tensor> tensors_;  // the parameters, as in core().parameters()
+  std::vector<torch::Tensor> tensors_;  // the parameters, as in fused().parameters()
 
  private:
-  void check_same(const torch::optim::Optimizer& optimizer) const;
-  std::vector<Parameter> memory(bool with_gradients);
-  void show(bool with_gradients);
-  void reorder();
-
-  struct Layout {
+  // How a weight was when it was last shown to the core.
+  struct Shown {
+    Place place;
     std::vector<int64_t> sizes;
     std::vector<int64_t> strides;
+    c10::Storage held;    // as long as it is held, no other weight can come to its address unseen
+    int64_t version = 0;  // when its master was last right
   };
-  std::vector<Layout> layouts_;     // of tensors_: the order of the core's memory
-  std::vector<c10::Storage> held_;  // of tensors_, as they were last shown
 
-  std::vector<int64_t> versions_;  // of tensors_ when their masters were last right
+  void check_same(const torch::optim::Optimizer& optimizer) const;
+  bool weights_moved();
+  void reorder();
+  void masters_are_right();
+
+  std::vector<Shown> shown_;  // of tensors_
 };
 
 }  // namespace headroom::libtorch::internal

@@ -1,126 +1,76 @@
+// torch.amp.GradScaler's interface over the core's GradScaler: converts tensors, options and state.
 #include <headroom/error.h>
 #include <headroom/libtorch/grad_scaler.h>
 #include <headroom/libtorch/optim.h>
 #include <torch/torch.h>
 
-#include <algorithm>
-#include <cmath>
 #include <iterator>
-#include <limits>
 
 #include "binding.h"
+#include "core/check.h"
 #include "fused.h"
+#include "scaler/scaler.h"
 #include "state_dict.h"
 
 namespace headroom::libtorch {
+
+using headroom::internal::ScalerAccess;
+using headroom::internal::ScaleRecord;
+
 namespace internal {
 
-/// The bindings of all optimizers a scaler has seen, and what it remembers beside the core.
-class Bridges {
+/// The bindings of all optimizers that a scaler has seen.
+class Bindings {
  public:
   Names names;
+  torch::Tensor one;  // what a scaler on a CUDA device multiplies there
 
-  /// Losses whose backward ran. Shared with the hooks on them.
-  std::shared_ptr<int64_t> backwards = std::make_shared<int64_t>(0);
-
-  /// Whether gradients wait that no step or unscale_ has used.
-  bool waiting() const { return *backwards != used_; }
-
-  /// Whether a backward ran after the step of this round, maybe of a loss that was scaled before.
-  bool came_late() const {
-    return std::any_of(entries_.begin(), entries_.end(), [this](const auto& entry) {
-      return entry.second.round == round_ && entry.second.used != *backwards;
-    });
-  }
-
-  /// The gradients of this optimizer are stepped or unscaled, or those of all are dropped.
-  void used(const torch::optim::Optimizer& optimizer, bool stepped) {
+  /// The binding of an optimizer, with its parameters as they are now. A parameter may be in one
+  /// optimizer only in each round. Optimizers of earlier rounds that had it may be long gone; they
+  /// are forgotten.
+  Binding& bind(torch::optim::Optimizer& optimizer, int64_t round) {
     Entry& entry = entries_[&optimizer];
-    entry.used = *backwards;
-    entry.stepped = stepped;
-    used_ = *backwards;
-  }
-  void discard() {
-    for (auto& [optimizer, entry] : entries_) entry.used = *backwards;
-    used_ = *backwards;
-  }
-
-  /// What a scaler on a CUDA device multiplies there.
-  torch::Tensor one;
-
-  Binding& of(torch::optim::Optimizer& optimizer) {
-    Entry& entry = entries_[&optimizer];
-    auto* const fused = dynamic_cast<FusedOptimizer*>(&optimizer);
-    if (fused != nullptr) {
-      entry.plain = nullptr;
-      entry.fused = fused->body_;
-      return *fused->body_;
-    }
-    if (entry.plain == nullptr) entry.plain = std::make_shared<PlainBinding>();
-    return *entry.plain;
-  }
-
-  /// A parameter may be in one optimizer only in each round. Optimizers of earlier rounds that had
-  /// it may be long gone; they are forgotten.
-  void enter(const torch::optim::Optimizer& optimizer, const Binding& binding) {
+    const std::shared_ptr<Binding> binding = entry.binding_of(optimizer);
+    binding->bind(optimizer, names);
     for (auto other = entries_.begin(); other != entries_.end();) {
       const std::shared_ptr<Binding> theirs = other->second.alive();
-      const bool gone = theirs == nullptr;
-      const bool shared = !gone && theirs.get() != &binding && theirs->shares_parameter(binding);
-      if (shared && other->second.round == round_) {
+      const bool shared =
+          theirs != nullptr && theirs != binding && theirs->shares_parameter(*binding);
+      if (shared && other->second.round == round) {
+        binding->release();
         throw Error(
             ErrorCode::kInvalidArgument,
             "A parameter of this optimizer belongs to another optimizer that was used since "
             "the last update() too; give each parameter to one optimizer only.");
       }
-      other = gone || shared ? entries_.erase(other) : std::next(other);
+      if (shared) theirs->forget_gradients();
+      other = shared || theirs == nullptr ? entries_.erase(other) : std::next(other);
     }
-    entries_[&optimizer].round = round_;
-  }
-
-  void next_round() { ++round_; }
-
-  /// Calls `action` while the core sees all gradients that may wait as they are now. Those of an
-  /// optimizer that was stepped in this round do not, unless another backward came after it.
-  void with_all(const std::function<void()>& action) {
-    const TorchStream stream;
-    std::vector<std::shared_ptr<Binding>> bound;
-    for (auto& [optimizer, entry] : entries_) {
-      if (entry.round == round_ && entry.stepped && entry.used == *backwards) continue;
-      if (auto binding = entry.alive()) bound.push_back(std::move(binding));
-    }
-    const auto release = [&] {
-      for (const auto& binding : bound) {
-        binding->grads_written();
-        binding->release();
-      }
-    };
-    try {
-      for (const auto& binding : bound) binding->refresh();
-      action();
-    } catch (...) {
-      release();
-      throw;
-    }
-    release();
+    entry.round = round;
+    return *binding;
   }
 
  private:
   struct Entry {
-    std::shared_ptr<PlainBinding> plain;  // of a torch optimizer, whose death goes unseen
+    std::shared_ptr<PlainBinding> plain;  // of a torch optimizer, whose death goes unnoticed
     std::weak_ptr<FusedBody> fused;
-    int64_t round = -1;
-    int64_t used = -1;     // backwards when its gradients were last used,
-    bool stepped = false;  // by a step
+    int64_t round = -1;  // in which it was last used
 
     std::shared_ptr<Binding> alive() const {
       if (plain != nullptr) return plain;
       return fused.lock();
     }
+    std::shared_ptr<Binding> binding_of(torch::optim::Optimizer& optimizer) {
+      if (auto* const ours = dynamic_cast<FusedOptimizer*>(&optimizer)) {
+        plain = nullptr;
+        fused = ours->body_;
+        return ours->body_;
+      }
+      if (plain == nullptr) plain = std::make_shared<PlainBinding>();
+      return plain;
+    }
   };
   std::map<const torch::optim::Optimizer*, Entry> entries_;
-  int64_t round_ = 0;
-  int64_t used_ = 0;  // backwards when any were
 };
 
 namespace {
@@ -128,50 +78,27 @@ namespace {
 /// Binds for one call of the core, and releases at its end.
 class Bound {
  public:
-  Bound(torch::optim::Optimizer& optimizer, Bridges& bridges)
-      : binding_(bridges.of(optimizer)), core_(binding_.bind(optimizer, bridges.names)) {
-    try {
-      bridges.enter(optimizer, binding_);
-    } catch (...) {
-      binding_.release();
-      throw;
-    }
-  }
+  Bound(torch::optim::Optimizer& optimizer, Bindings& bindings, const headroom::GradScaler& scaler)
+      : binding_(bindings.bind(optimizer, ScalerAccess::round(scaler))) {}
   ~Bound() { binding_.release(); }
   Bound(const Bound&) = delete;
   Bound& operator=(const Bound&) = delete;
 
   Binding* operator->() { return &binding_; }
-  headroom::Optimizer& core() { return core_; }
+  headroom::Optimizer& core() { return binding_.core(); }
 
  private:
   TorchStream stream_;
   Binding& binding_;
-  headroom::Optimizer& core_;
 };
 
-bool has_gradient(const headroom::Optimizer& optimizer) {
-  for (const Parameter& parameter : optimizer.parameters()) {
-    if (parameter.grad.data != nullptr) return true;
+bool has_gradient(const torch::optim::Optimizer& optimizer) {
+  for (const auto& group : optimizer.param_groups()) {
+    for (const torch::Tensor& parameter : group.params()) {
+      if (parameter.grad().defined()) return true;
+    }
   }
   return false;
-}
-
-float checked_scale(double scale) {
-  const auto narrow = static_cast<float>(scale);
-  if (std::isnan(scale) || static_cast<double>(narrow) != scale) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "A scale of " + std::to_string(scale) + " cannot be set; FP32 does not have it.");
-  }
-  return narrow;
-}
-
-int32_t checked_count(int64_t value, const char* what) {
-  if (value < 1 || value > std::numeric_limits<int32_t>::max()) {
-    throw Error(ErrorCode::kInvalidArgument, std::string(what) + " is " + std::to_string(value) +
-                                                 "; it has to be from 1 to 2147483647.");
-  }
-  return static_cast<int32_t>(value);
 }
 
 }  // namespace
@@ -189,19 +116,19 @@ std::unique_ptr<headroom::GradScaler> make_core(const ScalePolicy& policy, Scale
 }  // namespace
 
 GradScalerOptions& GradScalerOptions::init_scale(double scale) {
-  policy_.init_scale = static_cast<float>(scale);
+  policy_.set("init_scale", scale);
   return *this;
 }
 GradScalerOptions& GradScalerOptions::growth_factor(double factor) {
-  policy_.growth_factor = factor;
+  policy_.set("growth_factor", factor);
   return *this;
 }
 GradScalerOptions& GradScalerOptions::backoff_factor(double factor) {
-  policy_.backoff_factor = factor;
+  policy_.set("backoff_factor", factor);
   return *this;
 }
 GradScalerOptions& GradScalerOptions::growth_interval(int64_t steps) {
-  policy_.growth_interval = internal::checked_count(steps, "growth_interval");
+  policy_.set("growth_interval", static_cast<double>(steps));
   return *this;
 }
 GradScalerOptions& GradScalerOptions::enabled(bool enabled) {
@@ -210,26 +137,6 @@ GradScalerOptions& GradScalerOptions::enabled(bool enabled) {
 }
 GradScalerOptions& GradScalerOptions::device(const torch::Device& device) {
   scaler_.device = internal::core_device(device, internal::current_cuda_device());
-  return *this;
-}
-GradScalerOptions& GradScalerOptions::min_scale(double scale) {
-  policy_.min_scale = static_cast<float>(scale);
-  return *this;
-}
-GradScalerOptions& GradScalerOptions::max_scale(double scale) {
-  policy_.max_scale = static_cast<float>(scale);
-  return *this;
-}
-GradScalerOptions& GradScalerOptions::hysteresis(int64_t overflows) {
-  policy_.hysteresis = internal::checked_count(overflows, "hysteresis");
-  return *this;
-}
-GradScalerOptions& GradScalerOptions::max_skips_in_row(int64_t steps) {
-  policy_.max_skips_in_row = steps;
-  return *this;
-}
-GradScalerOptions& GradScalerOptions::on_overflow(OnOverflow reaction) {
-  policy_.on_overflow = reaction;
   return *this;
 }
 GradScalerOptions& GradScalerOptions::ranks(std::shared_ptr<Ranks> ranks, RankGradients gradients) {
@@ -246,7 +153,7 @@ GradScaler::GradScaler(GradScalerOptions options)
     : on_device_(options.scaler_.device.type == DeviceType::kCUDA),
       alone_(options.scaler_.ranks == nullptr),
       core_(make_core(options.policy_, std::move(options.scaler_))),
-      bridges_(std::make_unique<internal::Bridges>()) {}
+      bindings_(std::make_unique<internal::Bindings>()) {}
 GradScaler::~GradScaler() = default;
 GradScaler::GradScaler(GradScaler&&) noexcept = default;
 GradScaler& GradScaler::operator=(GradScaler&&) noexcept = default;
@@ -259,10 +166,14 @@ torch::Tensor GradScaler::scale(const torch::Tensor& loss) {
                 "loss.");
   }
   const torch::Tensor wide = loss.element_size() < 4 ? loss.to(torch::kFloat) : loss;
-  const torch::Tensor scaled =
-      on_device_ ? wide * scale_on_device(loss) : wide * static_cast<double>(core_->scale(1.0f));
+  const torch::Tensor scaled = on_device_
+                                   ? wide * scale_on_device(loss)
+                                   : wide * static_cast<double>(ScalerAccess::begin_loss(*core_));
   if (scaled.requires_grad()) {
-    scaled.register_hook([backwards = bridges_->backwards](const torch::Tensor&) { ++*backwards; });
+    // Gradients exist once backward has run.
+    scaled.register_hook([core = core_, round = ScalerAccess::round(*core_)](const torch::Tensor&) {
+      ScalerAccess::gradients_added(*core, round);
+    });
   }
   return scaled;
 }
@@ -270,12 +181,12 @@ torch::Tensor GradScaler::scale(const torch::Tensor& loss) {
 // The present scale as a tensor of its own, which later updates leave alone.
 torch::Tensor GradScaler::scale_on_device(const torch::Tensor& loss) {
   const internal::TorchStream stream;
-  if (!bridges_->one.defined()) {
-    bridges_->one = torch::ones({}, loss.options().dtype(torch::kFloat).requires_grad(false));
+  if (!bindings_->one.defined()) {
+    bindings_->one = torch::ones({}, loss.options().dtype(torch::kFloat).requires_grad(false));
   }
-  const torch::Tensor factor = torch::empty_like(bridges_->one);
-  core_->scale(internal::view_of(bridges_->one, "The loss"),
-               internal::view_of(factor, "The scaled loss"));
+  const torch::Tensor factor = torch::empty_like(bindings_->one);
+  ScalerAccess::begin_loss(*core_, view_of(bindings_->one, "The loss"),
+                           view_of(factor, "The scaled loss"), {});
   return factor;
 }
 
@@ -285,37 +196,22 @@ std::vector<torch::Tensor> GradScaler::scale(const std::vector<torch::Tensor>& l
   return scaled;
 }
 
-UnscaleResult GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
+GradStats GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   if (!is_enabled()) return {};
-  Bound bound(optimizer, *bridges_);
-  const UnscaleResult result = core_->unscale_(bound.core());
-  bound->grads_written();
-  bridges_->used(optimizer, false);
-  return result;
+  Bound bound(optimizer, *bindings_, *core_);
+  return core_->unscale_(bound.core());
 }
 
 StepReport GradScaler::step(torch::optim::Optimizer& optimizer, const StepOptions& options) {
-  Bound bound(optimizer, *bridges_);
-  if (!is_enabled() && alone_ && !internal::has_gradient(bound.core())) {
+  if (!is_enabled() && alone_ && !internal::has_gradient(optimizer)) {
     optimizer.step();  // as in PyTorch, whatever that does
     StepReport report;
     report.applied = true;
     return report;
   }
-  StepReport report;
-  const bool clears = options.clear_grads == ClearGrads::kAlways;
-  try {
-    report = core_->step(bound.core(), options);
-  } catch (const Error& error) {
-    if (error.code() == ErrorCode::kOverflow) {
-      bound->grads_written();  // zeroed
-      bridges_->used(optimizer, true);
-    }
-    throw;
-  }
+  Bound bound(optimizer, *bindings_, *core_);
+  const StepReport report = core_->step(bound.core(), options);
   if (report.applied || report.pending) bound->weights_written();
-  if (clears || !report.applied) bound->grads_written();
-  bridges_->used(optimizer, true);
   return report;
 }
 
@@ -342,67 +238,39 @@ StepReport GradScaler::step(torch::optim::Optimizer& optimizer,
 }
 
 void GradScaler::update() {
-  if (!is_enabled()) return;
-  const int64_t rounds = core_->rounds();
-  try {
-    if (bridges_->came_late()) core_->more_gradients();
-    bridges_->with_all([&] { core_->update(); });
-  } catch (...) {
-    if (core_->rounds() != rounds) bridges_->next_round();  // an alarm, after the update
-    throw;
-  }
-  bridges_->next_round();
-}
-
-void GradScaler::check_no_waiting() const {
-  if (!bridges_->waiting()) return;
-  throw Error(ErrorCode::kWrongOrder,
-              "The scale was set by hand while gradients wait that were made with the old one; "
-              "step first, or drop them and call discard().");
-}
-
-// Takes another scale, once it is sure that no gradients wait.
-void GradScaler::take_state(const ScaleState& state) {
-  check_no_waiting();
-  core_->assume_known();  // other losses have had no backward
-  bridges_->with_all([&] { core_->load_state(state); });
-  bridges_->next_round();
+  const internal::TorchStream stream;
+  core_->update();
 }
 
 StateDict GradScaler::state_dict() const {
   if (!is_enabled()) return {};
-  save();  // throws in the middle of a round
-  return internal::to_state_dict({policy(), state()});
+  save();  // throws between step() and update()
+  return internal::to_state_dict(state().record());
 }
 
 void GradScaler::load_state_dict(const StateDict& saved) {
   if (!is_enabled()) return;
-  check_no_waiting();
-  const internal::PolicyAndState next = internal::with_state_dict({policy(), state()}, saved);
-  const ScalePolicy before = policy();
-  core_->set_policy(next.policy);
-  try {
-    take_state(next.state);
-  } catch (...) {
-    core_->set_policy(before);
-    throw;
-  }
+  set_record(internal::with_state_dict(state().record(), saved), "load_state_dict()");
 }
 
 void GradScaler::update(double new_scale) {
   if (!is_enabled()) return;
-  const float scale = internal::checked_scale(new_scale);
-  if (!allows(policy(), scale)) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "A scale of " + std::to_string(new_scale) + " cannot be set; the policy allows " +
-                    std::to_string(policy().min_scale) + " to " +
-                    std::to_string(policy().max_scale) +
-                    (policy().grad_limit > 0.0f ? ", powers of two." : "."));
+  const auto scale = static_cast<float>(new_scale);
+  const bool exact = static_cast<double>(scale) == new_scale;
+  if (!exact || !policy().allows(scale)) {
+    throw Error(ErrorCode::kInvalidArgument, "A scale of " + headroom::internal::number(new_scale) +
+                                                 " cannot be set; the policy allows " +
+                                                 headroom::internal::allowed_scales(policy()) +
+                                                 ", in FP32.");
   }
-  ScaleState state = core_->state();
-  state.scale = scale;
-  state.pending = scale;
-  take_state(state);
+  ScaleRecord record = state().record();
+  record.numbers.scale = record.numbers.dynamic.pending = scale;
+  set_record(record, "update(new_scale)");
+}
+
+void GradScaler::set_record(const ScaleRecord& record, const char* call) {
+  const internal::TorchStream stream;
+  ScalerAccess::set_record(*core_, record, call);
 }
 
 void GradScaler::update(const torch::Tensor& new_scale) {
@@ -414,10 +282,7 @@ void GradScaler::update(const torch::Tensor& new_scale) {
   update(new_scale.item<double>());
 }
 
-void GradScaler::discard() {
-  bridges_->discard();
-  core_->discard();
-}
+void GradScaler::discard() { core_->discard(); }
 
 StepReport GradScaler::report() const {
   const internal::TorchStream stream;
@@ -427,37 +292,31 @@ std::optional<StepReport> GradScaler::try_report() const {
   const internal::TorchStream stream;
   return core_->try_report();
 }
-
-bool GradScaler::run_again() const {
+bool GradScaler::retry() const {
   const internal::TorchStream stream;
-  return core_->run_again();
+  return core_->retry();
 }
-
 double GradScaler::get_scale() const {
   const internal::TorchStream stream;
   return core_->get_scale();
 }
-double GradScaler::get_growth_factor() const { return policy().growth_factor; }
-double GradScaler::get_backoff_factor() const { return policy().backoff_factor; }
-int64_t GradScaler::get_growth_interval() const { return policy().growth_interval; }
+double GradScaler::get_growth_factor() const { return policy().get("growth_factor"); }
+double GradScaler::get_backoff_factor() const { return policy().get("backoff_factor"); }
+int64_t GradScaler::get_growth_interval() const {
+  return static_cast<int64_t>(policy().get("growth_interval"));
+}
 bool GradScaler::is_enabled() const { return core_->enabled(); }
 
-void GradScaler::change(const std::function<void(ScalePolicy&)>& change) {
+void GradScaler::change(const char* setting, double value) {
   ScalePolicy policy = core_->policy();
-  change(policy);
+  policy.set(setting, value);
   const internal::TorchStream stream;
   core_->set_policy(policy);
 }
-
-void GradScaler::set_growth_factor(double factor) {
-  change([&](ScalePolicy& policy) { policy.growth_factor = factor; });
-}
-void GradScaler::set_backoff_factor(double factor) {
-  change([&](ScalePolicy& policy) { policy.backoff_factor = factor; });
-}
+void GradScaler::set_growth_factor(double factor) { change("growth_factor", factor); }
+void GradScaler::set_backoff_factor(double factor) { change("backoff_factor", factor); }
 void GradScaler::set_growth_interval(int64_t steps) {
-  const int32_t interval = internal::checked_count(steps, "growth_interval");
-  change([&](ScalePolicy& policy) { policy.growth_interval = interval; });
+  change("growth_interval", static_cast<double>(steps));
 }
 
 std::string GradScaler::save() const {
@@ -465,16 +324,15 @@ std::string GradScaler::save() const {
   return core_->save();
 }
 void GradScaler::load(const std::string& json) {
-  if (!bridges_->waiting()) core_->assume_known();
-  bridges_->with_all([&] { core_->load(json); });
-  bridges_->next_round();
+  const internal::TorchStream stream;
+  core_->load(json);
 }
 const ScalePolicy& GradScaler::policy() const { return core_->policy(); }
-const ScaleState& GradScaler::state() const {
+ScaleState GradScaler::state() const {
   const internal::TorchStream stream;
   return core_->state();
 }
 
-void GradScaler::name_parameters(const torch::nn::Module& module) { bridges_->names.add(module); }
+void GradScaler::name_parameters(const torch::nn::Module& module) { bindings_->names.add(module); }
 
 }  // namespace headroom::libtorch

@@ -35,7 +35,7 @@ bool core_converts(const Tensor& tensor, torch::ScalarType dtype) {
 Tensor converted(const Tensor& tensor, torch::ScalarType dtype) {
   const Tensor from = internal::is_dense(tensor) ? tensor : tensor.contiguous();
   const Tensor to = torch::empty_like(from, from.options().dtype(dtype));
-  if (from.numel() > 0) convert(internal::view_of(from, "A"), internal::view_of(to, "A"));
+  if (from.numel() > 0) convert(view_of(from, "A"), view_of(to, "A"));
   return to;
 }
 
@@ -43,7 +43,9 @@ void count_loss(const Tensor& before, const Tensor& after) {
   const auto zeros = [](const Tensor& tensor) {
     if (tensor.numel() == 0) return int64_t{0};
     const Tensor dense = internal::is_dense(tensor) ? tensor : tensor.contiguous();
-    return measure({internal::view_of(dense, "A")}, {true}).detail.zeros;
+    GradDetail detail;
+    measure({view_of(dense, "A")}, &detail);
+    return detail.zeros;
   };
   const int64_t zeros_before = zeros(before);
   metered_values += before.numel() - zeros_before;

@@ -98,10 +98,9 @@ class FusedOf : public FusedBody {
   using Options = typename Rule::Options;
   using State = typename Rule::State;
 
-  explicit FusedOf(const Precision& precision)
-      : core_({}, typename Rule::CoreOptions{}, precision) {}
+  explicit FusedOf(const Precision& precision) : core_(this, precision) {}
 
-  headroom::FusedOptimizer& core() override { return core_; }
+  headroom::FusedOptimizer& fused() override { return core_; }
 
   void save(const torch::optim::Optimizer& optimizer,
             torch::serialize::OutputArchive& archive) override;
@@ -124,7 +123,19 @@ class FusedOf : public FusedBody {
   }
 
  private:
-  typename Rule::Core core_;
+  // The core's optimizer, which looks at torch's tensors whenever the scaler is about to use it.
+  class Core : public Rule::Core {
+   public:
+    Core(FusedBody* body, const Precision& precision)
+        : Rule::Core({}, typename Rule::CoreOptions{}, precision), body_(body) {}
+    void refresh() override { body_->refresh(true); }
+    void gradients_changed() override { body_->gradients_changed(); }
+
+   private:
+    FusedBody* body_;
+  };
+
+  Core core_;
   size_t groups_ = 0;
 };
 
@@ -160,8 +171,6 @@ void FusedOf<Rule>::save(const torch::optim::Optimizer& optimizer,
 template <typename Rule>
 void FusedOf<Rule>::load(torch::optim::Optimizer& optimizer,
                          torch::serialize::InputArchive& archive) {
-  bind(optimizer, {});
-  release();
   Snapshot snapshot(optimizer.param_groups(), optimizer.defaults().clone());
   torch::optim::serialize<State, Options>(archive, snapshot);
   torch::serialize::InputArchive beside;

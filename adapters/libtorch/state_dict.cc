@@ -60,33 +60,35 @@ StateDict state_dict_from_json(const std::string& json) {
   return state;
 }
 
-StateDict internal::to_state_dict(const PolicyAndState& scaler) {
-  return {{kScale, scaler.state.scale},
-          {kGrowthFactor, scaler.policy.growth_factor},
-          {kBackoffFactor, scaler.policy.backoff_factor},
-          {kGrowthInterval, scaler.policy.growth_interval},
-          {kGrowthTracker, std::max(scaler.state.growth_tracker, 0)}};
+StateDict internal::to_state_dict(const ScaleRecord& scaler) {
+  const DynamicScale rule = scaler.policy.dynamic();
+  return {{kScale, scaler.numbers.scale},
+          {kGrowthFactor, rule.growth_factor},
+          {kBackoffFactor, rule.backoff_factor},
+          {kGrowthInterval, rule.growth_interval},
+          {kGrowthTracker, std::max(scaler.numbers.dynamic.growth_tracker, 0)}};
 }
 
-internal::PolicyAndState internal::with_state_dict(PolicyAndState scaler, const StateDict& saved) {
+internal::ScaleRecord internal::with_state_dict(const ScaleRecord& scaler, const StateDict& saved) {
   if (saved.empty()) {
     bad("The scaler's state dict is empty; it may come from a scaler that was disabled.");
   }
-  ScalePolicy& policy = scaler.policy;
-  policy.growth_factor = number_at(saved, kGrowthFactor);
-  policy.backoff_factor = number_at(saved, kBackoffFactor);
-  policy.growth_interval = integer_at(saved, kGrowthInterval);
+  DynamicScale rule = scaler.policy.dynamic();
+  rule.growth_factor = number_at(saved, kGrowthFactor);
+  rule.backoff_factor = number_at(saved, kBackoffFactor);
+  rule.growth_interval = integer_at(saved, kGrowthInterval);
   try {
-    validate(policy);
+    validate(rule);
   } catch (const Error& error) {
     bad(std::string("The scaler's state dict cannot be used: ") + error.what());
   }
-  scaler.state.scale = static_cast<float>(number_at(saved, kScale));
-  scaler.state.pending = scaler.state.scale;
+  ScaleRecord next{rule, scaler.numbers};
+  next.numbers.scale = static_cast<float>(number_at(saved, kScale));
+  next.numbers.dynamic.pending = next.numbers.scale;
   // torch leaves the count where it is when the interval is made shorter.
-  scaler.state.growth_tracker =
-      std::min(integer_at(saved, kGrowthTracker), policy.growth_interval - 1);
-  return scaler;
+  next.numbers.dynamic.growth_tracker =
+      std::min(integer_at(saved, kGrowthTracker), rule.growth_interval - 1);
+  return next;
 }
 
 }  // namespace headroom::libtorch

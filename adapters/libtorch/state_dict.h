@@ -3,18 +3,16 @@
 #define HEADROOM_ADAPTERS_LIBTORCH_STATE_DICT_H_
 
 #include <headroom/libtorch/state_dict.h>
-#include <headroom/policy.h>
+
+#include "decide/transition.h"
 
 namespace headroom::libtorch::internal {
 
-struct PolicyAndState {
-  ScalePolicy policy;
-  ScaleState state;
-};
+using headroom::internal::ScaleRecord;
 
 /// What a scaler with this policy and state becomes when it loads `saved`. Throws Error(kBadState).
-PolicyAndState with_state_dict(PolicyAndState scaler, const StateDict& saved);
-StateDict to_state_dict(const PolicyAndState& scaler);
+ScaleRecord with_state_dict(const ScaleRecord& scaler, const StateDict& saved);
+StateDict to_state_dict(const ScaleRecord& scaler);
 
 }  // namespace headroom::libtorch::internal
 

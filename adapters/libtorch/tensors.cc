@@ -12,7 +12,8 @@
 #include <c10/cuda/CUDAStream.h>
 #endif
 
-namespace headroom::libtorch::internal {
+namespace headroom::libtorch {
+namespace internal {
 namespace {
 
 [[noreturn]] void unsupported(const std::string& sentence) {
@@ -71,34 +72,6 @@ void check_storage(const torch::Tensor& tensor, const char* what, const std::str
                   "or load again.");
 }
 
-TensorView view_of(const torch::Tensor& tensor, const std::string& name) {
-  const torch::Tensor plain = as_real(tensor);
-  DType dtype = DType::kF32;
-  switch (plain.scalar_type()) {
-    case torch::kHalf:
-      dtype = DType::kF16;
-      break;
-    case torch::kBFloat16:
-      dtype = DType::kBF16;
-      break;
-    case torch::kFloat:
-      break;
-    case torch::kDouble:
-      dtype = DType::kF64;
-      break;
-    default:
-      unsupported(name + " has type " + torch::toString(tensor.scalar_type()) +
-                  "; use half, bfloat16, float, double or a complex type.");
-  }
-  Device device;
-  if (tensor.is_cuda()) {
-    device = {DeviceType::kCUDA, static_cast<int>(tensor.device().index())};
-  } else if (!tensor.is_cpu()) {
-    unsupported(name + " is on device " + tensor.device().str() + "; use cpu or cuda.");
-  }
-  return view(plain.data_ptr(), dtype, plain.numel(), device);
-}
-
 int current_cuda_device() {
 #ifdef HEADROOM_TORCH_CUDA
   if (c10::cuda::device_count() > 0) return static_cast<int>(c10::cuda::current_device());
@@ -119,16 +92,28 @@ void* torch_stream_of([[maybe_unused]] int device) {
 #endif
 }
 
-TorchStream::TorchStream() : scope_(torch_stream_of) {}
+TorchStream::TorchStream() : scope_(Stream(&torch_stream_of)) {}
 
 bool is_dense(const torch::Tensor& tensor) {
   return tensor.layout() == torch::kStrided && tensor.is_non_overlapping_and_dense() &&
          !tensor.is_conj() && !tensor.is_neg();
 }
 
-void Gradients::clear() {
+Place::Place(const torch::Tensor& tensor)
+    : data(tensor.data_ptr()),
+      count(tensor.numel()),
+      storage_bytes(tensor.storage().nbytes()),
+      type(tensor.scalar_type()) {}
+
+void Gradients::release() {
   held_.clear();
   staged_.clear();
+}
+
+void Gradients::clear() {
+  release();
+  places_.clear();
+  views_.clear();
 }
 
 torch::Tensor Gradients::stage(const torch::Tensor& parameter, const torch::Tensor& grad,
@@ -164,16 +149,35 @@ torch::Tensor Gradients::dense(const torch::Tensor& parameter, Order order,
                torch::empty_like(parameter, parameter.options().dtype(grad.dtype())).copy_(grad));
 }
 
-TensorView Gradients::add(const torch::Tensor& parameter, Order order, const std::string& name) {
+bool Gradients::look(size_t index, const torch::Tensor& parameter, Order order,
+                     const std::string& name) {
+  if (index >= places_.size()) {
+    places_.resize(index + 1);
+    views_.resize(index + 1);
+  }
+  Place& place = places_[index];
+  const torch::Tensor grad = parameter.defined() ? parameter.grad() : torch::Tensor();
+  if (!grad.defined()) {
+    const bool had = views_[index].data != nullptr;
+    place = {};
+    views_[index] = {};
+    return had;
+  }
+  const bool plain = is_dense(grad) && grad.sizes() == parameter.sizes() &&
+                     (order == Order::kAny || same_order(grad, parameter));
+  if (plain && Place(grad) == place) {
+    held_.push_back(grad);
+    return false;
+  }
   const torch::NoGradGuard no_grad;
-  if (!parameter.grad().defined()) return {};
-  check_whole(parameter, parameter.grad(), name);
+  check_whole(parameter, grad, name);
   held_.push_back(dense(parameter, order, name));
-  TensorView view = view_of(held_.back(), "The gradient of " + name);
+  views_[index] = view_of(held_.back(), "The gradient of " + name);
   // An empty gradient is a gradient all the same.
   static char empty;
-  if (view.data == nullptr) view.data = &empty;
-  return view;
+  if (views_[index].data == nullptr) views_[index].data = &empty;
+  place = plain ? Place(grad) : Place();
+  return true;
 }
 
 void Gradients::write_back() {
@@ -190,4 +194,34 @@ void Gradients::write_back() {
   }
 }
 
-}  // namespace headroom::libtorch::internal
+}  // namespace internal
+
+TensorView view_of(const torch::Tensor& tensor, const std::string& name) {
+  const torch::Tensor plain = internal::as_real(tensor);
+  DType dtype = DType::kF32;
+  switch (plain.scalar_type()) {
+    case torch::kHalf:
+      dtype = DType::kF16;
+      break;
+    case torch::kBFloat16:
+      dtype = DType::kBF16;
+      break;
+    case torch::kFloat:
+      break;
+    case torch::kDouble:
+      dtype = DType::kF64;
+      break;
+    default:
+      internal::unsupported(name + " has type " + torch::toString(tensor.scalar_type()) +
+                            "; use half, bfloat16, float, double or a complex type.");
+  }
+  Device device;
+  if (tensor.is_cuda()) {
+    device = {DeviceType::kCUDA, static_cast<int>(tensor.device().index())};
+  } else if (!tensor.is_cpu()) {
+    internal::unsupported(name + " is on device " + tensor.device().str() + "; use cpu or cuda.");
+  }
+  return view(plain.data_ptr(), dtype, plain.numel(), device);
+}
+
+}  // namespace headroom::libtorch

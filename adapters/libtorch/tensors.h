@@ -3,6 +3,7 @@
 #ifndef HEADROOM_ADAPTERS_LIBTORCH_TENSORS_H_
 #define HEADROOM_ADAPTERS_LIBTORCH_TENSORS_H_
 
+#include <headroom/libtorch/module.h>
 #include <headroom/runtime.h>
 #include <headroom/tensor.h>
 #include <torch/types.h>
@@ -11,10 +12,6 @@
 #include <vector>
 
 namespace headroom::libtorch::internal {
-
-/// The memory of a dense tensor. Throws Error(kUnsupported) if its type or device is none of ours;
-/// `name` begins the sentence.
-TensorView view_of(const torch::Tensor& tensor, const std::string& name);
 
 /// Throws Error(kInvalidArgument) if the storage is smaller than the tensor: it was cut, or given
 /// back.
@@ -38,14 +35,26 @@ class TorchStream {
   TorchStream();
 
  private:
-  StreamLookupScope scope_;
+  StreamScope scope_;
 };
 
 /// True if the tensor's elements fill one block of memory, in any order.
 bool is_dense(const torch::Tensor& tensor);
 
-/// The gradients of some parameters, held so that their memory stays valid. Those that are not
-/// dense are staged: copied to dense memory, and copied back by write_back().
+/// What decides whether a view of a tensor is still right.
+struct Place {
+  const void* data = nullptr;
+  int64_t count = -1;
+  size_t storage_bytes = 0;
+  torch::ScalarType type = torch::kFloat;
+
+  Place() = default;
+  explicit Place(const torch::Tensor& tensor);
+  bool operator==(const Place&) const = default;
+};
+
+/// The gradients of some parameters as views. A gradient whose memory is where it was keeps its
+/// view. Those that are not dense are staged: copied to dense memory, and back by write_back().
 class Gradients {
  public:
   enum class Order {
@@ -53,13 +62,20 @@ class Gradients {
     kAsWeight,  // in the order of the parameter's strides
   };
 
-  void clear();
+  /// Looks at the gradient of parameter `index`, which may be undefined. Returns whether its view
+  /// has changed. The gradient is held until release().
+  bool look(size_t index, const torch::Tensor& parameter, Order order, const std::string& name);
 
-  /// Adds the gradient of `parameter` and returns its view; an empty one if it has none.
-  TensorView add(const torch::Tensor& parameter, Order order, const std::string& name);
+  const TensorView& view(size_t index) const { return views_[index]; }
 
   /// To be called after the core has changed gradients.
   void write_back();
+
+  /// Lets go of all gradients, so that torch can free them. Views stay, to be compared.
+  void release();
+
+  /// Forgets all views.
+  void clear();
 
  private:
   struct Staged {
@@ -71,6 +87,8 @@ class Gradients {
                       torch::Tensor memory);
   torch::Tensor dense(const torch::Tensor& parameter, Order order, const std::string& name);
 
+  std::vector<Place> places_;
+  std::vector<TensorView> views_;
   std::vector<torch::Tensor> held_;
   std::vector<Staged> staged_;
 };

@@ -1,63 +1,12 @@
-// Policies, and what one read of the gradients finds.
+// What one read of the gradients finds.
 #include <headroom/measure.h>
-#include <headroom/policy.h>
 #include <pybind11/stl.h>
+
+#include <utility>
 
 #include "tensors.h"
 
 namespace headroom::python {
-
-void bind_policy(py::module_& m) {
-  py::enum_<OnOverflow>(m, "OnOverflow")
-      .value("SKIP", OnOverflow::kSkip)
-      .value("THROW", OnOverflow::kThrow);
-
-  auto policy =
-      py::class_<ScalePolicy>(m, "ScalePolicy", "How the scale moves; see docs/policies.md.");
-  policy
-      .def(py::init([policy](const py::kwargs& settings) {
-        ScalePolicy made;
-        py::object self = py::cast(&made, py::return_value_policy::reference);
-        for (const auto& [name, value] : settings) {
-          if (!py::hasattr(policy, name)) {
-            throw py::type_error("ScalePolicy has no setting '" +
-                                 py::str(name).cast<std::string>() + "'");
-          }
-          py::setattr(self, name, value);
-        }
-        validate(made);
-        return made;
-      }))
-      .def_readwrite("dynamic", &ScalePolicy::dynamic)
-      .def_readwrite("init_scale", &ScalePolicy::init_scale)
-      .def_readwrite("growth_factor", &ScalePolicy::growth_factor)
-      .def_readwrite("backoff_factor", &ScalePolicy::backoff_factor)
-      .def_readwrite("growth_interval", &ScalePolicy::growth_interval)
-      .def_readwrite("min_scale", &ScalePolicy::min_scale)
-      .def_readwrite("max_scale", &ScalePolicy::max_scale)
-      .def_readwrite("first_growth_extra", &ScalePolicy::first_growth_extra)
-      .def_readwrite("next_growth_extra", &ScalePolicy::next_growth_extra)
-      .def_readwrite("hysteresis", &ScalePolicy::hysteresis)
-      .def_readwrite("refill_on_growth", &ScalePolicy::refill_on_growth)
-      .def_readwrite("refill_on_clean", &ScalePolicy::refill_on_clean)
-      .def_readwrite("refill_on_shrink", &ScalePolicy::refill_on_shrink)
-      .def_readwrite("tolerance", &ScalePolicy::tolerance)
-      .def_readwrite("late", &ScalePolicy::late)
-      .def_readwrite("stay_above_min", &ScalePolicy::stay_above_min)
-      .def_readwrite("on_overflow", &ScalePolicy::on_overflow)
-      .def_readwrite("max_skips_in_row", &ScalePolicy::max_skips_in_row)
-      .def_readwrite("grad_limit", &ScalePolicy::grad_limit)
-      .def_readwrite("peak_window", &ScalePolicy::peak_window)
-      .def_readwrite("retry_interval", &ScalePolicy::retry_interval)
-      .def_readwrite("rerun", &ScalePolicy::rerun);
-
-  m.def("preset", &preset);
-  m.def("presets", [] {
-    py::dict all;
-    for (const PresetInfo& info : presets()) all[info.name] = info.summary;
-    return all;
-  });
-}
 
 void bind_measure(py::module_& m) {
   py::class_<GradStats>(m, "GradStats", "What one read of a list of gradients found.")
@@ -71,34 +20,44 @@ void bind_measure(py::module_& m) {
       .def_readonly("culprit_nan", &GradStats::culprit_nan)
       .def_property_readonly("finite", &GradStats::finite)
       .def_property_readonly("norm", &GradStats::norm, "L2 norm of the gradients as they are.")
-      .def_property_readonly("zeros", [](const GradStats& s) { return s.detail.zeros; })
-      .def_property_readonly("subnormals", [](const GradStats& s) { return s.detail.subnormals; })
+      .def_readonly("new_inf", &GradStats::new_inf, "By unscale_: finite elements that became inf.")
+      .def_readonly("new_zeros", &GradStats::new_zeros,
+                    "By unscale_: nonzero elements that became zero.")
+      .def_property_readonly("ok", &GradStats::ok, "Finite before and after unscale_.");
+  py::class_<GradDetail>(m, "GradDetail", "Counts of elements by magnitude.")
+      .def_readonly("zeros", &GradDetail::zeros)
+      .def_readonly("subnormals", &GradDetail::subnormals)
       .def_property_readonly(
           "histogram",
-          [](const GradStats& stats) {
+          [](const GradDetail& detail) {
             py::dict counts;
-            for (size_t i = 0; i < stats.detail.histogram.size(); ++i) {
-              const int64_t count = stats.detail.histogram[i];
-              if (count != 0)
-                counts[py::int_(GradDetail::kMinExponent + static_cast<int>(i))] = count;
+            int exponent = GradDetail::kMinExponent;
+            for (const int64_t count : detail.histogram) {
+              if (count != 0) counts[py::int_(exponent)] = count;
+              ++exponent;
             }
             return counts;
           },
-          "With detail: {e: elements with 2^e <= |x| < 2^(e+1)}, where there are any.");
-  py::class_<UnscaleResult>(m, "UnscaleResult", "What unscale_ found and did.")
-      .def_readonly("before", &UnscaleResult::before, "The gradients as they arrived.")
-      .def_readonly("new_inf", &UnscaleResult::new_inf)
-      .def_readonly("new_zeros", &UnscaleResult::new_zeros)
-      .def_property_readonly("ok", &UnscaleResult::ok);
+          "{e: elements with 2^e <= |x| < 2^(e+1)}, where there are any.");
 
   m.def(
       "measure",
-      [](const py::sequence& grads, bool detail, uintptr_t stream) {
+      [](const py::sequence& grads, uintptr_t stream) {
         const std::vector<TensorView> views = views_of(grads);
         const Work work(stream);
-        return measure(views, {detail});
+        return measure(views);
       },
-      py::arg("grads"), py::arg("detail") = false, py::arg("stream") = 0);
+      py::arg("grads"), py::arg("stream") = 0);
+  m.def(
+      "measure_detail",
+      [](const py::sequence& grads, uintptr_t stream) {
+        const std::vector<TensorView> views = views_of(grads);
+        const Work work(stream);
+        GradDetail detail;
+        const GradStats stats = measure(views, &detail);
+        return std::make_pair(stats, detail);
+      },
+      py::arg("grads"), py::arg("stream") = 0);
   m.def(
       "unscale_",
       [](const py::sequence& grads, float inverse_scale, uintptr_t stream) {

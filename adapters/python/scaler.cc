@@ -1,16 +1,16 @@
-#include <headroom/scaler.h>
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
 #include <utility>
 
+#include "scaler/scaler.h"
 #include "tensors.h"
 
 namespace headroom::python {
 namespace {
 
 const char* name_of(Skip skip) {
-  const char* const names[] = {"", "not finite", "unscale overflow"};
+  const char* const names[] = {"", "not finite", "unscale overflow", "norm too large"};
   return names[static_cast<int>(skip)];
 }
 
@@ -76,32 +76,37 @@ void bind_scaler(py::module_& m) {
            })
       .def(
           "step",
-          [](GradScaler& self, Optimizer& optimizer, float max_norm, const std::string& clear,
-             uintptr_t stream, uintptr_t outside_scale, uintptr_t outside_found,
-             uintptr_t tell_skipped) {
-            const StepOptions options{max_norm, clear_named(clear),
-                                      reinterpret_cast<const float*>(outside_scale),
-                                      reinterpret_cast<const float*>(outside_found),
-                                      reinterpret_cast<float*>(tell_skipped)};
+          [](GradScaler& self, Optimizer& optimizer, float max_norm, float skip_above_norm,
+             const std::string& clear, uintptr_t stream, uintptr_t scale, uintptr_t found_inf,
+             uintptr_t skipped) {
+            StepOptions options;
+            options.max_norm = max_norm;
+            options.skip_above_norm = skip_above_norm;
+            options.clear_grads = clear_named(clear);
+            const internal::ExternalScale external{reinterpret_cast<const float*>(scale),
+                                                   reinterpret_cast<const float*>(found_inf),
+                                                   reinterpret_cast<float*>(skipped)};
             const Work work(stream);
-            return self.step(optimizer, options);
+            return internal::ScalerAccess::step(self, optimizer, options, external);
           },
-          py::arg("optimizer"), py::arg("max_norm"), py::arg("clear_grads"), py::arg("stream"),
-          py::arg("outside_scale") = 0, py::arg("outside_found") = 0, py::arg("tell_skipped") = 0)
+          py::arg("optimizer"), py::arg("max_norm") = 0.0f, py::arg("skip_above_norm") = 0.0f,
+          py::arg("clear_grads") = "on_skip", py::arg("stream") = 0, py::arg("external_scale") = 0,
+          py::arg("external_found_inf") = 0, py::arg("external_skipped") = 0)
       .def("report", py::overload_cast<>(&GradScaler::report, py::const_),
            py::call_guard<py::gil_scoped_release>())
       .def("try_report", py::overload_cast<>(&GradScaler::try_report, py::const_),
            py::call_guard<py::gil_scoped_release>())
       .def("update",
-           [](GradScaler& self, std::optional<float> new_scale, uintptr_t stream) {
+           [](GradScaler& self, uintptr_t stream) {
              const Work work(stream);
-             if (new_scale.has_value()) {
-               self.update(*new_scale);
-             } else {
-               self.update();
-             }
+             self.update();
            })
-      .def("run_again", &GradScaler::run_again, py::call_guard<py::gil_scoped_release>())
+      .def("set_scale",
+           [](GradScaler& self, float scale, uintptr_t stream) {
+             const Work work(stream);
+             self.set_scale(scale);
+           })
+      .def("retry", &GradScaler::retry, py::call_guard<py::gil_scoped_release>())
       .def("discard", &GradScaler::discard)
       .def("save", &GradScaler::save, py::call_guard<py::gil_scoped_release>())
       .def("load", [](GradScaler& self, const std::string& json) { self.load(json); });

@@ -35,7 +35,7 @@ Tensor owned_by(py::object owner, const TensorView& view);
 /// Work without the interpreter lock, on this CUDA stream.
 class Work {
  public:
-  explicit Work(uintptr_t stream) : stream_(reinterpret_cast<void*>(stream)) {}
+  explicit Work(uintptr_t stream) : stream_(Stream(reinterpret_cast<void*>(stream))) {}
 
  private:
   py::gil_scoped_release release_;

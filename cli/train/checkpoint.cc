@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "adapters/libtorch/tensors.h"
 #include "cli/output.h"
 #include "cli/train/random_state.h"
 #include "files/file.h"
@@ -269,7 +268,7 @@ void Checkpoints::put_back(const Checkpoint& checkpoint, const Training& trainin
       set_random_state(generator, random.at("device").get<std::string>());
     }
     result->injected = state.at("injected").get<int64_t>();
-    result->run_again = state.value("run_again", int64_t{0});
+    result->retries = state.value("retries", int64_t{0});
     result->lost = {lost.at("values").get<int64_t>(), lost.at("zeroed").get<int64_t>()};
     for (size_t i = 0; i < tensors.size(); ++i) tensors[i].second.data().copy_(values[i]);
   });
@@ -285,7 +284,7 @@ void Checkpoints::save(int64_t step, const Training& training, const RunResult& 
   std::vector<CheckpointTensor> tensors;
   for (auto& [name, tensor] : named) {
     tensor = tensor.detach().cpu().contiguous();
-    tensors.push_back({name, libtorch::internal::view_of(tensor, name), tensor.sizes().vec()});
+    tensors.push_back({name, libtorch::view_of(tensor, name), tensor.sizes().vec()});
   }
   const std::string wrong = not_finite(tensors);
   if (!wrong.empty()) {
@@ -304,7 +303,7 @@ void Checkpoints::save(int64_t step, const Training& training, const RunResult& 
                       {"optimizer_steps", optimizer.steps},
                       {"random", random},
                       {"injected", result.injected},
-                      {"run_again", result.run_again},
+                      {"retries", result.retries},
                       {"lost", {{"values", result.lost.values}, {"zeroed", result.lost.zeroed}}}};
   folder_->save(step, tensors, state.dump());
   last_ = step;

@@ -68,19 +68,6 @@ void use_default(T* value, const T& unset, const T& model_default) {
   if (*value == unset) *value = model_default;
 }
 
-constexpr std::string_view kStatic = "static:";
-
-float static_scale(const std::string& spec) {
-  const std::string text = spec.substr(kStatic.size());
-  float scale = 0.0f;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), scale);
-  if (error != std::errc() || end != text.data() + text.size()) {
-    refuse(fmt::format("--loss-scale is '{}'; write static:S with a number, such as static:1024.",
-                       spec));
-  }
-  return scale;
-}
-
 // The same one from every folder that a run may go on in, however it was written.
 std::string whole_path(const std::string& path) {
   std::error_code error;
@@ -114,20 +101,10 @@ OptLevel TrainConfig::level() const {
 }
 
 ScalePolicy TrainConfig::policy() const {
-  if (loss_scale == "none") return NoScale{};
-  if (loss_scale == "dynamic") return DynamicScale{};
-  if (loss_scale.starts_with(kStatic)) {
-    ScalePolicy policy = StaticScale{static_scale(loss_scale)};
-    validate(policy);
-    return policy;
-  }
   try {
-    return preset(loss_scale);
-  } catch (const Error&) {
-    std::string known;
-    for (const PresetInfo& info : presets()) known += std::string(", ") + info.name;
-    refuse(fmt::format("--loss-scale is '{}'; it has to be static:S with a number, or one of {}.",
-                       loss_scale, known.substr(2)));
+    return parse_policy(loss_scale);
+  } catch (const Error& error) {
+    refuse(fmt::format("--loss-scale is '{}': {}", loss_scale, error.what()));
   }
 }
 

@@ -11,7 +11,6 @@
 #include <optional>
 #include <thread>
 
-#include "adapters/libtorch/tensors.h"
 #include "cli/output.h"
 #include "cli/train/checkpoint.h"
 #include "cli/train/layers.h"
@@ -87,23 +86,10 @@ double accumulate_gradients(const TrainConfig& config, Task& task, libtorch::Gra
   return plain_nan(total.item<double>());
 }
 
-// The gradients as they are now, valid as long as `gradients` is.
-std::vector<Parameter> gradients_of(const torch::nn::Module& model,
-                                    libtorch::internal::Gradients* gradients) {
-  std::vector<Parameter> parameters;
-  for (const auto& item : model.named_parameters()) {
-    const TensorView grad =
-        gradients->add(item.value(), libtorch::internal::Gradients::Order::kAny, item.key());
-    parameters.push_back({item.key(), {}, grad});
-  }
-  return parameters;
-}
-
 // Returns how many elements were hit.
 int64_t inject(const Injector& injector, int64_t step, const torch::nn::Module& model) {
-  const libtorch::internal::TorchStream stream;
-  libtorch::internal::Gradients gradients;
-  const auto done = injector.inject(step, gradients_of(model, &gradients));
+  libtorch::ModuleGradients gradients(model);
+  const auto done = injector.inject(step, gradients.parameters());
   if (!done.empty()) gradients.write_back();
   return static_cast<int64_t>(done.size());
 }
@@ -111,9 +97,7 @@ int64_t inject(const Injector& injector, int64_t step, const torch::nn::Module& 
 }  // namespace
 
 std::vector<LayerStats> look_at_layers(const torch::nn::Module& model) {
-  const libtorch::internal::TorchStream stream;
-  libtorch::internal::Gradients gradients;
-  return measure_layers(gradients_of(model, &gradients));
+  return measure_layers(libtorch::ModuleGradients(model).parameters());
 }
 
 namespace {
@@ -150,7 +134,9 @@ RunResult run(const TrainConfig& config, Task& task, const Aids& aids,
           .on_alarm([&](const AlarmReport& report) { result.alarm = report.sentence; }));
   scaler.name_parameters(task.model());
   bool stop_here = false;
-  const StepOptions options{static_cast<float>(config.clip.value_or(0.0)), ClearGrads::kNever};
+  StepOptions options;
+  options.max_norm = static_cast<float>(config.clip.value_or(0.0));
+  options.clear_grads = ClearGrads::kNever;
   const int64_t look_every = std::max<int64_t>(1, config.steps / kLooks);
 
   const Training training{task, *optimizer, scaler};
@@ -174,14 +160,14 @@ RunResult run(const TrainConfig& config, Task& task, const Aids& aids,
     record.step = step;
     record.lr = lr_at(config, step);
     for (auto& group : optimizer->param_groups()) group.options().set_lr(record.lr);
-    const std::string position = scaler.policy().rerun ? task.data_position() : "";
+    const std::string position = scaler.policy().retries() ? task.data_position() : "";
     bool stop = stop_here;
     int64_t hits = 0;
     double failed_scale = 0.0;  // the last one before the one that passed
     libtorch::CastLoss lost;
     StepReport report;
-    for (;; ++record.run_again) {
-      if (record.run_again > 0) task.set_data_position(position);
+    for (;; ++record.retries) {
+      if (record.retries > 0) task.set_data_position(position);
       record.scale = scaler.get_scale();
       optimizer->zero_grad();
       {
@@ -192,24 +178,24 @@ RunResult run(const TrainConfig& config, Task& task, const Aids& aids,
       }
       if (!config.inject.empty()) hits = inject(injector, step, task.model());
       if (team != nullptr) stop = team->average(task.model().parameters(), &record.loss, stop_here);
-      if (record.run_again == 0 && config.layers > 0 && (step - 1) % config.layers == 0) {
+      if (record.retries == 0 && config.layers > 0 && (step - 1) % config.layers == 0) {
         look(step, record.scale, task.model(), recorder, &result);
       }
       report = scaler.step(*optimizer, options);
       if (report.pending) report = scaler.report();
       scaler.update();
-      if (!scaler.run_again()) break;
+      if (!scaler.retry()) break;
       failed_scale = record.scale;
     }
     result.lost.values += lost.values;
     result.lost.zeroed += lost.zeroed;
     result.injected += hits;
-    result.run_again += record.run_again;
+    result.retries += record.retries;
     Scalars more = {{"lr", record.lr}};
     if (!config.inject.empty()) more.emplace_back("injected", static_cast<double>(hits));
-    if (scaler.policy().rerun) {
-      more.emplace_back("run_again", static_cast<double>(record.run_again));
-      if (report.applied && record.run_again > 0) more.emplace_back("overflow_at", failed_scale);
+    if (scaler.policy().retries()) {
+      more.emplace_back("retries", static_cast<double>(record.retries));
+      if (report.applied && record.retries > 0) more.emplace_back("overflow_at", failed_scale);
     }
     if (recorder != nullptr) recorder->step(step, record.loss, report, more);
     record.applied = report.applied;

@@ -23,15 +23,15 @@ struct StepRecord {
   double lr = 0.0;
   double seconds = 0.0;  // since the run began
   bool applied = true;
-  std::string culprit;    // of a skipped step
-  int64_t run_again = 0;  // times that its batch had to be run again, at a lower scale
+  std::string culprit;  // of a skipped step
+  int64_t retries = 0;  // of its batch, at a lower scale
 };
 
 /// What a run did, up to its end or to where it was stopped.
 struct RunResult {
   std::vector<StepRecord> steps;
   int64_t skipped = 0;
-  int64_t run_again = 0;     // passes that overflowed, if the policy is one that runs batches again
+  int64_t retries = 0;       // passes that overflowed and were repeated at a lower scale
   double final_scale = 1.0;  // for the step that would have come next
   double seconds = 0.0;      // of training alone
   Score score;

@@ -121,7 +121,7 @@ int train(const TrainConfig& config, Checkpoints* checkpoints, Team* team) {
                team != nullptr ? " in the first rank" : "");
   }
   print_fact("skipped steps", "{}", result.skipped);
-  if (last.policy().rerun) print_fact("run again", "{}", result.run_again);
+  if (last.policy().retries()) print_fact("retries", "{}", result.retries);
   print_fact("final scale", "{}", scale_number(result.final_scale));
   print_fact("gradients lost", "{}", percent(result.lost));
   print_bounds(result);

@@ -51,8 +51,8 @@ Scalars results_of(const RunResult& result) {
     results.emplace_back("gradients_lost", static_cast<double>(result.lost.zeroed) /
                                                static_cast<double>(result.lost.values));
   }
-  if (result.run_again > 0) {
-    results.emplace_back("run_again", static_cast<double>(result.run_again));
+  if (result.retries > 0) {
+    results.emplace_back("retries", static_cast<double>(result.retries));
   }
   return results;
 }

@@ -85,12 +85,8 @@ int main(int argc, char** argv) {
   hr_optimizer* optimizer;
   check(hr_adamw_create(parameters, TENSORS, &adamw, NULL, &optimizer));
 
-  hr_policy policy;
-  check(hr_policy_init(&policy, sizeof policy));
-  policy.init_scale = policy.max_scale;  // too much: the first steps overflow and find a good one
-  policy.growth_interval = 200;
-  hr_scaler* scaler;
-  check(hr_scaler_create(&policy, NULL, &scaler));
+  hr_scaler* scaler;  // starts too high: the first steps overflow and find a good scale
+  check(hr_scaler_create("dynamic:init_scale=16777216,growth_interval=200", NULL, &scaler));
 
   hr_report report = {.size = sizeof report};
   for (int step = 0; step < steps; ++step) {

@@ -9,10 +9,13 @@
 
 #include <memory>
 #include <string>
-#include <unordered_set>
 #include <vector>
 
 namespace headroom {
+
+namespace internal {
+struct Accumulator;
+}
 
 /// Takes gradients in place of an optimizer: GradScaler::step on it measures them, divides by that
 /// scaler's scale and adds them to FP32 sums. The real optimizer is made on summed() and stepped
@@ -32,9 +35,12 @@ namespace headroom {
 class HEADROOM_API GradAccumulator : public FusedOptimizer {
  public:
   explicit GradAccumulator(std::vector<Parameter> parameters);
+  ~GradAccumulator() override;
+  GradAccumulator(GradAccumulator&&) noexcept;
+  GradAccumulator& operator=(GradAccumulator&&) noexcept;
 
   /// The same names and weights, with the FP32 sums as gradients.
-  const std::vector<Parameter>& summed() const { return summed_; }
+  const std::vector<Parameter>& summed() const;
 
   /// Steps `optimizer`, which was made on summed() or a part of it, and zeroes its sums. The
   /// report's scale is 1. At most once for each optimizer between two gradients, and not before the
@@ -51,18 +57,9 @@ class HEADROOM_API GradAccumulator : public FusedOptimizer {
   void skipped(const std::string& culprit) override;
 
  private:
-  void begin();  // a gradient comes in
-  void check_sum(size_t index, const TensorView& grad) const;
   internal::CudaApply* cuda_side(int device, internal::ApplyJob* job) override;
 
-  std::shared_ptr<void> memory_;  // of the sums
-  std::vector<Parameter> summed_;
-  std::unordered_set<const void*> sums_;  // where they begin
-  GradScaler unit_;                       // steps the optimizers, at a scale of 1
-  bool added_ = false;                    // a gradient came in this round
-  bool stepped_ = false;                  // the next gradient begins a new round
-  bool bad_ = false;                      // a gradient of this round was not finite
-  std::string culprit_;
+  std::unique_ptr<internal::Accumulator> impl_;
 };
 
 }  // namespace headroom

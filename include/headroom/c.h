@@ -162,49 +162,18 @@ HR_API hr_status hr_unscale(const hr_tensor* tensors, size_t count, float invers
 
 // ---- Policies -----------------------------------------------------------------------------------
 
-enum { HR_ON_OVERFLOW_SKIP = 0, HR_ON_OVERFLOW_ERROR = 1 };
-
-/// How the scale moves; docs/policies.md has the rule.
-typedef struct hr_policy {
-  size_t size;
-  double growth_factor;
-  double backoff_factor;
-  double tolerance;
-  double grad_limit;
-  int64_t max_skips_in_row;
-  float init_scale;
-  float min_scale;
-  float max_scale;
-  int32_t dynamic;
-  int32_t growth_interval;
-  int32_t first_growth_extra;
-  int32_t next_growth_extra;
-  int32_t hysteresis;
-  int32_t refill_on_growth;
-  int32_t refill_on_clean;
-  int32_t refill_on_shrink;
-  int32_t late;
-  int32_t stay_above_min;
-  int32_t on_overflow;
-  int32_t peak_window;
-  int32_t retry_interval;
-  int32_t rerun;
-  int32_t reserved;
-} hr_policy;
-
-/// Headroom's own dynamic scaling; `size` is sizeof(hr_policy).
-HR_API hr_status hr_policy_init(hr_policy* policy, size_t size);
-
-/// The settings of a system that people know: "torch", "megatron", ..., or "headroom".
-/// `policy->size` is set, for example by hr_policy_init.
-HR_API hr_status hr_policy_preset(const char* name, hr_policy* policy);
-
-/// A constant scale; 1 for BF16 and FP32.
-HR_API hr_status hr_policy_static(float scale, hr_policy* policy);
+// A policy says how the scale moves. It is passed as text: a preset, and settings that differ from
+// it: "megatron", "static:scale=512", "torch:growth_interval=500,max_skips_in_row=20".
+// docs/policies.md has the rules and all settings.
 
 /// The presets' names and summaries, which stand forever; `summary` may be null.
 HR_API hr_status hr_preset_count(size_t* count);
 HR_API hr_status hr_preset_info(size_t index, const char** name, const char** summary);
+
+/// The rule and all settings of a policy, every number exact; HR_ERROR_INVALID_ARGUMENT if the text
+/// is none, or impossible.
+HR_API hr_status hr_policy_settings(const char* policy, char* buffer, size_t capacity,
+                                    size_t* needed);
 
 // ---- Optimizers ---------------------------------------------------------------------------------
 
@@ -380,9 +349,17 @@ typedef struct hr_step_options {
   size_t size;
   float max_norm;  // clip the unscaled gradients' L2 norm to this; 0: no clipping
   int32_t clear_grads;
+  float skip_above_norm;  // skip the step if that norm is above this; 0: never
+  int32_t reserved;
+  void* stream;  // a cudaStream_t; null: the one of hr_set_stream
 } hr_step_options;
 
-enum { HR_SKIP_NO = 0, HR_SKIP_NOT_FINITE = 1, HR_SKIP_UNSCALE_OVERFLOW = 2 };
+enum {
+  HR_SKIP_NO = 0,
+  HR_SKIP_NOT_FINITE = 1,
+  HR_SKIP_UNSCALE_OVERFLOW = 2,
+  HR_SKIP_NORM_TOO_LARGE = 3
+};
 
 /// What one step did.
 typedef struct hr_report {
@@ -406,25 +383,21 @@ typedef struct hr_report {
   char culprit_text[256];  // "embed.weight: 3 inf, 0 nan", cut off where a name is too long
 } hr_report;
 
-/// The scale and its counters; hr_scaler_save has all that changes while training.
+/// The scale and its counters; hr_scaler_save has everything that changes while training.
 typedef struct hr_scale_state {
   size_t size;
   float scale;
-  float pending;
-  int32_t growth_tracker;
-  int32_t delay_left;
-  int64_t since_rescale;
-  int64_t overflows_since_rescale;
+  int32_t reserved;
+  int64_t steps;    // updates so far,
+  int64_t skipped;  // of which overflows
   int64_t skips_in_row;
-  int64_t steps;
-  int64_t skipped;
 } hr_scale_state;
 
 HR_API hr_status hr_scaler_options_init(hr_scaler_options* options, size_t size);
 HR_API hr_status hr_step_options_init(hr_step_options* options, size_t size);
 
-/// Null policy or options: the defaults.
-HR_API hr_status hr_scaler_create(const hr_policy* policy, const hr_scaler_options* options,
+/// Null policy or options: the defaults ("dynamic").
+HR_API hr_status hr_scaler_create(const char* policy, const hr_scaler_options* options,
                                   hr_scaler** scaler);
 HR_API hr_status hr_scaler_destroy(hr_scaler* scaler);
 
@@ -434,13 +407,18 @@ HR_API hr_status hr_scaler_scale(hr_scaler* scaler, float loss, float* scaled);
 HR_API hr_status hr_scaler_scale_tensor(hr_scaler* scaler, const hr_tensor* loss,
                                         const hr_tensor* scaled);
 
+/// The address on the CUDA device of the scale to multiply by, for trainers whose loss and backward
+/// are one fused kernel; valid as long as the scaler. From then on a loss is assumed to have been
+/// scaled before every step.
+HR_API hr_status hr_scaler_device_scale(hr_scaler* scaler, const float** scale);
+
 /// Divides the gradients by the scale in place, to clip or look at them by hand before the step;
 /// without a step, the update multiplies them by the scale again. `result` may be null.
 HR_API hr_status hr_scaler_unscale(hr_scaler* scaler, hr_optimizer* optimizer,
                                    hr_unscale_result* result);
 
 /// Measures, decides, and applies or skips. Null options: the defaults; `report` may be null. With
-/// HR_ON_OVERFLOW_ERROR a bad step is skipped, reported, and returns HR_ERROR_OVERFLOW.
+/// on_overflow=throw a bad step is skipped, reported, and returns HR_ERROR_OVERFLOW.
 HR_API hr_status hr_scaler_step(hr_scaler* scaler, hr_optimizer* optimizer,
                                 const hr_step_options* options, hr_report* report);
 HR_API hr_status hr_accumulator_step(hr_optimizer* accumulator, hr_optimizer* optimizer,
@@ -448,12 +426,12 @@ HR_API hr_status hr_accumulator_step(hr_optimizer* accumulator, hr_optimizer* op
 
 /// Moves the scale, once, after every optimizer has stepped; or sets it by hand.
 HR_API hr_status hr_scaler_update(hr_scaler* scaler);
-HR_API hr_status hr_scaler_update_to(hr_scaler* scaler, float scale);
+HR_API hr_status hr_scaler_set_scale(hr_scaler* scaler, float scale);
 
-/// After an update, with a policy whose `rerun` is set: 1 if the last batch is to be run again,
-/// because it was skipped and the scale is lower now for its sake; else 0. With such a policy a
-/// second optimizer in one round, and an accumulator, get HR_ERROR_UNSUPPORTED from the step.
-HR_API hr_status hr_scaler_run_again(hr_scaler* scaler, int32_t* again);
+/// After an update, with a policy that retries ("headroom-retry"): 1 if the last batch is to be run
+/// again, because it was skipped and the scale is lower now; else 0. With such a policy a second
+/// optimizer in one round, and an accumulator, get HR_ERROR_UNSUPPORTED from the step.
+HR_API hr_status hr_scaler_retry(hr_scaler* scaler, int32_t* retry);
 
 /// Forgets losses that were scaled but not stepped, because their gradients are dropped.
 HR_API hr_status hr_scaler_discard(hr_scaler* scaler);
@@ -471,8 +449,9 @@ HR_API hr_status hr_report_text(const hr_report* report, char* buffer, size_t ca
 
 HR_API hr_status hr_scaler_get_scale(hr_scaler* scaler, float* scale);
 HR_API hr_status hr_scaler_get_state(hr_scaler* scaler, hr_scale_state* state);
-HR_API hr_status hr_scaler_get_policy(hr_scaler* scaler, hr_policy* policy);
-HR_API hr_status hr_scaler_set_policy(hr_scaler* scaler, const hr_policy* policy);
+HR_API hr_status hr_scaler_get_policy(hr_scaler* scaler, char* buffer, size_t capacity,
+                                      size_t* needed);
+HR_API hr_status hr_scaler_set_policy(hr_scaler* scaler, const char* policy);
 HR_API hr_status hr_scaler_enabled(hr_scaler* scaler, int32_t* enabled);
 HR_API hr_status hr_scaler_device(hr_scaler* scaler, int32_t* device_type, int32_t* device_index);
 

@@ -6,7 +6,6 @@
 #include <headroom/accumulate.h>
 #include <headroom/agree.h>
 #include <headroom/error.h>
-#include <headroom/faces.h>
 #include <headroom/float16.h>
 #include <headroom/measure.h>
 #include <headroom/optimizer.h>
@@ -15,5 +14,6 @@
 #include <headroom/scaler.h>
 #include <headroom/tensor.h>
 #include <headroom/version.h>
+#include <headroom/wrappers.h>
 
 #endif  // HEADROOM_HEADROOM_H_

@@ -27,14 +27,14 @@ struct Fp16Zones {
   HEADROOM_API double subnormal_share() const;
 };
 
-/// From stats made with MeasureOptions::detail.
-HEADROOM_API Fp16Zones fp16_zones(const GradStats& stats);
-
 /// One tensor's gradient in a step that was looked at.
 struct LayerStats {
   std::string name;
-  GradStats stats;  // with detail
+  GradStats stats;
+  GradDetail detail;
 };
+
+HEADROOM_API Fp16Zones fp16_zones(const LayerStats& layer);
 
 /// measure() with detail, tensor by tensor. Parameters without a gradient are left out. To be
 /// called between backward and step(), which may clear the gradients.

@@ -7,6 +7,7 @@
 #include <headroom/headroom.h>
 #include <headroom/libtorch/autocast.h>
 #include <headroom/libtorch/grad_scaler.h>
+#include <headroom/libtorch/module.h>
 #include <headroom/libtorch/ops.h>
 #include <headroom/libtorch/optim.h>
 

@@ -14,39 +14,51 @@
 
 namespace headroom {
 
-class Optimizer;
-
 namespace internal {
-
-/// What a GradScaler knows an optimizer by; lives as long as the optimizer does.
-struct OptimizerIdentity {
-  uint64_t id;        // no other optimizer in this process has or had it
-  uint64_t revision;  // moves with every change of the parameters
-  Optimizer* owner;   // where the optimizer is now
-};
-
 class CudaApply;
 struct ApplyJob;
-
+struct OptimizerRecord;
+class Scaler;
+struct ScalerAccess;
 }  // namespace internal
 
-/// What GradScaler walks: a list of parameters and a way to update them. Derive from it to put an
-/// optimizer of your own under a GradScaler; SGD, Adam and AdamW below are the fused ones.
+/// On a CUDA device: what GradScaler::step has decided.
+struct DeviceVerdict {
+  bool apply;        // false: skip the step, change nothing
+  float multiplier;  // gradient x multiplier = the unscaled, clipped gradient
+};
+
+/// What GradScaler works on: a list of parameters and a way to update them. Derive from it to put
+/// an optimizer of your own under a GradScaler; SGD, Adam and AdamW below are the fused ones.
 ///
 /// One thread at a time may use an optimizer. Its parameters' memory must outlive it.
 class HEADROOM_API Optimizer {
  public:
   virtual ~Optimizer();
 
-  const std::vector<Parameter>& parameters() const { return parameters_; }
+  const std::vector<Parameter>& parameters() const;
 
   /// Updates the weights with gradient x multiplier. Called by GradScaler::step after the verdict,
   /// and never for a step that is skipped. With `clear_grads` the gradients are zero afterwards.
   virtual void apply(float multiplier, bool clear_grads) = 0;
 
+  /// Called instead of apply() by a scaler on a CUDA device. Override it for an optimizer of your
+  /// own that runs there: enqueue kernels on `stream` (a cudaStream_t) that read `*verdict` on the
+  /// device, update the weights if it says so, and return true. The verdict is not known on the
+  /// host yet and nothing may wait for it. Gradients of a skipped step are cleared by the scaler.
+  /// The default returns false: the scaler then waits for the verdict and calls apply() or
+  /// skipped().
+  virtual bool apply_on_device(const DeviceVerdict* verdict, bool clear_grads, void* stream);
+
   /// Called by GradScaler::step instead of apply() when the step is skipped, with what
   /// StepReport::culprit will say.
   virtual void skipped(const std::string& culprit);
+
+  /// Called by a GradScaler before it uses parameters(), and after it has written to gradients (by
+  /// unscale_, or because they were cleared). For wrappers of frameworks that move their tensors:
+  /// refresh() calls rebind() or set_grad() where something has moved.
+  virtual void refresh();
+  virtual void gradients_changed();
 
   /// Writes zeros to all gradients.
   void zero_grad();
@@ -74,13 +86,12 @@ class HEADROOM_API Optimizer {
   void append(std::vector<Parameter> parameters);
 
  private:
-  friend class GradScaler;
+  friend class internal::Scaler;
 
   /// What steps this optimizer on a CUDA device without asking the host, or null if it cannot.
   virtual internal::CudaApply* cuda_side(int device, internal::ApplyJob* job);
 
-  std::vector<Parameter> parameters_;
-  std::shared_ptr<internal::OptimizerIdentity> identity_;  // null once moved from
+  std::shared_ptr<internal::OptimizerRecord> record_;  // null once moved from
 };
 
 /// How 16-bit weights are kept.
@@ -135,6 +146,10 @@ class HEADROOM_API FusedOptimizer : public Optimizer {
 
   /// Steps applied to parameter `index` so far. A skipped step does not count.
   int64_t steps(size_t index) const;
+
+  /// Sets the steps of all parameters, for a trainer that resumes with masters and moments of its
+  /// own (Parameter::master). Adam's bias correction depends on it.
+  void set_steps(int64_t steps);
 
   /// The FP32 values of parameter `index`: its master, or the weight itself if that is FP32. Null
   /// for a 16-bit weight without master.

@@ -4,6 +4,7 @@
 
 #include <headroom/export.h>
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -30,34 +31,42 @@ HEADROOM_API void set_simd_target(const std::string& name);
 /// Whether this build has CUDA and there is a device to use.
 HEADROOM_API bool cuda_available();
 
-/// As long as it lives, everything that this thread asks of CUDA tensors is enqueued on this stream
-/// (a cudaStream_t). Outside of any it is the default stream. Scopes nest.
+/// The CUDA stream that work is enqueued on. Most calls take one; a default-made Stream means the
+/// one of the innermost StreamScope, or outside of any the default stream.
+class HEADROOM_API Stream {
+ public:
+  using OfDevice = void* (*)(int device);
+
+  Stream() = default;
+  Stream(void* cuda_stream)
+      : kind_(Kind::kStream), stream_(cuda_stream) {}  // NOLINT: a cudaStream_t
+  Stream(std::nullptr_t) : kind_(Kind::kStream) {}     // NOLINT: the default stream
+  /// Where every device has a current stream of its own, as in LibTorch: work on CUDA device `d` is
+  /// enqueued on of_device(d), which is called whenever something is enqueued.
+  explicit Stream(OfDevice of_device) : kind_(Kind::kOfDevice), of_device_(of_device) {}
+
+  bool given() const { return kind_ != Kind::kNone; }
+
+  /// The cudaStream_t for work on this device.
+  void* on(int device) const { return kind_ == Kind::kOfDevice ? of_device_(device) : stream_; }
+
+ private:
+  enum class Kind : unsigned char { kNone, kStream, kOfDevice };
+  Kind kind_ = Kind::kNone;
+  void* stream_ = nullptr;
+  OfDevice of_device_ = nullptr;
+};
+
+/// As long as it lives, calls of this thread that are given no stream use this one. Scopes nest.
 class HEADROOM_API StreamScope {
  public:
-  explicit StreamScope(void* cuda_stream);
+  explicit StreamScope(Stream stream);  // not given: nothing changes
   ~StreamScope();
   StreamScope(const StreamScope&) = delete;
   StreamScope& operator=(const StreamScope&) = delete;
 
  private:
-  void* stream_before_;
-  void* (*stream_of_before_)(int device);
-};
-
-/// The same where every device has a current stream of its own, as in LibTorch: work on CUDA device
-/// `d` is enqueued on stream_of(d), which is asked whenever something is enqueued. Nests with
-/// StreamScope; the innermost of both counts.
-class HEADROOM_API StreamLookupScope {
- public:
-  using StreamOf = void* (*)(int device);
-  explicit StreamLookupScope(StreamOf stream_of);
-  ~StreamLookupScope();
-  StreamLookupScope(const StreamLookupScope&) = delete;
-  StreamLookupScope& operator=(const StreamLookupScope&) = delete;
-
- private:
-  void* stream_before_;
-  StreamOf stream_of_before_;
+  Stream before_;
 };
 
 }  // namespace headroom

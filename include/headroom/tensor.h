@@ -61,6 +61,11 @@ inline TensorView view(const bf16* data, int64_t count) { return view(data, DTyp
 inline TensorView view(const float* data, int64_t count) { return view(data, DType::kF32, count); }
 inline TensorView view(const double* data, int64_t count) { return view(data, DType::kF64, count); }
 
+/// A view of memory that CUDA has allocated, on the device where it is: the device is found from
+/// the pointer. Throws Error(kInvalidArgument) for ordinary host memory. headroom/cuda.h has it for
+/// pointers to __half, __nv_bfloat16, float and double.
+HEADROOM_API TensorView device_view(void* data, DType dtype, int64_t count);
+
 template <typename T>
 TensorView view(std::vector<T>& values) {
   return view(values.data(), static_cast<int64_t>(values.size()));
@@ -77,6 +82,14 @@ struct Parameter {
   std::string name;
   TensorView weight;
   TensorView grad;
+
+  /// FP32 arrays of yours that SGD, Adam and AdamW use in place of memory of their own, with the
+  /// values that they have: the master of a 16-bit weight, and the moments (momentum buffer;
+  /// exp_avg and exp_avg_sq). Default-made: the optimizer allocates them, masters as copies of the
+  /// weights.
+  TensorView master = {};
+  TensorView first_moment = {};
+  TensorView second_moment = {};
 };
 
 /// Copies with conversion between f16, bf16 and f32: to nearest even, subnormals and NaN kept, the

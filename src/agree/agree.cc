@@ -11,10 +11,9 @@ namespace headroom {
 Ranks::~Ranks() = default;
 
 void Ranks::enqueue(double*, size_t, double*, size_t, void*) {
-  throw Error(
-      ErrorCode::kUnsupported,
-      "These ranks talk on the host and cannot serve a scaler on a CUDA device; use NCCL's, "
-      "or a scaler on the CPU.");
+  throw Error(ErrorCode::kUnsupported,
+              "These ranks communicate on the host and cannot serve a scaler on a CUDA device; use "
+              "NCCL's, or a scaler on the CPU.");
 }
 
 void Ranks::throw_did_not_come(const std::string& how) {
@@ -40,56 +39,28 @@ std::string call_name(double call) {
 
 }  // namespace
 
-Found found_of(const GradStats& stats, int64_t new_inf, int64_t new_zeros) {
-  Found found;
-  found.count = static_cast<double>(stats.count);
-  found.inf = static_cast<double>(stats.inf_count);
-  found.nan = static_cast<double>(stats.nan_count);
-  found.new_inf = static_cast<double>(new_inf);
-  found.new_zeros = static_cast<double>(new_zeros);
-  found.squares[stats.squares.exponent / 600 + 1] = stats.squares.value;
-  found.amax = stats.amax;
-  found.culprit = stats.culprit;
-  found.culprit_inf = stats.culprit_inf;
-  found.culprit_nan = stats.culprit_nan;
-  return found;
-}
-
-GradStats stats_of(const Found& found, GradStats stats) {
-  stats.count = static_cast<int64_t>(found.count);
-  stats.inf_count = static_cast<int64_t>(found.inf);
-  stats.nan_count = static_cast<int64_t>(found.nan);
-  stats.squares = found.sum();
-  stats.amax = found.amax;
-  stats.culprit = found.culprit;
-  stats.culprit_inf = found.culprit_inf;
-  stats.culprit_nan = found.culprit_nan;
-  return stats;
-}
-
 double call_number(int64_t optimizer, bool unscale) {
   return static_cast<double>(2 * optimizer + unscale);
 }
 
-std::string differ_sentence(int which, double low, double high) {
+std::string difference_sentence(int field, double low, double high) {
   const std::string ends = number(low) + " and " + number(high);
-  switch (which) {
-    case Standing::kMessage:
-    case Standing::kRound:
+  switch (field) {
+    case RankStatus::kMessage:
+    case RankStatus::kUpdates:
       return std::string("The ranks are out of step: ") +
-             (which == Standing::kRound ? "after updates " : "at messages ") + ends +
+             (field == RankStatus::kUpdates ? "after updates " : "at messages ") + ends +
              "; make every rank step and update equally often, and load the same checkpoint.";
-    case Standing::kCall:
+    case RankStatus::kCall:
       return "The ranks are out of step: one is in " + call_name(low) + ", another in " +
              call_name(high) + "; make the same calls in the same order on every rank.";
-    case Standing::kScale:
+    case RankStatus::kScale:
       return "The ranks have gradients of different scales, " + ends +
              "; call scale() on every rank in every round, and set or load the same scale.";
-    case Standing::kRules:
+    case RankStatus::kSettings:
       return "The ranks differ in policy, max_norm, enabled or RankGradients, or in the names, "
-             "sizes "
-             "or order of replicated parameters; give every rank the same.";
-    case Standing::kState:
+             "sizes or order of replicated parameters; give every rank the same.";
+    case RankStatus::kState:
       return "The ranks have the same scale but remember different steps; load the same saved "
              "scaler on every rank.";
     default:
@@ -101,18 +72,13 @@ std::string differ_sentence(int which, double low, double high) {
   }
 }
 
-Agreement agree(Ranks& ranks, const Stand& stand, const Found& mine) {
-  const bool replicated = stand.gradients == RankGradients::kReplicated;
-  Stand here = stand;
-  here.standing.of[Standing::kNorm] = replicated ? mine.sum().root() : 0.0;
-  Message message = pack(mine, ranks.rank(), here.list, here.standing);
+Agreement agree(Ranks& ranks, const RankStatus& status, const GradStats& mine) {
+  Message message = pack(mine, ranks.rank(), status);
   ranks.reduce(message.sums, Message::kSums, message.maxima, Message::kMaxima);
-  const int which = difference(message);
-  require(which == Standing::kCount, ErrorCode::kRanksDiffer, [&] {
-    const double* const pair = message.maxima + Message::kStanding + 2 * which;
-    return differ_sentence(which, -pair[1], pair[0]);
-  });
-  return {unpack(message, replicated, mine), equal_on_all(message.maxima + Message::kList)};
+  const int field = difference(message);
+  require(field == RankStatus::kCount, ErrorCode::kRanksDiffer,
+          [&] { return difference_sentence(field, message.low(field), message.high(field)); });
+  return {unpack(message, status.replicated(), mine), message.same_names()};
 }
 
 }  // namespace internal

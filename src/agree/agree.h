@@ -1,41 +1,27 @@
 #ifndef HEADROOM_SRC_AGREE_AGREE_H_
 #define HEADROOM_SRC_AGREE_AGREE_H_
 
-#include <headroom/agree.h>
-
 #include <string>
 
 #include "agree/message.h"
 
 namespace headroom::internal {
 
-/// Where a rank stands before it asks the others; its norm is filled in by agree().
-struct Stand {
-  RankGradients gradients = RankGradients::kReplicated;
-  double list = 0.0;  // a fingerprint of the names of its tensors
-  Standing standing;
-};
-
 /// What all ranks found.
 struct Agreement {
-  Found found;
-  bool same_list = false;  // their tensors have the same names
+  GradStats stats;
+  bool same_names = false;  // their tensors have the same names, in the same order
 };
 
-Found found_of(const GradStats& stats, int64_t new_inf, int64_t new_zeros);
+/// Waits for all ranks. Throws Error(kRanksDiffer) on every one of them if they differ in their
+/// status, and what Ranks::reduce throws.
+Agreement agree(Ranks& ranks, const RankStatus& status, const GradStats& mine);
 
-/// `stats` with everything that ranks agree on taken from `found`.
-GradStats stats_of(const Found& found, GradStats stats);
-
-/// Asks all ranks. Throws Error(kRanksDiffer) on every one of them if they differ in where they
-/// stand, and what Ranks::reduce throws.
-Agreement agree(Ranks& ranks, const Stand& stand, const Found& mine);
-
-/// Standing::kCall: of the n-th optimizer that the scaler has met.
+/// RankStatus::kCall for the n-th optimizer that the scaler has seen.
 double call_number(int64_t optimizer, bool unscale);
 
-/// One sentence that says in what the ranks differ; `low` and `high` are the ends.
-std::string differ_sentence(int which, double low, double high);
+/// One sentence that says in what the ranks differ; `low` and `high` are the extremes.
+std::string difference_sentence(int field, double low, double high);
 
 }  // namespace headroom::internal
 

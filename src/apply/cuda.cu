@@ -162,10 +162,10 @@ __global__ void __launch_bounds__(kThreads, kResident)
   const int64_t first = (piece - slot.first_piece) * kPiece;
   const int size = static_cast<int>(min(static_cast<int64_t>(kPiece), slot.count - first));
   wait_for_kernel_before();
-  const CudaGo go = *tables.go;
-  if (go.apply) {
+  const DeviceVerdict verdict = *tables.verdict;
+  if (verdict.apply) {
     RuleNumbers n = tables.numbers[index].rule;
-    n.multiplier = go.multiplier;
+    n.multiplier = verdict.multiplier;
     update_piece<kRule, G, W, kMaster>(slot, n, tables.numbers[index].random_base, first, size,
                                        job);
   } else if (clear_skipped) {
@@ -211,7 +211,7 @@ __global__ void prepare_kernel(CudaTables tables, float multiplier) {
   let_next_kernel_begin();
   prepare_numbers(tables);
   __syncthreads();
-  prepare_go(tables, {true, multiplier});
+  prepare_verdict(tables, {true, multiplier});
 }
 
 // One block for each slot says which pieces are its own.
@@ -253,12 +253,12 @@ void CudaApply::set_slots(int device, std::vector<CudaSlot> slots, size_t parame
   slot_of_array_.reserve(device, static_cast<size_t>(pieces));
   number_array_.reserve(device, slots.size());
   step_array_.reserve(device, parameters);
-  go_array_.reserve(device, 1);
+  verdict_array_.reserve(device, 1);
   tables_.slots = slot_array_.data();
   tables_.slot_of = slot_of_array_.data();
   tables_.numbers = number_array_.data();
   tables_.steps = step_array_.data();
-  tables_.go = go_array_.data();
+  tables_.verdict = verdict_array_.data();
   tables_.slot_count = static_cast<uint32_t>(slots.size());
   tables_.seed = seed;
   cuda_upload(slot_array_.data(), slots.data(), slots.size() * sizeof(CudaSlot));

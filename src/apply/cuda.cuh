@@ -20,10 +20,10 @@ __device__ inline void prepare_numbers(const CudaTables& tables) {
   }
 }
 
-/// They say whether it is applied, and count it if it is.
-__device__ inline void prepare_go(const CudaTables& tables, const CudaGo& go) {
-  if (threadIdx.x == 0 && tables.go != nullptr) *tables.go = go;
-  for (uint32_t i = threadIdx.x; i < tables.slot_count && go.apply; i += kPrepareThreads) {
+/// They pass on whether it is applied, and count it if it is.
+__device__ inline void prepare_verdict(const CudaTables& tables, const DeviceVerdict& verdict) {
+  if (threadIdx.x == 0 && tables.verdict != nullptr) *tables.verdict = verdict;
+  for (uint32_t i = threadIdx.x; i < tables.slot_count && verdict.apply; i += kPrepareThreads) {
     const CudaSlot& slot = tables.slots[i];
     if (slot.grad != nullptr) ++tables.steps[slot.parameter];
   }

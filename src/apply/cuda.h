@@ -2,6 +2,8 @@
 #ifndef HEADROOM_SRC_APPLY_CUDA_H_
 #define HEADROOM_SRC_APPLY_CUDA_H_
 
+#include <headroom/optimizer.h>
+
 #include <vector>
 
 #include "apply/kernels.h"
@@ -31,12 +33,6 @@ struct CudaNumbers {
   uint64_t random_base;
 };
 
-/// What is decided on the step at hand.
-struct CudaGo {
-  bool apply;
-  float multiplier;
-};
-
 /// Everything about an optimizer that is on the device, as kernels get it.
 struct CudaTables {
   const CudaSlot* slots = nullptr;
@@ -44,7 +40,7 @@ struct CudaTables {
   const RuleSettings* groups = nullptr;
   CudaNumbers* numbers = nullptr;  // of each slot, for the step at hand
   int64_t* steps = nullptr;        // of each parameter
-  CudaGo* go = nullptr;
+  DeviceVerdict* verdict = nullptr;
   uint32_t slot_count = 0;
   uint64_t seed = 0;
 };
@@ -92,7 +88,7 @@ class CudaApply {
   CudaArray<RuleSettings> group_array_;
   CudaArray<CudaNumbers> number_array_;
   CudaArray<int64_t> step_array_;
-  CudaArray<CudaGo> go_array_;
+  CudaArray<DeviceVerdict> verdict_array_;
 };
 
 /// FusedOptimizer::follow_weight() of a weight on a device; enqueues.

@@ -53,6 +53,23 @@ void check_grad(const Parameter& parameter, size_t index) {
   });
 }
 
+bool has_master(WeightKind kind);
+
+// Arrays that the caller has given have to be those that the rule needs: all moments or none.
+void check_given_arrays(const Parameter& parameter, size_t index, WeightKind kind, size_t buffers) {
+  require(parameter.master.data == nullptr || has_master(kind), ErrorCode::kMismatch, [&] {
+    return "Parameter " + name_of(parameter, index) +
+           " was given a master, but its weight is f32 or kept without masters; leave it out.";
+  });
+  const bool first = parameter.first_moment.data != nullptr;
+  const bool second = parameter.second_moment.data != nullptr;
+  require((!first || buffers > 0) && second == (first && buffers > 1), ErrorCode::kMismatch, [&] {
+    return "Parameter " + name_of(parameter, index) +
+           " was given moments that this optimizer does not have, or only some of them; it has " +
+           std::to_string(buffers) + ".";
+  });
+}
+
 bool has_master(WeightKind kind) {
   return kind == WeightKind::kF16Master || kind == WeightKind::kBF16Master;
 }
@@ -127,8 +144,8 @@ void follow(const TensorView& weight, const Slot& slot, bool at_random) {
 // ones: small tensors, too, are walked in long streams that the processor can fetch ahead.
 class Arena {
  public:
-  void plan(int64_t count, bool master) {
-    states_ += whole_lines(count);
+  void plan(int64_t count, bool master, bool states) {
+    if (states) states_ += whole_lines(count);
     if (master) masters_ += whole_lines(count);
   }
   void allocate(const Device& device, size_t buffers, FusedState* state) {
@@ -212,6 +229,13 @@ bool has_negative(const TensorView& tensor) {
   return std::any_of(values.begin(), values.end(), [](float value) { return value < 0.0f; });
 }
 
+void check_steps(int64_t steps, ErrorCode code) {
+  require(steps >= 0 && steps <= kMaxCount, code, [&] {
+    return "A step count of " + std::to_string(steps) +
+           " is impossible; it is damaged, or not a number of steps.";
+  });
+}
+
 void check_state_tensor(const NamedTensor& mine, const NamedTensor& other) {
   require(mine.name == other.name, ErrorCode::kBadState, [&] {
     return "The saved state has '" + other.name + "' where this optimizer has '" + mine.name +
@@ -237,9 +261,16 @@ void check_state_tensor(const NamedTensor& mine, const NamedTensor& other) {
 }
 
 }  // namespace
+
+void FusedState::set_steps(const std::vector<int64_t>& steps) {
+  if (steps_there) {
+    for (auto& [device, apply] : cuda) apply.set_steps(steps);
+  }
+  for (size_t i = 0; i < slots.size(); ++i) slots[i].steps = steps[i];
+}
+
 }  // namespace internal
 
-using internal::kMaxCount;
 using internal::require;
 
 FusedOptimizer::FusedOptimizer(const Precision& precision)
@@ -273,7 +304,10 @@ size_t FusedOptimizer::append_group(std::vector<Parameter> added,
     const internal::WeightKind kind = internal::kind_of(all[i], i, own().precision);
     internal::check_grad(all[i], i);
     slots.push_back({own().groups.size(), kind, nullptr, {nullptr, nullptr}, 0});
-    arena_of(all[i].weight).plan(all[i].weight.count, internal::has_master(kind));
+    internal::check_given_arrays(all[i], i, kind, buffers);
+    const bool master = internal::has_master(kind) && all[i].master.data == nullptr;
+    const bool moments = all[i].first_moment.data == nullptr;
+    arena_of(all[i].weight).plan(all[i].weight.count, master, moments);
   }
   internal::FusedState fresh;  // what is taken, until nothing can throw any more
   for (auto& [device, arena] : arenas) {
@@ -285,10 +319,17 @@ size_t FusedOptimizer::append_group(std::vector<Parameter> added,
     internal::Slot& slot = slots[i];
     if (slot.kind == internal::WeightKind::kF32) slot.master = static_cast<float*>(weight.data);
     if (internal::has_master(slot.kind)) {
+      slot.master = static_cast<float*>(all[i].master.data);
+    }
+    if (internal::has_master(slot.kind) && slot.master == nullptr) {
       slot.master = arena_of(weight).take(0, weight.count);
       internal::copy_to_master(weight, slot);
     }
-    for (size_t b = 0; b < buffers; ++b) slot.state[b] = arena_of(weight).take(b + 1, weight.count);
+    for (size_t b = 0; b < buffers; ++b) {
+      slot.state[b] =
+          static_cast<float*>((b == 0 ? all[i].first_moment : all[i].second_moment).data);
+      if (slot.state[b] == nullptr) slot.state[b] = arena_of(weight).take(b + 1, weight.count);
+    }
   }
   internal::settle_devices(added);
   // All that can throw comes before the first change.
@@ -350,6 +391,11 @@ void FusedOptimizer::rebind(std::vector<Parameter> changed) {
     });
     if (after.data != before.data) moved.push_back(i);
   }
+  for (size_t i = 0; i < changed.size(); ++i) {  // masters and moments stay where they are
+    changed[i].master = parameters()[i].master;
+    changed[i].first_moment = parameters()[i].first_moment;
+    changed[i].second_moment = parameters()[i].second_moment;
+  }
   Optimizer::rebind(std::move(changed));
   own().planned = own().devices_planned = false;
   for (const size_t i : moved) {
@@ -402,6 +448,13 @@ int64_t FusedOptimizer::steps(size_t index) const {
   return internal::slot_at(own(), index).steps;
 }
 
+void FusedOptimizer::set_steps(int64_t steps) {
+  internal::check_steps(steps, ErrorCode::kInvalidArgument);
+  internal::fetch_steps(parameters(), &own());
+  own().set_steps(std::vector<int64_t>(own().slots.size(), steps));
+  internal::settle_devices(parameters());
+}
+
 const float* FusedOptimizer::master(size_t index) const {
   return internal::slot_at(own(), index).master;
 }
@@ -445,22 +498,14 @@ void FusedOptimizer::load_state(const OptimizerState& saved) {
                    " tensors; this optimizer has " + std::to_string(own().slots.size()) + " and " +
                    std::to_string(mine.size()) + ".";
           });
-  for (const int64_t steps : saved.steps) {
-    require(steps >= 0 && steps <= kMaxCount, ErrorCode::kBadState, [&] {
-      return "The saved state has a step count of " + std::to_string(steps) +
-             "; the state is damaged.";
-    });
-  }
+  for (const int64_t steps : saved.steps) internal::check_steps(steps, ErrorCode::kBadState);
   for (size_t i = 0; i < mine.size(); ++i) internal::check_state_tensor(mine[i], saved.tensors[i]);
   for (size_t i = 0; i < mine.size(); ++i) {
     internal::copy_bytes(mine[i].tensor, saved.tensors[i].tensor);
   }
-  if (own().steps_there) {
-    for (auto& [device, cuda] : own().cuda) cuda.set_steps(saved.steps);
-  }
+  own().set_steps(saved.steps);
   for (size_t i = 0; i < own().slots.size(); ++i) {
-    internal::Slot& slot = own().slots[i];
-    slot.steps = saved.steps[i];
+    const internal::Slot& slot = own().slots[i];
     if (!internal::has_master(slot.kind)) continue;
     internal::copy_from_master(parameters()[i].weight, i, slot, own().precision);
   }

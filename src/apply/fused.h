@@ -44,6 +44,9 @@ struct FusedState {
     size_t begin;  // spans [begin, end)
     size_t end;
   };
+  /// Step counts of all slots, here and on the devices.
+  void set_steps(const std::vector<int64_t>& steps);
+
   bool planned = false;
   bool devices_planned = false;
   size_t bytes = 0;

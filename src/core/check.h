@@ -31,6 +31,9 @@ constexpr int64_t kMaxCount = std::numeric_limits<int64_t>::max() / 16;
 /// Shortest text that reads back as the same number: "65536", "0.1", "nan".
 HEADROOM_API std::string number(double value);
 
+/// Six significant digits, for reports.
+std::string short_number(double value);
+
 enum class Access { kRead, kWrite };
 
 /// Why the view cannot be used for `access` on this build, as the end of a sentence; empty if it

@@ -7,36 +7,9 @@
 #include <map>
 
 #include "core/cuda.h"
+#include "core/stream.h"
 
 namespace headroom {
-namespace {
-
-// Of the innermost scope: one stream, or a lookup of one for each device.
-thread_local void* g_stream = nullptr;
-thread_local StreamLookupScope::StreamOf g_stream_of = nullptr;
-
-}  // namespace
-
-StreamScope::StreamScope(void* cuda_stream)
-    : stream_before_(g_stream), stream_of_before_(g_stream_of) {
-  g_stream = cuda_stream;
-  g_stream_of = nullptr;
-}
-StreamScope::~StreamScope() {
-  g_stream = stream_before_;
-  g_stream_of = stream_of_before_;
-}
-
-StreamLookupScope::StreamLookupScope(StreamOf stream_of)
-    : stream_before_(g_stream), stream_of_before_(g_stream_of) {
-  g_stream = nullptr;
-  g_stream_of = stream_of;
-}
-StreamLookupScope::~StreamLookupScope() {
-  g_stream = stream_before_;
-  g_stream_of = stream_of_before_;
-}
-
 bool cuda_available() {
   int devices = 0;
   return cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0;
@@ -54,10 +27,9 @@ void cuda_failed(cudaError_t error, const char* call) {
 bool built_with_cuda() { return true; }
 
 cudaStream_t current_stream() {
-  if (g_stream_of == nullptr) return static_cast<cudaStream_t>(g_stream);
   int device = 0;
   HEADROOM_CUDA(cudaGetDevice(&device));
-  return static_cast<cudaStream_t>(g_stream_of(device));
+  return static_cast<cudaStream_t>(stream_on(device));
 }
 
 const DeviceFacts& device_facts() {

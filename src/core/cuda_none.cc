@@ -9,12 +9,6 @@
 
 namespace headroom {
 
-StreamScope::StreamScope(void*) : stream_before_(nullptr), stream_of_before_(nullptr) {}
-StreamScope::~StreamScope() {}
-StreamLookupScope::StreamLookupScope(StreamOf)
-    : stream_before_(nullptr), stream_of_before_(nullptr) {}
-StreamLookupScope::~StreamLookupScope() {}
-
 bool cuda_available() { return false; }
 
 namespace internal {
@@ -41,12 +35,14 @@ void cuda_settle(int) { without(); }
 void cuda_copy(int, void*, const void*, size_t) { without(); }
 void cuda_zero(const TensorView&) { without(); }
 void cuda_convert(const TensorView&, const TensorView&) { without(); }
-Partial cuda_measure(const std::vector<TensorView>&, const MeasureJob&) { without(); }
+GradStats cuda_measure(const std::vector<TensorView>&, const MeasureJob&, GradDetail*) {
+  without();
+}
 
-Partial partial_of(const CudaStats&, int64_t) { without(); }
 CudaMeasure::CudaMeasure(int) { without(); }
 void CudaMeasure::set_list(const std::vector<TensorView>&) { without(); }
 void CudaMeasure::enqueue(const MeasureJob&, const float*) { without(); }
+void CudaMeasure::enqueue_clear(const bool*) { without(); }
 
 // NOLINTNEXTLINE(performance-unnecessary-value-param): as the one that keeps it
 void CudaApply::set_slots(int, std::vector<CudaSlot>, size_t, uint64_t) { without(); }
@@ -70,13 +66,13 @@ template class CudaMailbox<CudaAlarm>;
 template class CudaMailbox<CudaDifference>;
 
 CudaOptimizer::CudaOptimizer(int device) : measure(device) {}
-void CudaOptimizer::set_scale(float) { without(); }
 CudaScaler::CudaScaler(int) { without(); }
-void CudaScaler::set_state(const ScalePolicy&, const ScaleState&) { without(); }
-ScaleState CudaScaler::wait_state() const { without(); }
+void CudaScaler::set_record(const ScaleRecord&, float) { without(); }
+ScaleNumbers CudaScaler::wait_numbers() const { without(); }
 void CudaScaler::scale(const TensorView&, const TensorView&) { without(); }
-void CudaScaler::unscale(const CudaOrder&, const CudaRanks&, CudaOptimizer*) { without(); }
-void CudaScaler::decide(const CudaOrder&, const CudaTables&, const CudaRanks&, CudaOptimizer*) {
+const float* CudaScaler::scale_address() const { without(); }
+void CudaScaler::unscale(const CudaRanks&, CudaOptimizer*) { without(); }
+void CudaScaler::decide(const CudaStep&, const CudaTables&, const CudaRanks&, CudaOptimizer*) {
   without();
 }
 void CudaScaler::update() { without(); }

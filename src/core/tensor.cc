@@ -23,11 +23,33 @@ const char* to_string(DType dtype) {
   return "unknown";
 }
 
+TensorView device_view(void* data, DType dtype, int64_t count) {
+  TensorView found = view(data, dtype, count, {DeviceType::kCUDA, 0});
+  if (data == nullptr || count == 0) return found;
+  const internal::MemoryPlace place = internal::memory_place(found);
+  const bool known =
+      place.kind != internal::MemoryKind::kUnknown && place.kind != internal::MemoryKind::kPageable;
+  if (!known) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "device_view() got a pointer to memory that CUDA has not allocated; use view() for "
+                "host memory.");
+  }
+  found.device.index = place.device;
+  return found;
+}
+
 namespace internal {
 
 std::string number(double value) {
   char text[32];
   const auto end = std::to_chars(text, text + sizeof(text), value).ptr;
+  return std::string(text, end);
+}
+
+std::string short_number(double value) {
+  char text[32];
+  const auto end =
+      std::to_chars(text, text + sizeof(text), value, std::chars_format::general, 6).ptr;
   return std::string(text, end);
 }
 

@@ -10,7 +10,7 @@
 namespace headroom::internal {
 
 GradStats measure_bound(const std::vector<TensorView>& grads);
-UnscaleResult unscale_bound(const std::vector<TensorView>& grads, float inverse_scale);
+GradStats unscale_bound(const std::vector<TensorView>& grads, float inverse_scale);
 
 }  // namespace headroom::internal
 

@@ -4,13 +4,13 @@
 #ifndef HEADROOM_SRC_MEASURE_CAREFUL_H_
 #define HEADROOM_SRC_MEASURE_CAREFUL_H_
 
-#include <headroom/measure.h>
-
 #include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+
+#include "measure/stats.h"
 
 namespace headroom::internal {
 
@@ -100,14 +100,7 @@ void careful_copy(const T* from, size_t count, int64_t tensor, T* to, GradStats*
     nan += !finite && !is_inf(x);
     to[i] = finite ? x : T{};
   }
-  if (inf + nan == 0) return;
-  stats->inf_count += inf;
-  stats->nan_count += nan;
-  if (stats->culprit < 0) stats->culprit = tensor;
-  if (stats->culprit == tensor) {
-    stats->culprit_inf += inf;
-    stats->culprit_nan += nan;
-  }
+  add_bad(tensor, inf, nan, stats);
 }
 
 /// Adds the squares of a block of finite elements that are very large or very small.
@@ -115,15 +108,15 @@ template <typename T>
 void careful_squares(const T* p, size_t count, GradStats* stats) {
   double amax = 0.0;
   for (size_t i = 0; i < count; ++i) amax = std::fmax(amax, std::fabs(widen(p[i])));
-  const int exponent = amax >= 0x1p450 ? 600 : amax < 0x1p-450 ? -600 : 0;
-  const double factor = std::ldexp(1.0, -exponent);
+  const int which = amax >= 0x1p450 ? 2 : amax < 0x1p-450 ? 0 : 1;
+  const double factor = std::ldexp(1.0, 600 * (1 - which));
   double sum = 0.0;
   for (size_t i = 0; i < count; ++i) {
     const double x = widen(p[i]) * factor;
     sum += x * x;
   }
   stats->amax = std::fmax(stats->amax, amax);
-  stats->squares.add({sum, exponent});
+  stats->squares[which] += sum;
 }
 
 /// Counts zeros and subnormals, and the elements of each power of two.

@@ -8,6 +8,7 @@
 #include <map>
 
 #include "core/cuda.cuh"
+#include "measure/stats.h"
 
 namespace headroom::internal {
 namespace {
@@ -27,10 +28,12 @@ constexpr int64_t kKept = 32 << 20;
 // reads at 97 to 102 % of its copying speed with 3, at 82 with 4 or 5.
 constexpr int kResident = 3;
 
+__host__ __device__ int64_t size_on_device(DType dtype) {
+  return dtype == DType::kF64 ? 8 : dtype == DType::kF32 ? 4 : 2;
+}
+
 __host__ __device__ int64_t pieces_of(int64_t count, DType dtype, int64_t piece_bytes) {
-  const int64_t bytes = count * static_cast<int64_t>(dtype == DType::kF64   ? 8
-                                                     : dtype == DType::kF32 ? 4
-                                                                            : 2);
+  const int64_t bytes = count * size_on_device(dtype);
   return (bytes + piece_bytes - 1) / piece_bytes;
 }
 
@@ -184,7 +187,7 @@ __device__ void for_elements(const T* data, int count, const Visit& visit) {
 
 // Adds this thread's share of one piece to its `partial`.
 template <typename T>
-__device__ void measure_piece(T* data, int count, int64_t tensor, bool keep, CudaStats* partial,
+__device__ void measure_piece(T* data, int count, int64_t tensor, bool keep, GradStats* partial,
                               Squares* squares) {
   using B = Bits<T>;
   Largest<T> found;
@@ -228,18 +231,11 @@ __device__ void measure_piece(T* data, int count, int64_t tensor, bool keep, Cud
   });
   squares->add(finite);
   partial->amax = fmax(partial->amax, amax);
-  partial->inf += inf;
-  partial->nan += nan;
-  if (inf + nan == 0) return;
-  if (partial->culprit < 0) partial->culprit = tensor;
-  if (partial->culprit == tensor) {
-    partial->culprit_inf += inf;
-    partial->culprit_nan += nan;
-  }
+  add_bad(tensor, inf, nan, partial);
 }
 
 template <typename T>
-__device__ void unscale_piece(T* data, int count, float inverse, CudaStats* partial) {
+__device__ void unscale_piece(T* data, int count, float inverse, GradStats* partial) {
   for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) {
     const T before = data[i];
     T after;
@@ -257,48 +253,28 @@ __device__ void unscale_piece(T* data, int count, float inverse, CudaStats* part
 
 template <typename T>
 __device__ void do_piece(void* data, int64_t first, int count, int64_t tensor, bool keep,
-                         bool unscale, float inverse, CudaStats* partial, Squares* squares) {
+                         bool unscale, float inverse, GradStats* partial, Squares* squares) {
   T* const piece = static_cast<T*>(data) + first;
   measure_piece(piece, count, tensor, keep, partial, squares);
   if (unscale) __syncthreads();  // each thread unscales other elements than it measured
   if (unscale) unscale_piece(piece, count, inverse, partial);
 }
 
-// `part` comes from a thread or block that is later in the order.
-__device__ void merge(const CudaStats& part, CudaStats* whole) {
-  for (int i = 0; i < 3; ++i) whole->squares[i] += part.squares[i];
-  whole->amax = fmax(whole->amax, part.amax);
-  whole->inf += part.inf;
-  whole->nan += part.nan;
-  whole->new_inf += part.new_inf;
-  whole->new_zeros += part.new_zeros;
-  if (part.culprit < 0) return;
-  if (whole->culprit < 0 || part.culprit < whole->culprit) {
-    whole->culprit = part.culprit;
-    whole->culprit_inf = 0;
-    whole->culprit_nan = 0;
-  }
-  if (part.culprit == whole->culprit) {
-    whole->culprit_inf += part.culprit_inf;
-    whole->culprit_nan += part.culprit_nan;
-  }
-}
-
 // Whether there is more to add up than ordinary squares and amax.
-__device__ bool unusual(const CudaStats& stats) {
+__device__ bool unusual(const GradStats& stats) {
   return stats.culprit >= 0 || stats.new_inf + stats.new_zeros > 0 || stats.squares[0] != 0.0 ||
          stats.squares[2] != 0.0;
 }
 
 // Of all threads, to thread 0, in a fixed order.
-__device__ void reduce_block(CudaStats* shared, const CudaStats& mine) {
+__device__ void reduce_block(GradStats* shared, const GradStats& mine) {
   if (!__syncthreads_or(unusual(mine))) {
     double sum = mine.squares[1], amax = mine.amax;
     for (unsigned half = 16; half > 0; half /= 2) {
       sum += __shfl_down_sync(~0u, sum, half);
       amax = fmax(amax, __shfl_down_sync(~0u, amax, half));
     }
-    CudaStats& warp = shared[threadIdx.x / 32];
+    GradStats& warp = shared[threadIdx.x / 32];
     if (threadIdx.x == 0) warp = mine;
     if (threadIdx.x % 32 == 0) {
       warp.squares[1] = sum;
@@ -322,12 +298,6 @@ __device__ void reduce_block(CudaStats* shared, const CudaStats& mine) {
   __syncthreads();
 }
 
-__device__ CudaStats empty_stats() {
-  CudaStats stats{};
-  stats.culprit = -1;
-  return stats;
-}
-
 // One block for each tensor says which pieces are its own.
 __global__ void owner_kernel(const CudaTensor* tensors, int64_t piece_bytes, uint32_t* owners) {
   const CudaTensor& tensor = tensors[blockIdx.x];
@@ -340,12 +310,14 @@ __global__ void owner_kernel(const CudaTensor* tensors, int64_t piece_bytes, uin
 __global__ void __launch_bounds__(kThreads, kResident)
     measure_kernel(const CudaTensor* tensors, const uint32_t* owners, int64_t pieces,
                    int64_t piece_bytes, bool unscale, float inverse, const float* factor,
-                   bool idle_at_one, CudaStats* blocks, unsigned* finished, CudaStats* result) {
-  __shared__ CudaStats shared[kThreads];
+                   bool idle_at_one, int64_t count, GradStats* blocks, unsigned* finished,
+                   GradStats* result) {
+  __shared__ alignas(GradStats) unsigned char shared_bytes[kThreads * sizeof(GradStats)];
+  auto* const shared = reinterpret_cast<GradStats*>(shared_bytes);
   __shared__ bool last;
   if (factor != nullptr) inverse = *factor;
   if (idle_at_one && inverse == 1.0f) return;
-  CudaStats mine = empty_stats();
+  GradStats mine;
   Squares squares;
   for (int64_t piece = blockIdx.x; piece < pieces; piece += gridDim.x) {
     const uint32_t t = owners[piece];
@@ -383,31 +355,27 @@ __global__ void __launch_bounds__(kThreads, kResident)
   __syncthreads();
   if (!last) return;
   __threadfence();
-  CudaStats all = empty_stats();
+  GradStats all;
   for (unsigned b = threadIdx.x; b < gridDim.x; b += kThreads) merge(blocks[b], &all);
   reduce_block(shared, all);
   if (threadIdx.x == 0) {
     *result = shared[0];
+    result->count = count;
     *finished = 0;
   }
 }
 
-}  // namespace
-
-Partial partial_of(const CudaStats& stats, int64_t count) {
-  Partial out;
-  out.stats.count = count;
-  out.stats.amax = stats.amax;
-  out.stats.squares = stats.sum();
-  out.stats.inf_count = stats.inf;
-  out.stats.nan_count = stats.nan;
-  out.stats.culprit = stats.culprit;
-  out.stats.culprit_inf = stats.culprit_inf;
-  out.stats.culprit_nan = stats.culprit_nan;
-  out.new_inf = stats.new_inf;
-  out.new_zeros = stats.new_zeros;
-  return out;
+// One block for each tensor at a time writes zeros.
+__global__ void clear_kernel(const CudaTensor* tensors, unsigned count, const bool* keep) {
+  if (*keep) return;
+  for (unsigned t = blockIdx.x; t < count; t += gridDim.x) {
+    auto* const data = static_cast<unsigned char*>(tensors[t].data);
+    const int64_t bytes = tensors[t].count * size_on_device(tensors[t].dtype);
+    for (int64_t i = threadIdx.x; i < bytes; i += blockDim.x) data[i] = 0;
+  }
 }
+
+}  // namespace
 
 CudaMeasure::CudaMeasure(int device) : device_(device) {
   const DeviceScope scope(device);
@@ -416,12 +384,12 @@ CudaMeasure::CudaMeasure(int device) : device_(device) {
   finished_.reserve(device, 1);
 }
 
-const CudaStats* CudaMeasure::stats() const { return partials_.data() + blocks_; }
+const GradStats* CudaMeasure::stats() const { return partials_.data() + blocks_; }
 
-Partial CudaMeasure::wait() const {
-  CudaStats found;
+GradStats CudaMeasure::wait() const {
+  GradStats found;
   cuda_copy(device_, &found, stats(), sizeof(found));
-  return partial_of(found, count_);
+  return found;
 }
 
 void CudaMeasure::set_list(const std::vector<TensorView>& list) {
@@ -464,28 +432,34 @@ void CudaMeasure::enqueue(const MeasureJob& job, const float* factor) {
 
 void CudaMeasure::enqueue_rescale(const float* factor) { launch({.unscale = true}, factor, true); }
 
-void CudaMeasure::launch(const MeasureJob& job, const float* factor, bool idle_at_one) {
+void CudaMeasure::enqueue_clear(const bool* keep) {
+  if (tensors_.empty()) return;
   const DeviceScope scope(device_);
-  CudaStats* const partials = partials_.data();
-  const auto grid = static_cast<unsigned>(std::clamp<int64_t>(pieces_, 1, blocks_));
-  measure_kernel<<<grid, kThreads, 0, current_stream()>>>(
-      table_.data(), owners_.data(), pieces_, piece_bytes_, job.unscale, job.inverse_scale, factor,
-      idle_at_one, partials, finished_.data(), partials + blocks_);
+  clear_kernel<<<static_cast<unsigned>(blocks_), kThreads, 0, current_stream()>>>(
+      table_.data(), static_cast<unsigned>(tensors_.size()), keep);
   HEADROOM_CUDA(cudaGetLastError());
 }
 
-Partial cuda_measure(const std::vector<TensorView>& list, const MeasureJob& job) {
+void CudaMeasure::launch(const MeasureJob& job, const float* factor, bool idle_at_one) {
+  const DeviceScope scope(device_);
+  GradStats* const partials = partials_.data();
+  const auto grid = static_cast<unsigned>(std::clamp<int64_t>(pieces_, 1, blocks_));
+  measure_kernel<<<grid, kThreads, 0, current_stream()>>>(
+      table_.data(), owners_.data(), pieces_, piece_bytes_, job.unscale, job.inverse_scale, factor,
+      idle_at_one, count_, partials, finished_.data(), partials + blocks_);
+  HEADROOM_CUDA(cudaGetLastError());
+}
+
+GradStats cuda_measure(const std::vector<TensorView>& list, const MeasureJob& job,
+                       GradDetail* detail) {
   // Shared by the calls of one thread, each of which waits for its end.
   thread_local std::map<int, CudaMeasure> all;
   const int device = list[0].device.index;
   CudaMeasure& mine = all.try_emplace(device, device).first->second;
-  GradDetail detail;
-  if (job.detail) detail = cuda_detail(list);
+  if (detail != nullptr) cuda_detail(list, detail);
   mine.set_list(list);
   mine.enqueue(job);
-  Partial found = mine.wait();
-  found.stats.detail = std::move(detail);
-  return found;
+  return mine.wait();
 }
 
 }  // namespace headroom::internal

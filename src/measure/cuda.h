@@ -9,27 +9,6 @@
 
 namespace headroom::internal {
 
-/// What a block found, and in the end what all did; it stays on the device for the stations after
-/// this one. The sum is split by magnitude, so that neither the squares of large f64 values
-/// overflow nor those of small ones vanish.
-struct CudaStats {
-  double squares[3];  // of small x 2^600, ordinary, and large x 2^-600 elements
-  double amax;
-  int64_t inf, nan;
-  int64_t culprit, culprit_inf, culprit_nan;
-  int64_t new_inf, new_zeros;
-
-  HEADROOM_HOST_DEVICE bool finite() const { return inf == 0 && nan == 0; }
-  HEADROOM_HOST_DEVICE SumOfSquares sum() const {
-    SumOfSquares sum;
-    for (int i = 0; i < 3; ++i) sum.add({squares[i], 600 * (i - 1)});
-    return sum;
-  }
-};
-
-/// The same for the host.
-Partial partial_of(const CudaStats& stats, int64_t count);
-
 /// A tensor, and where it begins in the list of pieces that blocks take.
 struct CudaTensor {
   void* data;
@@ -58,16 +37,19 @@ class CudaMeasure {
   /// Enqueues a multiplication by a number on the device; if that is 1, nothing is touched.
   void enqueue_rescale(const float* factor);
 
+  /// Enqueues zeros for the whole list, unless `*keep` on the device is true then.
+  void enqueue_clear(const bool* keep);
+
   /// What the last read found: on the device, or here after waiting.
-  const CudaStats* stats() const;
-  Partial wait() const;
+  const GradStats* stats() const;
+  GradStats wait() const;
 
  private:
   void launch(const MeasureJob& job, const float* factor, bool idle_at_one);
 
   int device_;
   int blocks_;
-  CudaArray<CudaStats> partials_;  // of the blocks, then of all
+  CudaArray<GradStats> partials_;  // of the blocks, then of all
   CudaArray<unsigned> finished_;
   CudaArray<CudaTensor> table_;
   CudaArray<uint32_t> owners_;       // the tensor of each piece
@@ -77,12 +59,13 @@ class CudaMeasure {
   int64_t count_ = 0;
 };
 
-/// Counts the tensors of one CUDA device by magnitude, and waits (cuda_detail.cu).
-GradDetail cuda_detail(const std::vector<TensorView>& list);
+/// Adds counts by magnitude of tensors that are all on one CUDA device, and waits (cuda_detail.cu).
+void cuda_detail(const std::vector<TensorView>& list, GradDetail* detail);
 
 /// Measures, and unscales if the job says so, tensors that are all on one CUDA device, and waits
-/// for the result. Its culprit is an index into `list`.
-Partial cuda_measure(const std::vector<TensorView>& list, const MeasureJob& job);
+/// for the result. Its culprit is an index into `list`; `detail` may be null.
+GradStats cuda_measure(const std::vector<TensorView>& list, const MeasureJob& job,
+                       GradDetail* detail);
 
 }  // namespace headroom::internal
 

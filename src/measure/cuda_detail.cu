@@ -68,7 +68,7 @@ void launch(const TensorView& view, unsigned long long* totals) {
 
 }  // namespace
 
-GradDetail cuda_detail(const std::vector<TensorView>& list) {
+void cuda_detail(const std::vector<TensorView>& list, GradDetail* detail) {
   const int device = list[0].device.index;
   const DeviceScope scope(device);
   thread_local std::map<int, CudaArray<unsigned long long>> all;
@@ -85,11 +85,9 @@ GradDetail cuda_detail(const std::vector<TensorView>& list) {
   }
   std::vector<unsigned long long> found(kCounters);
   cuda_copy(device, found.data(), totals.data(), found.size() * sizeof(found[0]));
-  GradDetail detail;
-  detail.zeros = static_cast<int64_t>(found[kZeros]);
-  detail.subnormals = static_cast<int64_t>(found[kSubnormals]);
-  detail.histogram.assign(found.begin(), found.begin() + kBins);
-  return detail;
+  detail->zeros += static_cast<int64_t>(found[kZeros]);
+  detail->subnormals += static_cast<int64_t>(found[kSubnormals]);
+  for (size_t i = 0; i < kBins; ++i) detail->histogram[i] += static_cast<int64_t>(found[i]);
 }
 
 }  // namespace headroom::internal

@@ -31,7 +31,6 @@ int exponent(double x) {
 
 template <typename T>
 void add_detail(const T* p, size_t count, GradDetail* detail) {
-  detail->histogram.resize(kMax - kMin + 1);
   for (size_t i = 0; i < count; ++i) {
     const T x = element(p + i);
     if (!finite_bits(x)) continue;

@@ -169,7 +169,7 @@ struct Block {
 
 // Multiplies one vector of elements, and counts what rounding did to them.
 HWY_INLINE void unscale_vector(const double* from, double* to, float inverse_scale, size_t,
-                               Partial* out) {
+                               GradStats* out) {
   const double before = element(from);
   const double after = before * static_cast<double>(inverse_scale);
   out->new_inf += finite_bits(before) && !finite_bits(after);
@@ -179,7 +179,7 @@ HWY_INLINE void unscale_vector(const double* from, double* to, float inverse_sca
 
 template <typename T>
 HWY_INLINE void unscale_vector(const T* from, T* to, float inverse_scale, size_t lanes,
-                               Partial* out) {
+                               GradStats* out) {
   const DF df;
   const hn::Rebind<int32_t, DF> di;
   const auto before = load_float(df, from);
@@ -200,7 +200,7 @@ HWY_INLINE void unscale_vector(const T* from, T* to, float inverse_scale, size_t
 }
 
 template <typename T>
-void unscale_elements(T* p, size_t count, float inverse_scale, Partial* out) {
+void unscale_elements(T* p, size_t count, float inverse_scale, GradStats* out) {
   constexpr size_t kStep = sizeof(T) == sizeof(double) ? 1 : kFloatLanes;
   size_t i = 0;
   for (; i + kStep <= count; i += kStep) unscale_vector(p + i, p + i, inverse_scale, kStep, out);
@@ -241,18 +241,18 @@ HWY_NOINLINE void add_carefully(const TensorView* list, const Range& range, Tota
 
 template <typename T>
 HWY_NOINLINE void do_extras(const TensorView* list, const Range& range, const MeasureJob& job,
-                            Partial* out) {
+                            GradStats* stats, GradDetail* detail) {
   for_pieces<T>(list, range, [&](size_t, T* p, size_t count) HWY_ATTR {
-    if (job.detail) add_detail<T>(p, count, &out->stats.detail);
-    if (job.unscale) unscale_elements<T>(p, count, job.inverse_scale, out);
+    if (detail != nullptr) add_detail<T>(p, count, detail);
+    if (job.unscale) unscale_elements<T>(p, count, job.inverse_scale, stats);
   });
 }
 
 template <typename T>
 void measure_range(const TensorView* list, const Range& range, const MeasureJob& job,
-                   Partial* out) {
+                   GradStats* stats, GradDetail* detail) {
   constexpr size_t kBlockGroups = kBlock / kGroup;
-  const bool extras = job.detail || job.unscale;
+  const bool extras = detail != nullptr || job.unscale;
   Totals<T> totals;
   Block<T> block(totals);
   Range open = range;  // what is in the block: from here to the element at hand
@@ -263,10 +263,10 @@ void measure_range(const TensorView* list, const Range& range, const MeasureJob&
       block.commit(&totals);
     } else {
       Totals<T> changed = totals;  // a copy, so that the totals can stay in registers
-      add_carefully<T>(list, open, &changed, &out->stats);
+      add_carefully<T>(list, open, &changed, stats);
       totals = changed;
     }
-    if (HWY_UNLIKELY(extras)) do_extras<T>(list, open, job, out);
+    if (HWY_UNLIKELY(extras)) do_extras<T>(list, open, job, stats, detail);
     block.reset(totals);
     open.first = tensor;
     open.first_begin = end;
@@ -275,7 +275,7 @@ void measure_range(const TensorView* list, const Range& range, const MeasureJob&
     const T* data = static_cast<const T*>(list[tensor].data);
     int64_t begin = range.begin_in(tensor);
     const int64_t end = range.end_in(tensor, list);
-    out->stats.count += end - begin;
+    stats->count += end - begin;
     while (begin < end) {
       const auto left = static_cast<size_t>(end - begin);
       const size_t room = (kBlockGroups - block.groups) * kGroup;
@@ -286,8 +286,8 @@ void measure_range(const TensorView* list, const Range& range, const MeasureJob&
     }
   }
   close(range.last, range.last_end);
-  out->stats.squares.add({totals.sum(), 0});
-  out->stats.amax = std::max(out->stats.amax, totals.amax());
+  stats->squares[1] += totals.sum();
+  stats->amax = std::max(stats->amax, totals.amax());
 }
 
 const MeasureKernels* measure_kernels_for_target() {

@@ -25,21 +25,14 @@ struct Range {
   }
 };
 
-/// What a kernel found in its range. Starts all zero.
-struct Partial {
-  GradStats stats;
-  int64_t new_inf = 0;
-  int64_t new_zeros = 0;
-};
-
 struct MeasureJob {
-  bool detail = false;         // also fill stats.detail
   bool unscale = false;        // after reading, multiply in place by
   float inverse_scale = 1.0f;  // this
 };
 
+/// Adds what it finds in its range to `stats` and, if that is not null, to `detail`.
 using MeasureFunction = void (*)(const TensorView* list, const Range& range, const MeasureJob& job,
-                                 Partial* out);
+                                 GradStats* stats, GradDetail* detail);
 
 /// The kernels of one SIMD target, one per DType.
 struct MeasureKernels {
@@ -48,9 +41,6 @@ struct MeasureKernels {
 
 /// The kernels of the SIMD target in use.
 const MeasureKernels& measure_kernels();
-
-/// Adds `part`, which comes later in the list than everything in `whole`.
-void merge(const GradStats& part, GradStats* whole);
 
 }  // namespace headroom::internal
 

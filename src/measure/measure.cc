@@ -11,6 +11,7 @@
 #include "measure/bound.h"
 #include "measure/cuda.h"
 #include "measure/kernels.h"
+#include "measure/stats.h"
 
 namespace headroom {
 namespace internal {
@@ -56,55 +57,59 @@ Plan make_plan(const std::vector<TensorView>& grads) {
   return plan;
 }
 
-Partial merged(const std::vector<Partial>& parts) {
-  Partial whole;
-  for (const Partial& part : parts) {
-    merge(part.stats, &whole.stats);
-    whole.new_inf += part.new_inf;
-    whole.new_zeros += part.new_zeros;
-  }
-  return whole;
+// Adds up the counts of several ranges.
+void merge_detail(const GradDetail& part, GradDetail* whole) {
+  whole->zeros += part.zeros;
+  whole->subnormals += part.subnormals;
+  for (size_t i = 0; i < part.histogram.size(); ++i) whole->histogram[i] += part.histogram[i];
 }
 
-Partial run_on_cpu(const std::vector<TensorView>& grads, const MeasureJob& job) {
+GradStats run_on_cpu(const std::vector<TensorView>& grads, const MeasureJob& job,
+                     GradDetail* detail) {
   const DefaultFloatEnvironment environment;
   const Plan plan = make_plan(grads);
-  std::vector<Partial> partials(plan.ranges.size());
+  std::vector<GradStats> parts(plan.ranges.size());
+  std::vector<GradDetail> details(detail != nullptr ? parts.size() : 0);
   const MeasureKernels& kernels = measure_kernels();
   parallel_for(plan.ranges.size(), plan.bytes, [&](size_t i) {
     const Range& range = plan.ranges[i];
     const auto dtype = static_cast<size_t>(grads[range.first].dtype);
-    kernels.by_dtype[dtype](grads.data(), range, job, &partials[i]);
+    kernels.by_dtype[dtype](grads.data(), range, job, &parts[i],
+                            detail != nullptr ? &details[i] : nullptr);
   });
-  return merged(partials);
+  GradStats whole;
+  for (const GradStats& part : parts) merge(part, &whole);
+  for (const GradDetail& part : details) merge_detail(part, detail);
+  return whole;
 }
 
-// The lists of each device, merged; a culprit is the first in the whole list.
-Partial run_on_devices(const std::vector<TensorView>& grads, const MeasureJob& job) {
+// Measures the tensors of each device by themselves; a culprit is the first in the whole list.
+GradStats run_on_devices(const std::vector<TensorView>& grads, const MeasureJob& job,
+                         GradDetail* detail) {
   std::map<int, std::vector<size_t>> by_device;  // -1 for the CPU
   for (size_t i = 0; i < grads.size(); ++i) {
     const bool cuda = grads[i].device.type == DeviceType::kCUDA;
     by_device[cuda ? grads[i].device.index : -1].push_back(i);
   }
-  std::vector<Partial> parts;
+  GradStats whole;
   for (const auto& [device, indices] : by_device) {
     std::vector<TensorView> list;
     for (const size_t i : indices) list.push_back(grads[i]);
-    parts.push_back(device < 0 ? run_on_cpu(list, job) : cuda_measure(list, job));
-    int64_t& culprit = parts.back().stats.culprit;
-    if (culprit >= 0) culprit = static_cast<int64_t>(indices[static_cast<size_t>(culprit)]);
+    GradStats part = device < 0 ? run_on_cpu(list, job, detail) : cuda_measure(list, job, detail);
+    if (part.culprit >= 0) {
+      part.culprit = static_cast<int64_t>(indices[static_cast<size_t>(part.culprit)]);
+    }
+    merge(part, &whole);
   }
-  std::sort(parts.begin(), parts.end(), [](const Partial& a, const Partial& b) {
-    return static_cast<uint64_t>(a.stats.culprit) < static_cast<uint64_t>(b.stats.culprit);
-  });
-  return merged(parts);
+  return whole;
 }
 
-Partial run(const std::vector<TensorView>& grads, const MeasureJob& job) {
+GradStats run(const std::vector<TensorView>& grads, const MeasureJob& job, GradDetail* detail) {
   const bool cuda = std::any_of(grads.begin(), grads.end(), [](const TensorView& grad) {
     return grad.device.type == DeviceType::kCUDA;
   });
-  return cuda ? run_on_devices(grads, job) : run_on_cpu(grads, job);
+  if (detail != nullptr) *detail = GradDetail{};
+  return cuda ? run_on_devices(grads, job, detail) : run_on_cpu(grads, job, detail);
 }
 
 std::string gradient(size_t index) { return "Gradient " + std::to_string(index); }
@@ -136,57 +141,29 @@ void check_apart(const std::vector<TensorView>& grads) {
 
 }  // namespace
 
-void merge(const GradStats& part, GradStats* whole) {
-  whole->count += part.count;
-  whole->inf_count += part.inf_count;
-  whole->nan_count += part.nan_count;
-  whole->amax = std::max(whole->amax, part.amax);
-  whole->squares.add(part.squares);
-  if (part.culprit >= 0) {
-    if (whole->culprit < 0) whole->culprit = part.culprit;
-    if (whole->culprit == part.culprit) {
-      whole->culprit_inf += part.culprit_inf;
-      whole->culprit_nan += part.culprit_nan;
-    }
-  }
-  whole->detail.zeros += part.detail.zeros;
-  whole->detail.subnormals += part.detail.subnormals;
-  whole->detail.histogram.resize(
-      std::max(whole->detail.histogram.size(), part.detail.histogram.size()));
-  for (size_t i = 0; i < part.detail.histogram.size(); ++i) {
-    whole->detail.histogram[i] += part.detail.histogram[i];
-  }
-}
+GradStats measure_bound(const std::vector<TensorView>& grads) { return run(grads, {}, nullptr); }
 
-GradStats measure_bound(const std::vector<TensorView>& grads) { return run(grads, {}).stats; }
-
-UnscaleResult unscale_bound(const std::vector<TensorView>& grads, float inverse_scale) {
-  const Partial whole =
-      run(grads, {.unscale = inverse_scale != 1.0f, .inverse_scale = inverse_scale});
-  return {whole.stats, whole.new_inf, whole.new_zeros};
+GradStats unscale_bound(const std::vector<TensorView>& grads, float inverse_scale) {
+  return run(grads, {.unscale = inverse_scale != 1.0f, .inverse_scale = inverse_scale}, nullptr);
 }
 
 }  // namespace internal
 
-double GradStats::norm() const {
-  if (nan_count > 0) return std::nan("");
-  if (inf_count > 0) return HUGE_VAL;
-  return squares.root();
-}
+double GradStats::norm() const { return internal::norm_of(*this); }
 
-GradStats measure(const std::vector<TensorView>& grads, const MeasureOptions& options) {
+GradStats measure(const std::vector<TensorView>& grads, GradDetail* detail) {
   internal::check_views(grads, internal::Access::kRead);
-  return internal::run(grads, {.detail = options.detail}).stats;
+  return internal::run(grads, {}, detail);
 }
 
-GradStats measure(const std::vector<Parameter>& parameters, const MeasureOptions& options) {
+GradStats measure(const std::vector<Parameter>& parameters, GradDetail* detail) {
   std::vector<TensorView> grads;
   grads.reserve(parameters.size());
   for (const Parameter& parameter : parameters) grads.push_back(parameter.grad);
-  return measure(grads, options);
+  return measure(grads, detail);
 }
 
-UnscaleResult unscale_(const std::vector<TensorView>& grads, float inverse_scale) {
+GradStats unscale_(const std::vector<TensorView>& grads, float inverse_scale) {
   internal::require(std::isfinite(inverse_scale) && inverse_scale > 0.0f,
                     ErrorCode::kInvalidArgument, [&] {
                       return "unscale_ got an inverse scale of " + internal::number(inverse_scale) +

@@ -91,10 +91,9 @@ HistoryLayer read_layer(const ordered_json& object) {
 
 // The stats that fp16_zones() needs, back from the line.
 Fp16Zones zones_of(const HistoryLayer& layer) {
-  GradStats stats;
-  stats.inf_count = layer.not_finite;
+  LayerStats stats;
+  stats.stats.inf_count = layer.not_finite;
   stats.detail.zeros = layer.zeros;
-  stats.detail.histogram.resize(GradDetail::kMaxExponent - GradDetail::kMinExponent + 1);
   std::copy(layer.histogram.begin(), layer.histogram.end(),
             stats.detail.histogram.begin() + (layer.from - GradDetail::kMinExponent));
   return fp16_zones(stats);

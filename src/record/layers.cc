@@ -17,12 +17,12 @@ double share(int64_t part, const Fp16Zones& zones) {
 double Fp16Zones::lost_share() const { return share(lost, *this); }
 double Fp16Zones::subnormal_share() const { return share(subnormal, *this); }
 
-Fp16Zones fp16_zones(const GradStats& stats) {
+Fp16Zones fp16_zones(const LayerStats& layer) {
   Fp16Zones zones;
-  zones.zero = stats.detail.zeros;
-  zones.overflow = stats.inf_count + stats.nan_count;
+  zones.zero = layer.detail.zeros;
+  zones.overflow = layer.stats.inf_count + layer.stats.nan_count;
   int exponent = GradDetail::kMinExponent;
-  for (const int64_t count : stats.detail.histogram) {
+  for (const int64_t count : layer.detail.histogram) {
     (exponent < -25   ? zones.lost
      : exponent < -14 ? zones.subnormal
      : exponent < 16  ? zones.normal
@@ -33,15 +33,15 @@ Fp16Zones fp16_zones(const GradStats& stats) {
 }
 
 std::vector<LayerStats> measure_layers(const std::vector<Parameter>& parameters) {
-  MeasureOptions options;
-  options.detail = true;
   std::vector<LayerStats> layers;
   layers.reserve(parameters.size());
   for (size_t i = 0; i < parameters.size(); ++i) {
     const Parameter& parameter = parameters[i];
     if (parameter.grad.count == 0) continue;
     std::string name = parameter.name.empty() ? "gradient " + std::to_string(i) : parameter.name;
-    layers.push_back({std::move(name), measure(std::vector<TensorView>{parameter.grad}, options)});
+    LayerStats& layer = layers.emplace_back();
+    layer.name = std::move(name);
+    layer.stats = measure(std::vector<TensorView>{parameter.grad}, &layer.detail);
   }
   return layers;
 }
@@ -57,7 +57,7 @@ ScaleBounds scale_bounds(const std::vector<LayerStats>& layers) {
       largest = top;
       bounds.first_to_overflow = static_cast<int64_t>(i);
     }
-    const Fp16Zones zones = fp16_zones(stats);
+    const Fp16Zones zones = fp16_zones(layers[i]);
     const double lost = zones.lost_share();
     const double subnormal = zones.subnormal_share();
     if (lost > bounds.lost || (lost == bounds.lost && subnormal > bounds.subnormal)) {

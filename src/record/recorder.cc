@@ -75,22 +75,21 @@ double unscaled_amax(const StepReport& report) {
 
 ordered_json layer_json(const LayerStats& layer) {
   const GradStats& stats = layer.stats;
-  const std::vector<int64_t>& histogram = stats.detail.histogram;
-  size_t first = 0;
-  size_t end = histogram.size();
-  while (first < end && histogram[first] == 0) ++first;
-  while (end > first && histogram[end - 1] == 0) --end;
+  const auto& histogram = layer.detail.histogram;
+  int first = 0;
+  int end = GradDetail::kBins;
+  while (first < end && histogram[static_cast<size_t>(first)] == 0) ++first;
+  while (end > first && histogram[static_cast<size_t>(end) - 1] == 0) --end;
   if (first == end) first = end = 0;
   ordered_json object = {{"name", layer.name},
                          {"count", stats.count},
-                         {"zeros", stats.detail.zeros},
-                         {"subnormals", stats.detail.subnormals},
+                         {"zeros", layer.detail.zeros},
+                         {"subnormals", layer.detail.subnormals},
                          {"inf", stats.inf_count},
                          {"nan", stats.nan_count},
                          {"amax", internal::number_json(stats.amax)}};
-  object["from"] = GradDetail::kMinExponent + static_cast<int>(first);
-  object["histogram"] = std::vector<int64_t>(histogram.begin() + static_cast<std::ptrdiff_t>(first),
-                                             histogram.begin() + static_cast<std::ptrdiff_t>(end));
+  object["from"] = GradDetail::kMinExponent + first;
+  object["histogram"] = std::vector<int64_t>(histogram.begin() + first, histogram.begin() + end);
   return object;
 }
 
@@ -307,7 +306,7 @@ void Recorder::layers(int64_t step, double scale, const std::vector<LayerStats>&
   for (const LayerStats& layer : layers) line["layers"].push_back(layer_json(layer));
   internal::Summary summary;
   for (const LayerStats& layer : layers) {
-    summary.log2_histogram("grad_log2/" + layer.name, layer.stats.detail);
+    summary.log2_histogram("grad_log2/" + layer.name, layer.detail);
   }
   files.add(line, step, summary);
   files.last_look = step;

@@ -4,14 +4,15 @@
 
 #include "apply/cuda.cuh"
 #include "core/cuda.cuh"
-#include "scaler/members.h"
+#include "decide/numbers.h"
+#include "measure/stats.h"
 
 namespace headroom::internal {
 namespace {
 
-// Writes the value, then says that it is there.
+// Writes the value, then its number, by which the host sees that it is complete.
 template <typename T>
-__device__ void tell(const T& value, uint64_t number, CudaMail<T>* mail) {
+__device__ void send(const T& value, uint64_t number, CudaMail<T>* mail) {
   mail->slots[number % CudaMail<T>::kSlots] = value;
   __threadfence_system();
   *static_cast<volatile uint64_t*>(&mail->latest) = number;
@@ -22,12 +23,9 @@ __device__ float value_at(const void* data, int64_t i) {
   return to_float(static_cast<const T*>(data)[i]);
 }
 
-// The scale is at `from`, or else `scale`.
-__global__ void scale_kernel(TensorView loss, float scale, CudaScale* from, float* out) {
-  if (from != nullptr) {
-    scale = from->state.scale;
-    from->used = scale;  // the same from every thread
-  }
+// The scale is read from `from`, or else it is `scale`.
+__global__ void scale_kernel(TensorView loss, float scale, const CudaScale* from, float* out) {
+  if (from != nullptr) scale = from->record.numbers.scale;
   const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i >= loss.count) return;
   float x = 0.0f;
@@ -37,172 +35,126 @@ __global__ void scale_kernel(TensorView loss, float scale, CudaScale* from, floa
   out[i] = x * scale;
 }
 
-// The scale of the optimizer's gradients, and what a new round forgets.
-__device__ void enter(const CudaScale& scale, const CudaOrder& order, CudaKnown* known) {
-  if (order.first) known->scale = scale.used;
-  if (order.current) known->scale = scale.state.scale;
-  if (order.fresh) known->overflow = false;
-  if (order.fresh) known->amax = 0.0;
-}
-
-// Adds what was found to what update() will hear of.
-__device__ void see(bool overflow, const CudaKnown& known, CudaScale* scale) {
+// Adds to what update() will decide by.
+__device__ void see(bool overflow, double amax, CudaScale* scale) {
   scale->seen.overflow = scale->seen.overflow || overflow;
-  // Gradients of an earlier round may have an earlier scale.
-  const double amax = known.amax / static_cast<double>(known.scale);
-  scale->seen.amax = fmax(scale->seen.amax, amax * static_cast<double>(scale->state.scale));
+  scale->seen.amax = fmax(scale->seen.amax, amax);
 }
 
-__global__ void enter_kernel(const CudaScale* scale, CudaOrder order, CudaKnown* known) {
-  enter(*scale, order, known);
-  known->inverse = inverse(known->scale);
+// A visitor that makes one number of everything that it visits.
+struct Fingerprint {
+  double* sum;
+  template <typename T>
+  __device__ void operator()(const char*, const T& value) const {
+    *sum = fingerprint(*sum, static_cast<double>(value));
+  }
+};
+
+// Makes the message of this rank.
+__global__ void pack_kernel(const GradStats* stats, int rank, RankStatus status, bool enabled,
+                            CudaScale* scale, CudaAgreement* agreement) {
+  const ScaleNumbers& numbers = scale->record.numbers;
+  status.fields[RankStatus::kMessage] = static_cast<double>(scale->messages++);
+  status.fields[RankStatus::kUpdates] = static_cast<double>(numbers.steps);
+  status.fields[RankStatus::kScale] = enabled ? static_cast<double>(numbers.scale) : 1.0;
+  double state = 0.0;
+  visit_numbers(scale->record.policy.rule(), numbers, Fingerprint{&state});
+  status.fields[RankStatus::kState] = state;
+  agreement->message = pack(*stats, rank, status);
 }
 
-__device__ Found found_of(const CudaStats& stats, int64_t count) {
-  Found found;
-  found.count = static_cast<double>(count);
-  found.inf = static_cast<double>(stats.inf);
-  found.nan = static_cast<double>(stats.nan);
-  found.new_inf = static_cast<double>(stats.new_inf);
-  found.new_zeros = static_cast<double>(stats.new_zeros);
-  for (int i = 0; i < 3; ++i) found.squares[i] = stats.squares[i];
-  found.amax = stats.amax;
-  found.culprit = stats.culprit;
-  found.culprit_inf = stats.culprit_inf;
-  found.culprit_nan = stats.culprit_nan;
-  return found;
-}
-
-// What this rank tells the others.
-__global__ void pack_kernel(const CudaStats* stats, int64_t count, int rank, Stand stand,
-                            CudaOrder order, CudaScale* scale, CudaKnown* known,
-                            CudaAgreement* agreement) {
-  if (order.enabled) enter(*scale, order, known);
-  const Found mine = found_of(*stats, count);
-  stand.standing.of[Standing::kMessage] = static_cast<double>(scale->messages++);
-  stand.standing.of[Standing::kRound] = static_cast<double>(scale->state.steps);
-  stand.standing.of[Standing::kScale] = order.enabled ? static_cast<double>(known->scale) : 1.0;
-  stand.standing.of[Standing::kState] = state_fingerprint(scale->state);
-  stand.standing.of[Standing::kNorm] =
-      stand.gradients == RankGradients::kReplicated ? mine.sum().root() : 0.0;
-  agreement->message = pack(mine, rank, stand.list, stand.standing);
-}
-
-// What all of them have found.
-__global__ void unpack_kernel(const CudaStats* stats, int64_t count, bool replicated,
-                              CudaScale* scale, CudaAgreement* agreement,
-                              CudaMail<CudaDifference>* mail) {
+// Reads what all ranks have found.
+__global__ void unpack_kernel(const GradStats* stats, bool replicated, CudaScale* scale,
+                              CudaAgreement* agreement, CudaMail<CudaDifference>* mail) {
   const Message& message = agreement->message;
-  const Found found = unpack(message, replicated, found_of(*stats, count));
-  CudaStats all;
-  for (int i = 0; i < 3; ++i) all.squares[i] = found.squares[i];
-  all.amax = found.amax;
-  all.inf = static_cast<int64_t>(found.inf);
-  all.nan = static_cast<int64_t>(found.nan);
-  all.culprit = found.culprit;
-  all.culprit_inf = found.culprit_inf;
-  all.culprit_nan = found.culprit_nan;
-  all.new_inf = static_cast<int64_t>(found.new_inf);
-  all.new_zeros = static_cast<int64_t>(found.new_zeros);
-  agreement->all = all;
-  agreement->origin.count = static_cast<int64_t>(found.count);
-  agreement->origin.culprit_rank = static_cast<int>(found.culprit_rank);
-  agreement->origin.same_list = equal_on_all(message.maxima + Message::kList);
-  const int which = difference(message);
-  agreement->differ = which != Standing::kCount;
+  agreement->stats = unpack(message, replicated, *stats);
+  agreement->same_names = message.same_names();
+  const int field = difference(message);
+  agreement->differ = field != RankStatus::kCount;
   if (!agreement->differ) return;
-  const double* const pair = message.maxima + Message::kStanding + 2 * which;
-  tell(CudaDifference{which, -pair[1], pair[0]}, static_cast<uint64_t>(++scale->differences), mail);
+  send(CudaDifference{field, message.low(field), message.high(field)},
+       static_cast<uint64_t>(++scale->differences), mail);
 }
 
-__global__ void unscaled_kernel(const CudaStats* stats, const CudaAgreement* agreement,
-                                CudaScale* scale, CudaKnown* known) {
-  known->found = *stats;
-  known->origin = agreement != nullptr ? agreement->origin : CudaOrigin{};
-  const bool differ = agreement != nullptr && agreement->differ;
-  known->overflow = !stats->finite() || stats->new_inf > 0 || differ;
-  known->amax = stats->amax;
-  see(known->overflow, *known, scale);
+__global__ void unscaled_kernel(const GradStats* stats, const CudaAgreement* agreement,
+                                CudaScale* scale, CudaProgress* progress) {
+  progress->unscaled = *stats;
+  progress->unscaled_same_names = agreement == nullptr || agreement->same_names;
+  progress->unscaled_bad = !stats->ok() || (agreement != nullptr && agreement->differ);
+  see(progress->unscaled_bad, stats->amax, scale);
 }
 
-__device__ CudaReport report_on(const CudaStats& stats, const CudaAgreement* agreement,
-                                const CudaOrder& order, CudaScale* scale, CudaKnown* known) {
+__device__ CudaReport report_on(const GradStats& stats, const CudaAgreement* agreement,
+                                const CudaStep& step, CudaScale* scale, CudaProgress* progress) {
   CudaReport report;
   report.stats = stats;
-  if (agreement != nullptr) report.origin = agreement->origin;
-  report.scale = order.outside_scale != nullptr ? *order.outside_scale : 1.0f;
-  if (order.enabled) {
-    enter(*scale, order, known);
-    report.scale = known->scale;
-  }
-  const double norm = stats.nan > 0 ? nan("") : stats.inf > 0 ? HUGE_VAL : stats.sum().root();
-  report.verdict = decide(stats.finite(), norm, stats.amax, order.unscaled ? 1.0f : report.scale,
-                          order.max_norm);
+  report.same_names = agreement == nullptr || agreement->same_names;
+  report.scale = step.enabled                     ? scale->record.numbers.scale
+                 : step.external.scale != nullptr ? *step.external.scale
+                                                  : 1.0f;
+  report.verdict = decide(stats.finite(), norm_of(stats), stats.amax,
+                          step.unscaled ? 1.0f : report.scale, step.limits);
   if (agreement != nullptr && agreement->differ) report.verdict.skip = Skip::kNotFinite;
-  if (order.enabled && known->overflow) {
+  if (step.unscaled && progress->unscaled_bad) {
     report.verdict.skip = Skip::kNotFinite;
-    if (known->found.culprit >= 0) {
-      report.stats.culprit = known->found.culprit;
-      report.stats.culprit_inf = known->found.culprit_inf;
-      report.stats.culprit_nan = known->found.culprit_nan;
-      report.origin.culprit_rank = known->origin.culprit_rank;
-      report.origin.same_list = known->origin.same_list;
+    const GradStats& unscaled = progress->unscaled;
+    if (unscaled.culprit >= 0) {
+      copy_culprit(unscaled, &report.stats);
+      report.same_names = progress->unscaled_same_names;
     }
   }
-  if (order.outside_found != nullptr && *order.outside_found != 0.0f) {
+  if (step.external.found_inf != nullptr && *step.external.found_inf != 0.0f) {
     report.verdict.skip = Skip::kNotFinite;
   }
-  const bool bad = !report.verdict.apply();
-  if (order.tell_skipped != nullptr) *order.tell_skipped = bad ? 1.0f : 0.0f;
-  if (order.enabled && !order.unscaled) known->amax = stats.amax;
-  if (order.enabled) see(bad, *known, scale);
-  report.steps = ++known->steps;
-  report.skipped = known->skipped += bad;
+  const bool skip = !report.verdict.apply();
+  if (step.external.skipped != nullptr) *step.external.skipped = skip ? 1.0f : 0.0f;
+  if (step.enabled) {
+    see(overflowed(report.verdict.skip), step.unscaled ? 0.0 : stats.amax, scale);
+  }
+  report.steps = ++progress->steps;
+  report.skipped = progress->skipped += skip;
+  progress->verdict = {!skip, report.verdict.multiplier};
   return report;
 }
 
-// One thread decides while the others make the numbers of the step; then they count it while that
-// one tells the host.
-__global__ void decide_kernel(const CudaStats* stats, const CudaAgreement* agreement,
-                              CudaOrder order, CudaScale* scale, CudaKnown* known,
-                              CudaMail<CudaReport>* mail, CudaTables tables) {
-  __shared__ CudaGo go;
+// One thread decides while the others compute the numbers of the step; then they count it while
+// that one reports to the host.
+__global__ void decide_kernel(const GradStats* stats, const CudaAgreement* agreement, CudaStep step,
+                              CudaScale* scale, CudaProgress* progress, CudaMail<CudaReport>* mail,
+                              CudaTables tables) {
+  __shared__ DeviceVerdict verdict;
   CudaReport report;
   wait_for_kernel_before();
   let_next_kernel_begin();
   if (threadIdx.x == kPrepareThreads) {
-    report = report_on(*stats, agreement, order, scale, known);
-    go = {report.verdict.apply(), report.verdict.multiplier};
+    report = report_on(*stats, agreement, step, scale, progress);
+    verdict = progress->verdict;
   } else if (threadIdx.x < kPrepareThreads) {
     prepare_numbers(tables);
   }
   __syncthreads();
   if (threadIdx.x == kPrepareThreads) {
-    tell(report, static_cast<uint64_t>(report.steps), mail);
+    send(report, static_cast<uint64_t>(report.steps), mail);
   } else if (threadIdx.x < kPrepareThreads) {
-    prepare_go(tables, go);
+    prepare_verdict(tables, verdict);
   }
 }
 
 __global__ void update_kernel(CudaScale* scale, CudaMail<CudaAlarm>* mail) {
   wait_for_kernel_before();
-  const float before = scale->state.scale;
-  const Transition next = next_state(scale->policy, scale->state, scale->seen);
-  scale->state = next.state;
+  ScaleNumbers& numbers = scale->record.numbers;
+  const float before = numbers.scale;
+  const Alarm alarm = advance(scale->record.policy, scale->seen, &numbers);
   scale->seen = StepSeen{};
-  const double ratio = static_cast<double>(next.state.scale) / static_cast<double>(before);
-  scale->factor = static_cast<float>(
-      fmin(fmax(ratio, static_cast<double>(kSmallestScale)), static_cast<double>(kLargestScale)));
-  if (next.alarm == Alarm::kNone) return;
-  const CudaAlarm alarm{next.alarm, before, next.state.skips_in_row};
-  tell(alarm, static_cast<uint64_t>(++scale->alarms), mail);
+  scale->inverse = inverse(numbers.scale);
+  scale->factor = rescale_factor(before, numbers.scale);
+  if (alarm == Alarm::kNone) return;
+  send(CudaAlarm{alarm, before, numbers.skips_in_row}, static_cast<uint64_t>(++scale->alarms),
+       mail);
 }
 
-__global__ void rescaled_kernel(const CudaScale* scale, CudaKnown* known) {
-  known->scale = scale->state.scale;
-}
-
-void launch_scale(const TensorView& loss, float scale, CudaScale* from, const TensorView& out) {
+void launch_scale(const TensorView& loss, float scale, const CudaScale* from,
+                  const TensorView& out) {
   const DeviceScope scope(out.device.index);
   const auto blocks = static_cast<unsigned>((loss.count + 255) / 256);
   if (blocks == 0) return;
@@ -233,72 +185,64 @@ template class CudaMailbox<CudaReport>;
 template class CudaMailbox<CudaAlarm>;
 template class CudaMailbox<CudaDifference>;
 
-CudaOptimizer::CudaOptimizer(int device) : measure(device) { known_.reserve(device, 1); }
-
-void CudaOptimizer::set_scale(float scale) {
-  static_assert(offsetof(CudaKnown, scale) == 0 && offsetof(CudaKnown, inverse) == sizeof(float));
-  const float both[2] = {scale, inverse(scale)};
-  cuda_upload(known(), both, sizeof(both));
-}
+CudaOptimizer::CudaOptimizer(int device) : measure(device) { progress_.reserve(device, 1); }
 
 CudaScaler::CudaScaler(int device) : device_(device) { scale_.reserve(device, 1); }
 
-void CudaScaler::set_state(const ScalePolicy& policy, const ScaleState& state) {
+void CudaScaler::set_record(const ScaleRecord& record, float factor) {
   const DeviceScope scope(device_);
-  static_assert(offsetof(CudaScale, policy) == 0 && sizeof(ScalePolicy) % 8 == 0);
-  static_assert(offsetof(CudaScale, state) % 8 == 0 && sizeof(ScaleState) % 8 == 0);
-  cuda_upload(&scale_.data()->policy, &policy, sizeof(policy));
-  cuda_upload(&scale_.data()->state, &state, sizeof(state));
+  static_assert(offsetof(CudaScale, record) == 0 && sizeof(ScaleRecord) % 8 == 0);
+  static_assert(offsetof(CudaScale, factor) == offsetof(CudaScale, inverse) + sizeof(float));
+  cuda_upload(&scale_.data()->record, &record, sizeof(record));
+  const float both[2] = {inverse(record.numbers.scale), factor};
+  cuda_upload(&scale_.data()->inverse, both, sizeof(both));
   cuda_wait(device_);  // whatever stream comes next finds it
 }
 
-ScaleState CudaScaler::wait_state() const {
-  ScaleState state;
-  cuda_copy(device_, &state, &scale_.data()->state, sizeof(state));
-  return state;
+ScaleNumbers CudaScaler::wait_numbers() const {
+  ScaleNumbers numbers;
+  cuda_copy(device_, &numbers, &scale_.data()->record.numbers, sizeof(numbers));
+  return numbers;
 }
 
 void CudaScaler::scale(const TensorView& loss, const TensorView& out) {
   launch_scale(loss, 0.0f, scale_.data(), out);
 }
 
-// Asks the other ranks about what was measured, on the stream.
-void CudaScaler::agree(const CudaOrder& order, const CudaRanks& ranks, CudaOptimizer* optimizer) {
+const float* CudaScaler::scale_address() const { return &scale_.data()->record.numbers.scale; }
+
+// Combines what was measured with the other ranks, on the stream.
+void CudaScaler::agree(bool enabled, const CudaRanks& ranks, CudaOptimizer* optimizer) {
   if (ranks.ranks == nullptr) return;
   const cudaStream_t stream = current_stream();
-  const CudaMeasure& measure = optimizer->measure;
+  const GradStats* const stats = optimizer->measure.stats();
   optimizer->agreement.reserve(device_, 1);
   CudaAgreement* const agreement = optimizer->agreement.data();
-  pack_kernel<<<1, 1, 0, stream>>>(measure.stats(), measure.count(), ranks.ranks->rank(),
-                                   ranks.stand, order, scale_.data(), optimizer->known(),
+  pack_kernel<<<1, 1, 0, stream>>>(stats, ranks.ranks->rank(), ranks.status, enabled, scale_.data(),
                                    agreement);
   HEADROOM_CUDA(cudaGetLastError());
   ranks.ranks->enqueue(agreement->message.sums, Message::kSums, agreement->message.maxima,
                        Message::kMaxima, stream);
-  unpack_kernel<<<1, 1, 0, stream>>>(measure.stats(), measure.count(),
-                                     ranks.stand.gradients == RankGradients::kReplicated,
-                                     scale_.data(), agreement, differences.data());
+  unpack_kernel<<<1, 1, 0, stream>>>(stats, ranks.status.replicated(), scale_.data(), agreement,
+                                     differences.data());
   HEADROOM_CUDA(cudaGetLastError());
 }
 
-void CudaScaler::unscale(const CudaOrder& order, const CudaRanks& ranks, CudaOptimizer* optimizer) {
+void CudaScaler::unscale(const CudaRanks& ranks, CudaOptimizer* optimizer) {
   const DeviceScope scope(device_);
-  const cudaStream_t stream = current_stream();
-  CudaKnown* const known = optimizer->known();
-  enter_kernel<<<1, 1, 0, stream>>>(scale_.data(), order, known);
-  optimizer->measure.enqueue({.unscale = true}, &known->inverse);
-  agree(order, ranks, optimizer);
-  unscaled_kernel<<<1, 1, 0, stream>>>(optimizer->found(), optimizer->agreement.data(),
-                                       scale_.data(), known);
+  optimizer->measure.enqueue({.unscale = true}, &scale_.data()->inverse);
+  agree(true, ranks, optimizer);
+  unscaled_kernel<<<1, 1, 0, current_stream()>>>(optimizer->found(), optimizer->agreement.data(),
+                                                 scale_.data(), optimizer->progress());
   HEADROOM_CUDA(cudaGetLastError());
 }
 
-void CudaScaler::decide(const CudaOrder& order, const CudaTables& tables, const CudaRanks& ranks,
+void CudaScaler::decide(const CudaStep& step, const CudaTables& tables, const CudaRanks& ranks,
                         CudaOptimizer* optimizer) {
   const DeviceScope scope(device_);
-  agree(order, ranks, optimizer);
+  agree(step.enabled, ranks, optimizer);
   launch_early(decide_kernel, 1, kPrepareThreads + 32, optimizer->found(),
-               optimizer->agreement.data(), order, scale_.data(), optimizer->known(),
+               optimizer->agreement.data(), step, scale_.data(), optimizer->progress(),
                optimizer->reports.data(), tables);
 }
 
@@ -310,9 +254,7 @@ void CudaScaler::update() {
 void CudaScaler::rescale(bool unscaled, CudaOptimizer* optimizer) {
   const DeviceScope scope(device_);
   const CudaScale* const scale = scale_.data();
-  optimizer->measure.enqueue_rescale(unscaled ? &scale->state.scale : &scale->factor);
-  rescaled_kernel<<<1, 1, 0, current_stream()>>>(scale_.data(), optimizer->known());
-  HEADROOM_CUDA(cudaGetLastError());
+  optimizer->measure.enqueue_rescale(unscaled ? &scale->record.numbers.scale : &scale->factor);
 }
 
 void cuda_scale(const TensorView& loss, float scale, const TensorView& out) {

@@ -3,53 +3,55 @@
 #ifndef HEADROOM_SRC_SCALER_CUDA_H_
 #define HEADROOM_SRC_SCALER_CUDA_H_
 
-#include <headroom/policy.h>
-
 #include <optional>
-#include <vector>
 
 #include "agree/agree.h"
 #include "apply/cuda.h"
 #include "core/cuda.h"
+#include "decide/transition.h"
+#include "decide/verdict.h"
 #include "measure/cuda.h"
 
 namespace headroom::internal {
 
-/// Where the numbers of a report come from, if several ranks train together.
-struct CudaOrigin {
-  int64_t count = -1;  // elements on all ranks; -1: there is one rank
-  int culprit_rank = -1;
-  bool same_list = false;  // the ranks' tensors have the same names
+/// A scale that somebody else keeps (a framework's own scaler), for a disabled GradScaler. All
+/// pointers may be null; they are read and written when the step runs.
+struct ExternalScale {
+  const float* scale = nullptr;      // the gradients are divided by it
+  const float* found_inf = nullptr;  // not 0: skip the step
+  float* skipped = nullptr;          // becomes 1 if the step is skipped, else 0
+
+  bool given() const { return scale != nullptr || found_inf != nullptr || skipped != nullptr; }
 };
 
-/// What ranks tell each other about an optimizer's gradients, and what came of it.
+/// What ranks send each other about an optimizer's gradients, and the result.
 struct CudaAgreement {
   Message message;
-  CudaStats all;
-  CudaOrigin origin;
-  bool differ;  // they are out of step, or have drifted apart
+  GradStats stats;
+  bool same_names;  // the ranks' tensors have the same names
+  bool differ;      // they are out of step, or have drifted apart
 };
 
-/// In what ranks differ, as in differ_sentence().
+/// In what ranks differ, as in difference_sentence().
 struct CudaDifference {
-  int which;
+  int field;
   double low, high;
 };
 
-/// The ranks to ask, and where this one stands as far as the host knows; alone: null.
+/// The ranks to ask, and the status of this one as far as the host knows it; alone: null.
 struct CudaRanks {
   Ranks* ranks = nullptr;
-  Stand stand;
+  RankStatus status;
 };
 
-/// What a step did.
+/// The result of a step.
 struct CudaReport {
   int64_t steps;    // of this optimizer so far,
   int64_t skipped;  // of which skipped
   float scale;
   Verdict verdict;
-  CudaStats stats;
-  CudaOrigin origin;
+  GradStats stats;
+  bool same_names;
 };
 
 /// An update has raised an alarm.
@@ -59,7 +61,7 @@ struct CudaAlarm {
   int64_t skips_in_row;
 };
 
-/// The last few values that a kernel told the host, which looks without waiting.
+/// The last few values that a kernel sent to the host, which looks without waiting.
 template <typename T>
 struct CudaMail {
   static constexpr uint64_t kSlots = 4;
@@ -81,51 +83,42 @@ class CudaMailbox {
 
 /// The scale, on the device.
 struct CudaScale {
-  ScalePolicy policy;
-  ScaleState state;
-  float used;      // of the last scale()
-  float factor;    // the scale of the last update over the one before
+  ScaleRecord record;
+  float inverse;   // 1 / scale
+  float factor;    // the scale over the one before the last change
   StepSeen seen;   // in this round
   int64_t alarms;  // these so far
   int64_t messages;
   int64_t differences;
 };
 
-/// What the device knows of an optimizer under the scaler.
-struct CudaKnown {
-  float scale;      // of its gradients in memory
-  float inverse;    // 1 / scale
-  double amax;      // of its gradients as they came, in this round
-  bool overflow;    // found by unscale_,
-  CudaStats found;  // namely this,
-  CudaOrigin origin;
+/// What the device keeps for an optimizer under the scaler.
+struct CudaProgress {
+  GradStats unscaled;  // found by the last unscale_,
+  bool unscaled_bad;   // which therefore makes the step skip
+  bool unscaled_same_names;
   int64_t steps;
   int64_t skipped;
+  DeviceVerdict verdict;  // of the last step
 };
 
 /// What the host knows of a step when it enqueues it.
-struct CudaOrder {
-  float max_norm = 0.0f;
-  const float* outside_scale = nullptr;
-  const float* outside_found = nullptr;
-  float* tell_skipped = nullptr;
+struct CudaStep {
+  NormLimits limits;
+  ExternalScale external;
   bool enabled = true;
-  bool first = false;     // the optimizer's first
-  bool fresh = false;     // the optimizer's first of this round
-  bool current = false;   // its gradients have the present scale
-  bool unscaled = false;  // they were unscaled already
+  bool unscaled = false;  // the gradients were unscaled already
 };
 
 /// An optimizer under a scaler on a device.
 class CudaOptimizer {
  public:
   explicit CudaOptimizer(int device);
-  void set_scale(float scale);
-  CudaKnown* known() const { return known_.data(); }
+  CudaProgress* progress() const { return progress_.data(); }
 
   /// What was found in its gradients, by all ranks if there are several.
-  const CudaStats* found() const {
-    return agreement.data() != nullptr ? &agreement.data()->all : measure.stats();
+  const GradStats* found() const {
+    return agreement.data() != nullptr ? &agreement.data()->stats : measure.stats();
   }
 
   CudaMeasure measure;
@@ -133,7 +126,7 @@ class CudaOptimizer {
   CudaMailbox<CudaReport> reports;
 
  private:
-  CudaArray<CudaKnown> known_;
+  CudaArray<CudaProgress> progress_;
 };
 
 class CudaScaler {
@@ -141,39 +134,36 @@ class CudaScaler {
   explicit CudaScaler(int device);
   int device() const { return device_; }
 
-  void set_state(const ScalePolicy& policy, const ScaleState& state);
-  ScaleState wait_state() const;
+  /// `factor`: the new scale over the old one.
+  void set_record(const ScaleRecord& record, float factor);
+  ScaleNumbers wait_numbers() const;
 
   /// out = loss x scale.
   void scale(const TensorView& loss, const TensorView& out);
+  const float* scale_address() const;
 
   /// Unscales the gradients that optimizer->measure lists.
-  void unscale(const CudaOrder& order, const CudaRanks& ranks, CudaOptimizer* optimizer);
+  void unscale(const CudaRanks& ranks, CudaOptimizer* optimizer);
 
   /// Decides on what optimizer->measure found, and prepares the optimizer's tables, which may be
   /// empty.
-  void decide(const CudaOrder& order, const CudaTables& tables, const CudaRanks& ranks,
+  void decide(const CudaStep& step, const CudaTables& tables, const CudaRanks& ranks,
               CudaOptimizer* optimizer);
 
   void update();
 
-  /// Brings gradients that wait, unscaled or with the scale before the last update(), to the one
-  /// after it.
+  /// Multiplies waiting gradients by `factor`, or by the scale if they are unscaled.
   void rescale(bool unscaled, CudaOptimizer* optimizer);
 
   CudaMailbox<CudaAlarm> alarms;
   CudaMailbox<CudaDifference> differences;
 
  private:
-  void agree(const CudaOrder& order, const CudaRanks& ranks, CudaOptimizer* optimizer);
+  void agree(bool enabled, const CudaRanks& ranks, CudaOptimizer* optimizer);
 
   int device_;
   CudaArray<CudaScale> scale_;
 };
-
-/// Why gradients up to `amax` could not be divided by `scale`.
-std::string describe_unscaling(double amax, float scale);
-std::string describe_unscaling_in_place(double amax, float scale);
 
 /// out = loss x scale, for tensors on a CUDA device and a scale on the host.
 void cuda_scale(const TensorView& loss, float scale, const TensorView& out);

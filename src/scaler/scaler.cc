@@ -1,34 +1,30 @@
-// scaler/ walks the other stations in order and keeps that order; it knows no kernels.
+// GradScaler on the CPU: the order of the stages. What runs on a CUDA device is in device.cc, what
+// concerns several ranks in ranks.cc.
+#include "scaler/scaler.h"
+
 #include <headroom/accumulate.h>
-#include <headroom/scaler.h>
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
+#include <cstring>
 
 #include "apply/checks.h"
 #include "core/check.h"
 #include "core/float_environment.h"
+#include "decide/numbers.h"
 #include "measure/bound.h"
-#include "scaler/cuda.h"
+#include "measure/stats.h"
 
 namespace headroom {
+namespace internal {
 namespace {
 
-using internal::number;
-using internal::require;
-
-std::vector<TensorView> grads_of(const Optimizer& optimizer) {
-  std::vector<TensorView> grads;
-  grads.reserve(optimizer.parameters().size());
-  for (const Parameter& parameter : optimizer.parameters()) grads.push_back(parameter.grad);
-  return grads;
-}
-
+// All weights and gradients, sorted by address.
 std::vector<TensorView> memory_of(const Optimizer& optimizer) {
   std::vector<TensorView> memory;
   for (const Parameter& parameter : optimizer.parameters()) {
-    for (const TensorView& view : {parameter.weight, parameter.grad}) {
+    for (const TensorView& view : {parameter.weight, parameter.grad, parameter.master,
+                                   parameter.first_moment, parameter.second_moment}) {
       if (view.count > 0) memory.push_back(view);
     }
   }
@@ -40,7 +36,7 @@ std::vector<TensorView> memory_of(const Optimizer& optimizer) {
 // Both sorted by address and free of overlaps within.
 bool share_memory(const std::vector<TensorView>& a, const std::vector<TensorView>& b) {
   for (size_t i = 0, j = 0; i < a.size() && j < b.size();) {
-    if (internal::overlap(a[i], b[j])) return true;
+    if (overlap(a[i], b[j])) return true;
     (a[i].data < b[j].data ? i : j) += 1;
   }
   return false;
@@ -49,447 +45,324 @@ bool share_memory(const std::vector<TensorView>& a, const std::vector<TensorView
 // Names the first tensor whose unscaled values leave FP32's range.
 std::string unscale_culprit(const Optimizer& optimizer, float scale) {
   for (const Parameter& parameter : optimizer.parameters()) {
-    const double amax = internal::measure_bound({parameter.grad}).amax;
-    if (decide(true, amax, amax, scale, 0.0).apply()) continue;
-    return parameter.name + ": " + internal::describe_unscaling(amax, scale);
+    const double amax = measure_bound({parameter.grad}).amax;
+    if (decide(true, amax, amax, scale, {}).apply()) continue;
+    return parameter.name + ": " + describe_unscaling(amax, scale);
   }
   return "";
 }
 
-std::string scales_of(const ScalePolicy& policy) {
-  return (policy.grad_limit > 0.0f ? "powers of two from " : "") + number(policy.min_scale) +
-         " to " + number(policy.max_scale);
-}
-
-// Brings gradients that were made with one scale to another.
-void rescale(const Optimizer& optimizer, float from, float to) {
-  const double ratio = static_cast<double>(to) / static_cast<double>(from);
-  internal::unscale_bound(grads_of(optimizer), static_cast<float>(std::clamp<double>(
-                                                   ratio, kSmallestScale, kLargestScale)));
+void check_norm(const char* name, float norm) {
+  require(norm >= 0.0f && std::isfinite(norm), ErrorCode::kInvalidArgument, [&] {
+    return std::string(name) + " is " + number(norm) +
+           "; it has to be a finite number above 0, or 0 for none.";
+  });
 }
 
 }  // namespace
 
-std::string internal::describe_unscaling(double amax, float scale) {
-  if (!usable(scale)) return "a scale of " + number(scale) + " cannot be divided by";
-  const std::string quotient = number(amax) + " / " + number(scale) + " is beyond ";
-  const bool fits = amax / static_cast<double>(scale) <= std::numeric_limits<float>::max();
-  return quotient + (fits ? "2^63, the largest that a step is made with" : "FP32");
+std::vector<TensorView> grads_of(const Optimizer& optimizer) {
+  std::vector<TensorView> grads;
+  grads.reserve(optimizer.parameters().size());
+  for (const Parameter& parameter : optimizer.parameters()) grads.push_back(parameter.grad);
+  return grads;
 }
 
-std::string internal::describe_unscaling_in_place(double amax, float scale) {
-  return number(amax) + " / " + number(scale) + " is beyond FP16, in which it is unscaled";
+std::string allowed_scales(const ScalePolicy& policy) {
+  return (policy.if_headroom() != nullptr ? "powers of two from " : "") +
+         number(policy.min_scale()) + " to " + number(policy.max_scale());
 }
 
-std::string StepReport::to_string() const {
-  if (pending) return "pending: not known yet; call report() or try_report()";
-  if (applied) {
-    std::string text = "applied at scale " + number(scale) + ": norm " + number(grad_norm);
-    if (clip_factor < 1.0) text += ", clipped by " + number(clip_factor);
-    return text;
-  }
-  return "skipped at scale " + number(scale) + ": " + culprit;
-}
-
-GradScaler::GradScaler(const ScalePolicy& policy, ScalerOptions options)
-    : policy_(policy), options_(std::move(options)) {
-  check(policy_);
-  state_ = initial_state(policy_);
+Scaler::Scaler(const ScalePolicy& policy, ScalerOptions given) : options(std::move(given)) {
+  check_policy(policy);
+  record = {policy, initial_numbers(policy)};
   check_ranks();
-  if (options_.device.type == DeviceType::kCPU) return;
-  cuda_ = std::make_shared<internal::CudaScaler>(options_.device.index);
-  cuda_->set_state(policy_, state_);
+  if (options.device.type == DeviceType::kCPU) return;
+  cuda = std::make_shared<CudaScaler>(options.device.index);
+  cuda->set_record(record, 1.0f);
 }
 
-GradScaler::~GradScaler() = default;
-GradScaler::GradScaler(GradScaler&&) noexcept = default;
-GradScaler& GradScaler::operator=(GradScaler&&) noexcept = default;
+ScaleNumbers Scaler::numbers() const { return on_device() ? cuda->wait_numbers() : record.numbers; }
 
-const ScaleState& GradScaler::state() const {
-  if (cuda_ != nullptr) state_ = cuda_->wait_state();
-  return state_;
-}
-
-// Throws unless this scaler can follow the policy.
-void GradScaler::check(const ScalePolicy& policy) const {
+void Scaler::check_policy(const ScalePolicy& policy) const {
   validate(policy);
-  const bool waits = policy.on_overflow != OnOverflow::kSkip;
-  require(!waits || options_.device.type == DeviceType::kCPU, ErrorCode::kInvalidArgument, [] {
+  const bool waits = policy.on_overflow() != OnOverflow::kSkip;
+  require(!waits || options.device.type == DeviceType::kCPU, ErrorCode::kInvalidArgument, [] {
     return "OnOverflow::kThrow needs the host to wait for every verdict; use it with a scaler on "
            "the CPU, or on_alarm with max_skips_in_row.";
   });
 }
 
-void GradScaler::set_policy(const ScalePolicy& policy) {
-  check(policy);
-  state();
-  require(allows(policy, state_.scale) && allows(policy, state_.pending),
-          ErrorCode::kInvalidArgument, [&] {
-            return "The scale is " + number(state_.scale) + ", but the new policy allows " +
-                   scales_of(policy) + " only.";
-          });
-  policy_ = policy;
-  if (!policy_.late) state_.pending = state_.scale;
-  state_.growth_tracker = std::clamp(
-      state_.growth_tracker, -std::max(policy_.first_growth_extra, policy_.next_growth_extra),
-      policy_.growth_interval - 1);
-  state_.delay_left = std::min(state_.delay_left, policy_.hysteresis);
-  if (cuda_ != nullptr) cuda_->set_state(policy_, state_);
+void Scaler::allow(CallOrder::Refusal refusal, const char* call) {
+  const bool unsupported = refusal == CallOrder::Refusal::kSecondOptimizer;
+  require(refusal == CallOrder::Refusal::kNone,
+          unsupported ? ErrorCode::kUnsupported : ErrorCode::kWrongOrder,
+          [&] { return refusal_sentence(refusal, call); });
 }
 
-float GradScaler::get_scale() const { return enabled() ? state().scale : 1.0f; }
-
-float GradScaler::scale(float loss) {
-  if (!enabled()) return loss;
-  require(cuda_ == nullptr, ErrorCode::kUnsupported, [] {
-    return "This scaler's scale is on a CUDA device; call scale(loss, scaled) with tensors there.";
-  });
-  const internal::DefaultFloatEnvironment environment;
-  used_scale_ = state_.scale;
-  ++losses_;
-  return loss * state_.scale;
+uint64_t Scaler::id_of(const Optimizer& optimizer) {
+  check_whole(optimizer.record_ != nullptr);
+  return optimizer.record_->id;
 }
 
-uint64_t GradScaler::id_of(const Optimizer& optimizer) {
-  internal::check_whole(optimizer.identity_ != nullptr);
-  return optimizer.identity_->id;
-}
-
-bool GradScaler::has_gradient(const Optimizer& optimizer) {
+bool Scaler::has_gradient(const Optimizer& optimizer) {
   return std::any_of(optimizer.parameters().begin(), optimizer.parameters().end(),
                      [](const Parameter& parameter) { return parameter.grad.data != nullptr; });
 }
 
-// Looks the optimizer up.
-GradScaler::Known& GradScaler::meet(const Optimizer& optimizer) {
+// A parameter in two optimizers would be unscaled and updated twice.
+OptimizerEntry& Scaler::enter(Optimizer& optimizer) {
   const uint64_t id = id_of(optimizer);
-  const auto found = known_.find(id);
-  if (found != known_.end()) return found->second;
-  std::erase_if(known_, [](const auto& entry) { return entry.second.identity.expired(); });
-  Known& known = known_[id];
-  known.identity = optimizer.identity_;
-  known.ordinal = met_++;
-  return known;
-}
-
-// The same, and checks that no other one under this scaler has its memory: a
-// parameter in two would be unscaled and updated twice.
-GradScaler::Known& GradScaler::know(const Optimizer& optimizer) {
-  const auto found = known_.find(id_of(optimizer));
-  const internal::OptimizerIdentity& identity = *optimizer.identity_;
-  if (found != known_.end() && found->second.revision == identity.revision) return found->second;
+  optimizer.refresh();
+  const uint64_t revision = optimizer.record_->revision;
+  const auto found = optimizers.find(id);
+  if (found != optimizers.end() && found->second.checked_revision == revision) {
+    return found->second;
+  }
+  std::erase_if(optimizers, [&](const auto& entry) {
+    if (!entry.second.record.expired()) return false;
+    order.forget(entry.first);
+    return true;
+  });
   std::vector<TensorView> memory = memory_of(optimizer);
-  for (const auto& [id, other] : known_) {
-    if (other.identity.expired() || id == identity.id) continue;
-    const bool stale = other.identity.lock()->revision != other.revision;
-    const bool shared =
-        share_memory(memory, stale ? memory_of(*other.identity.lock()->owner) : other.memory);
-    require(!shared, ErrorCode::kInvalidArgument, [] {
-      return "A parameter of this optimizer belongs to another optimizer under the same scaler "
-             "too; give each parameter to one optimizer only.";
-    });
+  for (auto& [other_id, other] : optimizers) {
+    if (other_id == id) continue;
+    const auto other_record = other.record.lock();
+    const bool stale = other_record->revision != other.checked_revision;
+    if (!stale && !share_memory(memory, other.memory)) continue;
+    other_record->owner->refresh();  // its tensors may have moved away
+    require(
+        !share_memory(memory, memory_of(*other_record->owner)), ErrorCode::kInvalidArgument, [] {
+          return "A parameter of this optimizer belongs to another optimizer under the same scaler "
+                 "too; give each parameter to one optimizer only.";
+        });
   }
-  Known& known = meet(optimizer);                      // one that is refused leaves nothing behind
-  if (known.revision == 0) known.scale = used_scale_;  // seen for the first time
-  known.revision = identity.revision;
-  known.memory = std::move(memory);
-  return known;
+  OptimizerEntry& entry = optimizers[id];  // one that is refused leaves nothing behind
+  if (entry.checked_revision == 0) entry.ordinal = optimizers_seen_++;
+  entry.record = optimizer.record_;
+  entry.checked_revision = revision;
+  entry.memory = std::move(memory);
+  return entry;
 }
 
-// Checks that `call` may be made now for this optimizer.
-GradScaler::Known& GradScaler::enter(const Optimizer& optimizer, const char* call) {
-  require(used_scale_ > 0.0f, ErrorCode::kWrongOrder, [&] {
-    return std::string(call) + " was called before any scale(); scale the loss, run backward on " +
-           "the result, then step.";
-  });
-  Known& known = know(optimizer);
-  if (known.round != round_) known.begin(round_);
-  require(known.stage != Stage::kStepped, ErrorCode::kWrongOrder, [&] {
-    return std::string(call) + " was called after step() for this optimizer; call update() first.";
-  });
-  if (losses_ > losses_before_) known.scale = state_.scale;
-  return known;
+void Scaler::assume_loss() {
+  if (losses_unseen) order.gradients_added();
 }
 
-void GradScaler::record(bool overflow, const std::string& culprit, Known* known) {
-  known->losses = losses_;
-  losses_used_ = losses_;
-  recorded_ = true;
-  seen_.overflow = seen_.overflow || overflow;
-  // Gradients of an earlier round may have an earlier scale.
-  const double amax = known->amax / static_cast<double>(known->scale);
-  seen_.amax = std::max(seen_.amax, amax * static_cast<double>(state_.scale));
-  if (overflow) culprit_ = culprit;
-}
-
-UnscaleResult GradScaler::unscale_(Optimizer& optimizer) {
-  if (!enabled()) return {};
-  const internal::DefaultFloatEnvironment environment;
-  Known& known = enter(optimizer, "unscale_()");
-  require(known.stage == Stage::kReady, ErrorCode::kWrongOrder, [] {
-    return "unscale_() was already called for this optimizer and its gradients are unscaled; " +
-           std::string("unscale once, just before clipping.");
-  });
-  // Without gradients there is nothing to tell update().
-  const bool looked = has_gradient(optimizer) || options_.ranks != nullptr;
-  if (cuda_ != nullptr) {
-    enqueue_list(optimizer, &known);
-    cuda_->unscale(order(&known), ranks(optimizer, &known, nullptr), known.cuda.get());
-    known.stage = Stage::kUnscaled;
-    if (looked) record(false, "", &known);
-    return {};
-  }
-  const UnscaleResult here = internal::unscale_bound(grads_of(optimizer), inverse(known.scale));
-  known.stage = Stage::kUnscaled;
-  const Finding found =
-      agree(optimizer, &known, nullptr, {here.before, here.new_inf, here.new_zeros, "", -1});
-  const UnscaleResult result{found.stats, found.new_inf, found.new_zeros};
-  known.overflow = !result.ok();
-  known.amax = result.before.amax;
-  known.culprit = found.culprit;
-  known.culprit_rank = found.culprit_rank;
-  if (looked) record(known.overflow, known.culprit, &known);
-  return result;
-}
-
-// Checks that step() may be called so, now.
-GradScaler::Known& GradScaler::enter_step(const Optimizer& optimizer, const StepOptions& options) {
-  require(options.max_norm >= 0.0f && std::isfinite(options.max_norm), ErrorCode::kInvalidArgument,
-          [&] {
-            return "max_norm is " + number(options.max_norm) +
-                   "; it has to be a finite number above 0, or 0 for no clipping.";
-          });
-  const bool outside = options.outside_scale != nullptr || options.outside_found != nullptr ||
-                       options.tell_skipped != nullptr;
-  require(!outside || (!enabled() && options_.ranks == nullptr), ErrorCode::kInvalidArgument, [] {
-    return "outside_scale, outside_found and tell_skipped are for a disabled scaler without ranks; "
-           "this one has a scale of its own, or ranks that know nothing of them.";
-  });
-  id_of(optimizer);  // one that was moved from has no gradients, but that is not what is wrong
-  require(has_gradient(optimizer) || options_.ranks != nullptr, ErrorCode::kWrongOrder, [] {
+OptimizerEntry& Scaler::enter_step(Optimizer& optimizer, const StepOptions& given) {
+  check_norm("max_norm", given.max_norm);
+  check_norm("skip_above_norm", given.skip_above_norm);
+  OptimizerEntry& entry = enter(optimizer);
+  require(has_gradient(optimizer) || options.ranks != nullptr, ErrorCode::kWrongOrder, [] {
     return "step() was called for an optimizer none of whose parameters has a gradient; set them, "
            "or do not step it.";
   });
-  if (!enabled()) return meet(optimizer);
-  Known& known = enter(optimizer, "step()");
-  if (policy_.rerun) check_rerun(optimizer);
-  return known;
+  if (!options.enabled) return entry;
+  const bool retries = record.policy.retries();
+  allow(order.may_step(id_of(optimizer), retries), "step()");
+  require(!retries || dynamic_cast<const GradAccumulator*>(&optimizer) == nullptr,
+          ErrorCode::kUnsupported, [] {
+            return "A GradAccumulator was stepped under a policy that retries batches, but a pass "
+                   "that overflows spoils its sums for good; use the preset 'headroom'.";
+          });
+  return entry;
 }
 
-// Of a batch that is run again nothing may have been applied, and nothing be added up.
-void GradScaler::check_rerun(const Optimizer& optimizer) const {
-  const bool another = std::any_of(known_.begin(), known_.end(), [&](const auto& entry) {
-    return entry.second.stage == Stage::kStepped && entry.second.round == round_;
-  });
-  require(!another, ErrorCode::kUnsupported, [] {
-    return "A second optimizer was stepped in one round under a policy that runs batches again, "
-           "where the first would be stepped once more; put all parameters into one optimizer, "
-           "or take the preset 'headroom'.";
-  });
-  require(dynamic_cast<const GradAccumulator*>(&optimizer) == nullptr, ErrorCode::kUnsupported, [] {
-    return "A GradAccumulator was stepped under a policy that runs batches again, but a pass that "
-           "overflows spoils its sums for good; take the preset 'headroom'.";
-  });
+// Adds to what update() will decide by.
+void Scaler::see(bool overflow, double amax, const std::string& bad) {
+  seen_.overflow = seen_.overflow || overflow;
+  seen_.amax = std::max(seen_.amax, amax);
+  if (overflow) culprit_ = bad;
 }
 
-StepReport GradScaler::step(Optimizer& optimizer, const StepOptions& options) {
-  const internal::DefaultFloatEnvironment environment;
-  Known& known = enter_step(optimizer, options);
-  if (cuda_ != nullptr) return step_on_device(optimizer, options, &known);
-  if (!enabled()) known.scale = options.outside_scale != nullptr ? *options.outside_scale : 1.0f;
-  const float scale = known.stage == Stage::kUnscaled ? 1.0f : known.scale;
+StepReport Scaler::step(Optimizer& optimizer, const StepOptions& given,
+                        const ExternalScale& external) {
+  const DefaultFloatEnvironment environment;
+  const StreamScope stream(given.stream);
+  assume_loss();
+  OptimizerEntry& entry = enter_step(optimizer, given);
+  if (on_device()) return step_on_device(optimizer, given, external, &entry);
+  const bool unscaled = order.is_unscaled(id_of(optimizer));
+  const float own = options.enabled ? record.numbers.scale : 1.0f;
+  const float made_with = external.scale != nullptr ? *external.scale : own;
+  const float scale = unscaled ? 1.0f : made_with;
 
-  const int64_t beyond = beyond_its_format(optimizer, options, scale) ? 1 : 0;
-  Finding found = agree(optimizer, &known, &options,
-                        {internal::measure_bound(grads_of(optimizer)), beyond, 0, "", -1});
+  GradStats mine = measure_bound(grads_of(optimizer));
+  mine.new_inf = beyond_its_format(optimizer, given, scale) ? 1 : 0;
+  Finding found = agree(optimizer, &entry, &given, mine);
   const GradStats& stats = found.stats;
-  require(options_.ranks == nullptr || found.any, ErrorCode::kWrongOrder, [] {
+  require(options.ranks == nullptr || found.any, ErrorCode::kWrongOrder, [] {
     return "step() was called for an optimizer none of whose parameters has a gradient on any "
            "rank; set them, or do not step it.";
   });
-  Verdict verdict = decide(stats.finite(), stats.norm(), stats.amax, scale, options.max_norm);
-  if (known.overflow) {
+  Verdict verdict = decide(stats.finite(), stats.norm(), stats.amax, scale,
+                           {given.max_norm, given.skip_above_norm});
+  if (unscaled && !entry.unscaled.ok()) {
     verdict.skip = Skip::kNotFinite;
-    if (!known.culprit.empty()) {
-      found.culprit = known.culprit;
-      found.culprit_rank = known.culprit_rank;
+    if (!entry.unscaled_culprit.empty()) {
+      found.culprit = entry.unscaled_culprit;
+      copy_culprit(entry.unscaled, &found.stats);
     }
   }
-  if (options.outside_found != nullptr && *options.outside_found != 0.0f) {
+  if (external.found_inf != nullptr && *external.found_inf != 0.0f) {
     verdict.skip = Skip::kNotFinite;
   }
-  if (verdict.apply() && found.new_inf > 0) {
+  if (verdict.apply() && stats.new_inf > 0) {
     verdict.skip = Skip::kUnscaleOverflow;
-    found.culprit = internal::describe_unscaling_in_place(stats.amax, scale);
+    found.culprit = describe_unscaling_in_place(stats.amax, scale);
   } else if (verdict.skip == Skip::kUnscaleOverflow) {
     if (usable(scale)) found.culprit = unscale_culprit(optimizer, scale);
     if (found.culprit.empty()) {
       found.culprit =
-          (usable(scale) ? "another rank: " : "") + internal::describe_unscaling(stats.amax, scale);
+          (usable(scale) ? "another rank: " : "") + describe_unscaling(stats.amax, scale);
     }
   }
-
-  return conclude(optimizer, options, verdict, std::move(found), &known);
+  entry.report.scale = made_with;
+  StepReport report = conclude(optimizer, given, verdict, std::move(found), &entry);
+  if (external.skipped != nullptr) *external.skipped = report.applied ? 0.0f : 1.0f;
+  return report;
 }
 
-// Whether this optimizer cannot take its gradients unscaled. A norm that is clipped bounds them.
-bool GradScaler::beyond_its_format(const Optimizer& optimizer, const StepOptions& options,
-                                   float scale) {
+// Whether this optimizer cannot hold its gradients unscaled. A norm that is clipped bounds them.
+bool Scaler::beyond_its_format(const Optimizer& optimizer, const StepOptions& given, float scale) {
   constexpr float kHalfMax = 65504.0f;
-  const bool clipped = options.max_norm > 0.0f && options.max_norm <= kHalfMax;
+  const bool clipped = given.max_norm > 0.0f && given.max_norm <= kHalfMax;
   return usable(scale) && scale < 1.0f && !clipped && optimizer.overflows(inverse(scale));
 }
 
-// Skips a step whose gradients were found bad elsewhere.
-StepReport GradScaler::skip(Optimizer& optimizer, const StepOptions& options,
-                            const std::string& culprit) {
-  Known& known = enter_step(optimizer, options);
+StepReport Scaler::skip(Optimizer& optimizer, const StepOptions& given,
+                        const std::string& culprit) {
+  OptimizerEntry& entry = enter_step(optimizer, given);
   Verdict verdict;
   verdict.skip = Skip::kNotFinite;
   verdict.grad_norm = std::nan("");
-  return conclude(optimizer, options, verdict, {{}, 0, 0, culprit, -1}, &known);
+  entry.report.scale = record.numbers.scale;
+  return conclude(optimizer, given, verdict, {{}, culprit, true}, &entry);
 }
 
-// Applies or skips, and tells so.
-StepReport GradScaler::conclude(Optimizer& optimizer, const StepOptions& options,
-                                const Verdict& verdict, Finding found, Known* known) {
+// Applies or skips, and reports.
+StepReport Scaler::conclude(Optimizer& optimizer, const StepOptions& given, const Verdict& verdict,
+                            Finding found, OptimizerEntry* entry) {
+  const bool unscaled = order.is_unscaled(id_of(optimizer));
+  const float scale = entry->report.scale;
   if (verdict.apply()) {
-    optimizer.apply(verdict.multiplier, options.clear_grads == ClearGrads::kAlways);
+    optimizer.apply(verdict.multiplier, given.clear_grads == ClearGrads::kAlways);
+    if (given.clear_grads == ClearGrads::kAlways) optimizer.gradients_changed();
   } else {
     optimizer.skipped(found.culprit);
-    if (options.clear_grads != ClearGrads::kNever) optimizer.zero_grad();
+    if (given.clear_grads != ClearGrads::kNever) {
+      optimizer.zero_grad();
+      optimizer.gradients_changed();
+    }
   }
-  if (options.tell_skipped != nullptr) *options.tell_skipped = verdict.apply() ? 0.0f : 1.0f;
   StepReport report;
   report.applied = verdict.apply();
   report.skip = verdict.skip;
-  report.scale = known->scale;
+  report.scale = scale;
   report.grad_norm = verdict.grad_norm;
   report.clip_factor = verdict.clip_factor;
   report.stats = found.stats;
   report.culprit = std::move(found.culprit);
-  report.culprit_rank = found.culprit_rank;
-  report.steps = known->report.steps + 1;
-  report.skipped = known->report.skipped + (report.applied ? 0 : 1);
-  known->report = report;
-  last_stepped_ = optimizer.identity_->id;
-  if (known->stage != Stage::kUnscaled) known->amax = found.stats.amax;
-  if (enabled()) known->stage = Stage::kStepped;
-  if (enabled()) record(!report.applied, report.culprit, known);
-  require(report.applied || policy_.on_overflow == OnOverflow::kSkip, ErrorCode::kOverflow, [&] {
-    return "The step was " + report.to_string() +
-           "; the weights are as before. Lower the scale, or use a dynamic one.";
-  });
+  report.steps = entry->report.steps + 1;
+  report.skipped = entry->report.skipped + (report.applied ? 0 : 1);
+  entry->report = report;
+  last_stepped = id_of(optimizer);
+  if (options.enabled) {
+    order.stepped(id_of(optimizer));
+    see(overflowed(verdict.skip), unscaled ? 0.0 : report.stats.amax, report.culprit);
+  }
+  require(!overflowed(verdict.skip) || record.policy.on_overflow() == OnOverflow::kSkip,
+          ErrorCode::kOverflow, [&] {
+            return "The step was " + report.to_string() +
+                   "; the weights are as before. Lower the scale, or use a dynamic one.";
+          });
   return report;
 }
 
-void GradScaler::update() {
-  if (!enabled()) return;
-  const internal::DefaultFloatEnvironment environment;
-  require(used_scale_ > 0.0f, ErrorCode::kWrongOrder, [] {
-    return "update() was called before any scale(); scale a loss, run backward, step, then "
-           "update.";
-  });
-  require(recorded_, ErrorCode::kWrongOrder, [] {
-    return "update() was called but no optimizer was stepped or unscaled since the last one; "
-           "call "
-           "step() first. With micro-batches, update once, after the step.";
-  });
-  if (cuda_ != nullptr) return update_on_device();
-  const Transition next = next_state(policy_, state_, seen_);
-  const float used = state_.scale;
-  move_to(next.state);
-  if (next.alarm != Alarm::kNone) raise(next.alarm, used, state_.skips_in_row, culprit_);
+void Scaler::update() {
+  const DefaultFloatEnvironment environment;
+  allow(order.may_update(), "update()");
+  prepare_rescales();
+  if (on_device()) {
+    cuda->update();
+    end_round(1.0f, 1.0f);
+    raise_device_alarms();
+    return;
+  }
+  const float used = record.numbers.scale;
+  const Alarm alarm = advance(record.policy, seen_, &record.numbers);
+  end_round(used, record.numbers.scale);
+  if (alarm != Alarm::kNone) raise(alarm, used, record.numbers.skips_in_row, culprit_);
 }
 
-void GradScaler::update(float new_scale) {
-  if (!enabled()) return;
-  check_no_waiting("update(new_scale)");
-  require(allows(policy_, new_scale), ErrorCode::kInvalidArgument, [&] {
-    return "A scale of " + number(new_scale) + " cannot be set; the policy allows " +
-           scales_of(policy_) + ".";
-  });
-  ScaleState next = initial_state(policy_);
-  next.scale = new_scale;
-  next.pending = new_scale;
-  next.steps = state().steps;
-  next.skipped = state_.skipped;
-  move_to(next);
-}
-
-void GradScaler::assume_known() { losses_used_ = losses_; }
-
-void GradScaler::more_gradients() { ++losses_; }
-
-void GradScaler::discard() {
-  losses_used_ = losses_;
-  for (auto& [id, known] : known_) {
-    known.losses = losses_;
-    if (known.stage == Stage::kUnscaled) known.begin(known.round);  // others come in their place
+// Looks at all gradients that will be rescaled, before anything changes: this may throw.
+void Scaler::prepare_rescales() {
+  for (const CallOrder::Rescale& rescale : order.rescales()) {
+    OptimizerEntry& entry = optimizers[rescale.optimizer];
+    const auto owner = entry.record.lock();
+    if (owner == nullptr) continue;
+    owner->owner->refresh();
+    if (on_device()) list_gradients(*owner->owner, &entry);
   }
 }
 
-void GradScaler::check_no_waiting(const char* call) const {
-  require(losses_ == losses_used_, ErrorCode::kWrongOrder, [&] {
-    return std::string(call) + " was called while gradients wait that were made with another " +
-           "scale; step first, or drop them and call discard().";
-  });
-}
-
-// The gradients that wait under this optimizer when a round ends: those that were unscaled and not
-// stepped, and those of losses that came after its last step.
-GradScaler::Waiting GradScaler::waiting(const Known& known) const {
-  if (known.stage == Stage::kUnscaled && known.round == round_) return Waiting::kUnscaled;
-  return known.losses != losses_ ? Waiting::kScaled : Waiting::kNone;
-}
-
-// Takes the next scale, and takes the gradients along that still wait under known optimizers.
-void GradScaler::move_to(const ScaleState& next) {
-  for (auto& [id, known] : known_) {
-    const auto identity = known.identity.lock();
-    const Waiting waits = waiting(known);
-    if (identity == nullptr || waits == Waiting::kNone) continue;
-    const float has = waits == Waiting::kUnscaled ? 1.0f : state_.scale;
-    if (has != next.scale) rescale(*identity->owner, has, next.scale);
-    known.goes_on(next.scale);
-    if (known.cuda != nullptr) known.cuda->set_scale(next.scale);
+// Rescales gradients that wait for a later step, from one scale to another, and begins the next
+// round. On a CUDA device both scales are known there only.
+void Scaler::end_round(float from, float to) {
+  for (const CallOrder::Rescale& rescale : order.rescales()) {
+    OptimizerEntry& entry = optimizers[rescale.optimizer];
+    const auto owner = entry.record.lock();
+    if (owner == nullptr) continue;
+    const float factor = rescale.unscaled ? to : rescale_factor(from, to);
+    if (on_device()) {
+      cuda->rescale(rescale.unscaled, entry.cuda.get());
+    } else if (factor != 1.0f) {
+      unscale_bound(grads_of(*owner->owner), factor);
+    } else {
+      continue;
+    }
+    owner->owner->gradients_changed();
   }
-  state_ = next;
-  if (cuda_ != nullptr) cuda_->set_state(policy_, state_);
-  next_round();
-}
-
-void GradScaler::next_round() {
-  ++round_;
-  losses_before_ = losses_;
-  recorded_ = false;
+  order.end_round();
   seen_ = StepSeen{};
 }
 
-void GradScaler::raise(Alarm alarm, float scale, int64_t skips_in_row,
-                       const std::string& culprit) const {
+void Scaler::replace(const ScaleRecord& next, const char* call) {
+  allow(order.may_set_scale(), call);
+  prepare_rescales();
+  const float before = numbers().scale;
+  record = next;
+  if (on_device()) cuda->set_record(record, rescale_factor(before, next.numbers.scale));
+  end_round(before, next.numbers.scale);
+}
+
+void Scaler::raise(Alarm alarm, float scale, int64_t skips_in_row,
+                   const std::string& culprit) const {
   AlarmReport report;
   report.alarm = alarm;
   report.scale = scale;
   report.skips_in_row = skips_in_row;
   report.culprit = culprit;
-  const std::string what = policy_.rerun ? " pass" : " step";
+  const ScalePolicy& policy = record.policy;
+  const std::string what = policy.retries() ? " pass" : " step";
   const std::string skips = skips_in_row == 1
                                 ? "1" + what + " was skipped"
                                 : std::to_string(skips_in_row) + what +
-                                      (policy_.rerun ? "es" : "s") + " in a row were skipped";
+                                      (policy.retries() ? "es" : "s") + " in a row were skipped";
   report.sentence = alarm == Alarm::kAtFloor
                         ? "The gradients overflowed at a scale of " + number(scale) +
                               " and the policy allows none smaller (min_scale " +
-                              number(policy_.min_scale) + "); " + skips
+                              number(policy.min_scale()) + "); " + skips
                         : skips + ", the last at a scale of " + number(scale) + "; the limit is " +
-                              std::to_string(most_skips(policy_));
+                              std::to_string(max_skips_in_row(policy));
   report.sentence += ". The last culprit was " +
                      (culprit.empty() ? std::string("not named") : culprit) +
                      ". Scaling cannot help here: look for inf or nan in the data or the forward "
                      "pass, lower the learning rate, or use bf16.";
-  if (!options_.on_alarm) throw Error(ErrorCode::kScaleCollapsed, report.sentence);
-  options_.on_alarm(report);
+  if (!options.on_alarm) throw Error(ErrorCode::kScaleCollapsed, report.sentence);
+  options.on_alarm(report);
 }
+
+}  // namespace internal
 
 }  // namespace headroom

@@ -103,13 +103,13 @@ inline int run_job(std::shared_ptr<Ranks> ranks, const JobOptions& options,
       if (middle && options.mode == "drift") grads[3] += 0.5f * scale;
       const StepReport report = scaler.step(optimizer, {.max_norm = 1.0f});
       scaler.update();
-      if (middle && options.mode == "scale") scaler.update(scaler.get_scale() * 2.0f);
+      if (middle && options.mode == "scale") scaler.set_scale(scaler.get_scale() * 2.0f);
       skipped += !report.applied;
       wrong += report.applied != (fault == Mishap::kNone);
       // After averaging all ranks have it, and the first one is named.
       const bool everywhere = fault == Mishap::kBeforeAveraging && !sharded;
       const int culprit = everywhere ? 0 : static_cast<int>(step % size);
-      if (!report.applied) wrong += report.culprit_rank != culprit;
+      if (!report.applied) wrong += report.stats.culprit_rank != culprit;
       const float next = scaler.get_scale();
       told.add(&next, sizeof(next));
       told.add(&report.applied, sizeof(report.applied));

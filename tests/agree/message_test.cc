@@ -24,7 +24,14 @@ Message reduced(const std::vector<Message>& messages) {
   return all;
 }
 
-constexpr Standing kNowhere;
+// Ranks that each have a part, or all the whole.
+RankStatus status_of(RankGradients gradients) {
+  RankStatus status;
+  status.gradients = gradients;
+  return status;
+}
+const RankStatus kSharded = status_of(RankGradients::kSharded);
+const RankStatus kReplicated = status_of(RankGradients::kReplicated);
 
 TEST(Message, IsSmall) { EXPECT_EQ(sizeof(Message), 256u); }  // scripts/agree-model counts on it
 
@@ -32,20 +39,20 @@ RC_GTEST_PROP(Message, SmallestRankIsTheCulpritAndItsNumbersStayTogether, ()) {
   const auto ranks = *rc::gen::unique<std::vector<int>>(rc::gen::inRange(0, 1 << 20));
   RC_PRE(!ranks.empty());
   std::vector<Message> messages;
-  Found first;
+  GradStats first;
   for (const int rank : ranks) {
-    Found found;
-    found.culprit = *rc::gen::inRange<int64_t>(0, kMaxTold);
-    found.culprit_inf = *rc::gen::inRange<int64_t>(0, kMaxTold);
-    found.culprit_nan = *rc::gen::inRange<int64_t>(0, kMaxTold);
+    GradStats found;
+    found.culprit = *rc::gen::inRange<int64_t>(0, kMaxSent);
+    found.culprit_inf = *rc::gen::inRange<int64_t>(0, kMaxSent);
+    found.culprit_nan = *rc::gen::inRange<int64_t>(0, kMaxSent);
     if (rank == *std::min_element(ranks.begin(), ranks.end())) {
       first = found;
       first.culprit_rank = rank;
     }
-    messages.push_back(pack(found, rank, 0.0, kNowhere));
+    messages.push_back(pack(found, rank, kSharded));
   }
-  messages.push_back(pack({}, 1, 0.0, kNowhere));  // one that found nothing
-  const Found all = unpack(reduced(messages), false, {});
+  messages.push_back(pack({}, 1, kSharded));  // one that found nothing
+  const GradStats all = unpack(reduced(messages), false, {});
   RC_ASSERT(all.culprit_rank == first.culprit_rank);
   RC_ASSERT(all.culprit == first.culprit);
   RC_ASSERT(all.culprit_inf == first.culprit_inf);
@@ -53,16 +60,16 @@ RC_GTEST_PROP(Message, SmallestRankIsTheCulpritAndItsNumbersStayTogether, ()) {
 }
 
 TEST(Message, CountsSaturateInsteadOfChangingTheRank) {
-  Found found;
+  GradStats found;
   found.culprit = 7;
   found.culprit_inf = std::numeric_limits<int64_t>::max();
-  found.inf = 0x1p60;
-  const Found all =
-      unpack(reduced({pack(found, 3, 0.0, kNowhere), pack(found, 3, 0.0, kNowhere)}), false, {});
+  found.inf_count = int64_t{1} << 60;
+  const GradStats all =
+      unpack(reduced({pack(found, 3, kSharded), pack(found, 3, kSharded)}), false, {});
   EXPECT_EQ(all.culprit_rank, 3);
   EXPECT_EQ(all.culprit, 7);
-  EXPECT_EQ(all.culprit_inf, kMaxTold);
-  EXPECT_EQ(all.inf, 0x1p61);
+  EXPECT_EQ(all.culprit_inf, kMaxSent);
+  EXPECT_EQ(all.inf_count, int64_t{1} << 61);
   EXPECT_FALSE(all.finite());
 }
 
@@ -72,43 +79,58 @@ TEST(Message, SquaresOfEverySizeAreAddedUp) {
     std::vector<Message> messages;
     std::vector<double> whole;
     for (size_t i = 0; i < used; ++i) {
-      messages.push_back(
-          pack(found_of(measure({view(parts[i])}), 0, 0), static_cast<int>(i), 0.0, kNowhere));
+      messages.push_back(pack(measure({view(parts[i])}), static_cast<int>(i), kSharded));
       whole.insert(whole.end(), parts[i].begin(), parts[i].end());
     }
-    const double norm = unpack(reduced(messages), false, {}).sum().root();
+    const double norm = unpack(reduced(messages), false, {}).norm();
     EXPECT_DOUBLE_EQ(norm, measure({view(whole)}).norm());
   }
 }
 
 TEST(Message, ReplicatedGradientsAreNotAddedUp) {
   const std::vector<float> grad = {3.0f, 4.0f, kInf};
-  const Found mine = found_of(measure({view(grad)}), 2, 5);
-  const Message all = reduced(
-      {pack(mine, 0, 0.0, kNowhere), pack(mine, 1, 0.0, kNowhere), pack(mine, 2, 0.0, kNowhere)});
-  const Found replicated = unpack(all, true, mine);
-  EXPECT_EQ(replicated.count, 3.0);
-  EXPECT_EQ(replicated.inf, 1.0);
-  EXPECT_EQ(replicated.new_inf, 2.0);
-  EXPECT_EQ(replicated.new_zeros, 5.0);
-  EXPECT_EQ(replicated.sum().root(), 5.0);
-  const Found sharded = unpack(all, false, mine);
-  EXPECT_EQ(sharded.count, 9.0);
-  EXPECT_EQ(sharded.inf, 3.0);
-  EXPECT_EQ(sharded.sum().root(), std::sqrt(75.0));
+  GradStats mine = measure({view(grad)});
+  mine.new_inf = 2;
+  mine.new_zeros = 5;
+  const Message all =
+      reduced({pack(mine, 0, kReplicated), pack(mine, 1, kReplicated), pack(mine, 2, kReplicated)});
+  const GradStats replicated = unpack(all, true, mine);
+  EXPECT_EQ(replicated.count, 3);
+  EXPECT_EQ(replicated.inf_count, 1);
+  EXPECT_EQ(replicated.new_inf, 2);
+  EXPECT_EQ(replicated.new_zeros, 5);
+  EXPECT_EQ(finite_norm(replicated), 5.0);
+  const GradStats sharded = unpack(all, false, mine);
+  EXPECT_EQ(sharded.count, 9);
+  EXPECT_EQ(sharded.inf_count, 3);
+  EXPECT_EQ(finite_norm(sharded), std::sqrt(75.0));
 }
 
 TEST(Message, TheFirstThingThatDiffersIsFound) {
-  for (int which = 0; which < Standing::kCount; ++which) {
-    Standing here{{5, 2, 12, 1024, 99, 77, 1.5}};
-    const Message mine = pack({}, 0, 1.0, here);
-    EXPECT_EQ(difference(reduced({mine, mine})), Standing::kCount);
-    for (int i = which; i < Standing::kCount; ++i) here.of[i] += 1;
-    const Message all = reduced({mine, pack({}, 1, 1.0, here), mine});
-    EXPECT_EQ(difference(all), which);
-    const double* const pair = all.maxima + Message::kStanding + 2 * which;
-    EXPECT_EQ(pair[0] + pair[1], 1.0);
+  for (int field = 0; field < RankStatus::kNorm; ++field) {  // the norm is filled in by pack()
+    RankStatus status = kSharded;
+    for (int i = 0; i < RankStatus::kNorm; ++i) status.fields[i] = 100.0 + i;
+    const Message mine = pack({}, 0, status);
+    EXPECT_EQ(difference(reduced({mine, mine})), RankStatus::kCount);
+    for (int i = field; i < RankStatus::kNorm; ++i) status.fields[i] += 1;
+    const Message all = reduced({mine, pack({}, 1, status), mine});
+    EXPECT_EQ(difference(all), field);
+    EXPECT_EQ(all.high(field) - all.low(field), 1.0);
   }
+}
+
+TEST(Message, ReplicatedGradientsWithOtherNormsAreADifference) {
+  const std::vector<float> here = {3.0f}, there = {4.0f}, bad = {kInf};
+  const auto message = [](const std::vector<float>& grad, const RankStatus& status) {
+    return pack(measure({view(grad)}), 0, status);
+  };
+  EXPECT_EQ(difference(reduced({message(here, kReplicated), message(there, kReplicated)})),
+            RankStatus::kNorm);
+  EXPECT_EQ(difference(reduced({message(here, kSharded), message(there, kSharded)})),
+            RankStatus::kCount);
+  EXPECT_EQ(difference(reduced({message(here, kReplicated), message(bad, kReplicated)})),
+            RankStatus::kCount)
+      << "an overflow is found first";
 }
 
 TEST(Message, FingerprintsAreExactInADoubleAndDifferWithEveryInput) {

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <mutex>
 
+#include "scaler/scaler.h"
 #include "tests/agree/threads.h"
 #include "tests/support.h"
 
@@ -59,7 +60,7 @@ TEST(Agree, OneBadRankSkipsTheStepOnAll) {
         EXPECT_FALSE(report.applied);
         EXPECT_EQ(report.skip, Skip::kNotFinite);
         EXPECT_EQ(report.culprit, "rank " + std::to_string(size - 1) + ": w1: 1 inf, 1 nan");
-        EXPECT_EQ(report.culprit_rank, size - 1);
+        EXPECT_EQ(report.stats.culprit_rank, size - 1);
         EXPECT_EQ(report.stats.inf_count, 1);
         EXPECT_EQ(report.stats.nan_count, 1);
       }
@@ -125,7 +126,7 @@ TEST(Agree, ARankWithoutGradientsTakesPart) {
     EXPECT_TRUE(two[0].applied);
     EXPECT_EQ(two[0].grad_norm, 6.0);
     EXPECT_FALSE(two[1].applied);
-    EXPECT_EQ(two[1].culprit_rank, 1);
+    EXPECT_EQ(two[1].stats.culprit_rank, 1);
   }
   EXPECT_EQ(scales.values[0], 32768.0f);
   EXPECT_EQ(scales.values[1], 32768.0f);
@@ -139,7 +140,7 @@ TEST(Agree, WhereNoRankHasGradientsThereIsNoStep) {
       GradScaler scaler(DynamicScale{}, {.ranks = ranks, .gradients = kind});
       scaler.scale(1.0f);
       expect_error(ErrorCode::kWrongOrder, "on any rank", [&] { scaler.step(optimizer); });
-      EXPECT_EQ(scaler.state().steps, 0);
+      EXPECT_EQ(scaler.state().steps(), 0);
     });
   }
 }
@@ -188,7 +189,7 @@ TEST(Agree, ScalersMayShareRanks) {
 
 TEST(Agree, UnscaleAgreesToo) {
   for (const RankGradients kind : kBoth) {
-    PerRank<UnscaleResult> results(2);
+    PerRank<GradStats> results(2);
     PerRank<StepReport> reports(2);
     const int64_t meetings = on_ranks(2, [&](std::shared_ptr<Ranks> ranks) {
       Rank mine(1);
@@ -209,7 +210,7 @@ TEST(Agree, UnscaleAgreesToo) {
       const StepReport& report = reports.values[static_cast<size_t>(rank)];
       EXPECT_FALSE(report.applied);
       EXPECT_EQ(report.culprit, "rank 1: w0: 1 inf, 0 nan");
-      EXPECT_EQ(report.culprit_rank, 1);
+      EXPECT_EQ(report.stats.culprit_rank, 1);
     }
   }
 }
@@ -319,20 +320,20 @@ void expect_difference(const std::string& part,
 
 TEST(Agree, RanksThatDifferAreToldApartBeforeAnyWeightIsTouched) {
   expect_difference("different scales, 16384 and 65536",
-                    [](GradScaler& scaler, Rank&) { scaler.update(16384.0f); });
+                    [](GradScaler& scaler, Rank&) { scaler.set_scale(16384.0f); });
   expect_difference("after updates 3 and 9", [](GradScaler& scaler, Rank&) {
-    ScaleState state = scaler.state();
-    state.steps = 9;
-    scaler.load_state(state);
+    internal::ScaleRecord record = scaler.state().record();
+    record.numbers.steps = 9;
+    scaler.load_state(ScaleState(record));
   });
   expect_difference("remember different steps", [](GradScaler& scaler, Rank&) {
-    ScaleState state = scaler.state();
-    state.growth_tracker = 1;
-    scaler.load_state(state);
+    internal::ScaleRecord record = scaler.state().record();
+    record.numbers.dynamic.growth_tracker = 1;
+    scaler.load_state(ScaleState(record));
   });
   expect_difference("differ in policy", [](GradScaler& scaler, Rank&) {
     ScalePolicy policy = scaler.policy();
-    policy.growth_interval = 100;
+    policy.set("growth_interval", 100);
     scaler.set_policy(policy);
   });
   expect_difference("differ in policy, max_norm", [](GradScaler&, Rank&) {}, {.max_norm = 1.0f});
@@ -397,7 +398,7 @@ TEST(Agree, RanksThatCannotBeAreRefused) {
     GradScaler scaler(DynamicScale{},
                       {.device = {DeviceType::kCUDA, 0}, .ranks = std::make_shared<Host>()});
   });
-  expect_error(ErrorCode::kUnsupported, "talk on the host",
+  expect_error(ErrorCode::kUnsupported, "communicate on the host",
                [] { Host().enqueue(nullptr, 0, nullptr, 0, nullptr); });
 
   // What somebody else has found on this rank, the others would not skip for.
@@ -405,8 +406,8 @@ TEST(Agree, RanksThatCannotBeAreRefused) {
   SGD optimizer({{"w", view(weight), view(grad)}});
   GradScaler scaler(DynamicScale{}, {.enabled = false, .ranks = std::make_shared<Host>()});
   const float found = 1.0f;
-  expect_error(ErrorCode::kInvalidArgument, "ranks that know nothing of them",
-               [&] { scaler.step(optimizer, {.outside_found = &found}); });
+  expect_error(ErrorCode::kInvalidArgument, "without ranks",
+               [&] { internal::ScalerAccess::step(scaler, optimizer, {}, {.found_inf = &found}); });
 }
 
 // However a list is cut over ranks: the verdict and the norm are those of the whole.
@@ -458,7 +459,7 @@ RC_GTEST_PROP(Agree, AnyShardingGivesTheVerdictOfTheWhole, ()) {
       RC_ASSERT(std::fabs(report.grad_norm - whole.grad_norm) <= 1e-12 * whole.grad_norm);
       RC_ASSERT(report.clip_factor == reports.values[0].clip_factor);
     }
-    if (bad) RC_ASSERT(report.culprit_rank == owner[tensors - 1]);
+    if (bad) RC_ASSERT(report.stats.culprit_rank == owner[tensors - 1]);
   }
 }
 

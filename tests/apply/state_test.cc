@@ -141,5 +141,63 @@ TEST(OptimizerState, MastersOfWeightsThatWereSwappedOutAndBackStayExact) {
   expect_masters_follow<bf16>({.stochastic_rounding = true, .seed = 3});
 }
 
+// A trainer that keeps its own checkpoint format gives the optimizer its arrays.
+TEST(OwnArrays, AreUsedInPlaceAndGiveTheSameSteps) {
+  constexpr size_t kElements = 1000;
+  std::vector<f16> weight_a = random_values<f16>(kElements, 1), weight_b = weight_a;
+  std::vector<f16> grad = random_values<f16>(kElements, 2);
+  std::vector<float> master(kElements), first(kElements), second(kElements);
+  convert(view(weight_b), view(master));
+  AdamW plain({{"w", view(weight_a), view(grad)}});
+  AdamW own({{"w", view(weight_b), view(grad), view(master), view(first), view(second)}});
+  EXPECT_EQ(own.master(0), master.data());
+  for (int step = 0; step < 3; ++step) {
+    plain.apply(0.5f, false);
+    own.apply(0.5f, false);
+  }
+  EXPECT_EQ(bytes_of(weight_a), bytes_of(weight_b));
+  const OptimizerState state = plain.state();
+  EXPECT_EQ(std::memcmp(state.tensors[0].tensor.data, master.data(), kElements * 4), 0);
+  EXPECT_EQ(std::memcmp(state.tensors[1].tensor.data, first.data(), kElements * 4), 0);
+  EXPECT_EQ(std::memcmp(state.tensors[2].tensor.data, second.data(), kElements * 4), 0);
+
+  // Resumed from the trainer's own checkpoint: the arrays and the number of steps.
+  std::vector<f16> weight_c = weight_b;
+  std::vector<float> master_c = master, first_c = first, second_c = second;
+  AdamW resumed({{"w", view(weight_c), view(grad), view(master_c), view(first_c), view(second_c)}});
+  resumed.set_steps(3);
+  EXPECT_EQ(resumed.steps(0), 3);
+  plain.apply(0.5f, false);
+  resumed.apply(0.5f, false);
+  EXPECT_EQ(bytes_of(weight_a), bytes_of(weight_c));
+  expect_error(ErrorCode::kInvalidArgument, "-1", [&] { resumed.set_steps(-1); });
+}
+
+TEST(OwnArrays, ThatDoNotFitAreRefused) {
+  std::vector<f16> weight(8), grad(8);
+  std::vector<float> wide(8), right(8), other(8), shorter(7);
+  std::vector<double> doubles(8);
+  const auto refuse = [&](ErrorCode code, const std::string& part, const Parameter& parameter) {
+    expect_error(code, part, [&] { AdamW optimizer({parameter}); });
+  };
+  const Parameter plain{"w", view(weight), view(grad)};
+  Parameter bad = plain;
+  bad.master = view(shorter);
+  refuse(ErrorCode::kMismatch, "has 7 elements", bad);
+  bad.master = view(doubles);
+  refuse(ErrorCode::kMismatch, "f64", bad);
+  bad = plain;
+  bad.first_moment = view(right);
+  refuse(ErrorCode::kMismatch, "only some of them", bad);
+  bad.second_moment = view(right);
+  refuse(ErrorCode::kInvalidArgument, "share memory", bad);
+  bad = {"w", view(wide), view(grad), view(right)};
+  refuse(ErrorCode::kMismatch, "was given a master", bad);
+  expect_error(ErrorCode::kMismatch, "moments", [&] {
+    SGD optimizer({{"w", view(weight), view(grad), {}, view(right), view(other)}},
+                  {.momentum = 0.9});
+  });
+}
+
 }  // namespace
 }  // namespace headroom

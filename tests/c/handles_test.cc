@@ -32,7 +32,7 @@ TEST(Handles, NullGivesAStatusEverywhere) {
   EXPECT_EQ(optimizer, nullptr);
   EXPECT_EQ(hr_measure(nullptr, 1, 0, nullptr), HR_ERROR_NULL);
   EXPECT_EQ(hr_convert(nullptr, nullptr), HR_ERROR_NULL);
-  EXPECT_EQ(hr_policy_preset(nullptr, nullptr), HR_ERROR_NULL);
+  EXPECT_EQ(hr_policy_settings(nullptr, nullptr, 0, nullptr), HR_ERROR_NULL);
   EXPECT_EQ(hr_from_dlpack(nullptr, nullptr), HR_ERROR_NULL);
   EXPECT_EQ(hr_report_text(nullptr, nullptr, 0, nullptr), HR_ERROR_NULL);
   Training training;
@@ -144,8 +144,7 @@ TEST(Errors, EveryStatusHasAName) {
 
 TEST(Errors, ALongSentenceIsCut) {
   const std::string name(5000, 'n');
-  auto policy = sized<hr_policy>();
-  EXPECT_EQ(hr_policy_preset(name.c_str(), &policy), HR_ERROR_INVALID_ARGUMENT);
+  EXPECT_EQ(hr_policy_settings(name.c_str(), nullptr, 0, nullptr), HR_ERROR_INVALID_ARGUMENT);
   EXPECT_EQ(std::string(hr_last_error()).size(), 1023u);
 }
 
@@ -165,15 +164,14 @@ TEST(Errors, CountsBeyondAllMemoryAreAStatus) {
 
 TEST(Versions, AnUnknownSizeIsRefusedAndNothingHappens) {
   Training training;
-  hr_policy policy;
-  EXPECT_EQ(hr_policy_init(&policy, sizeof(policy) + 8), HR_ERROR_VERSION);
-  EXPECT_EQ(hr_policy_init(&policy, 0), HR_ERROR_VERSION);
-  ASSERT_OK(hr_policy_init(&policy, sizeof(policy)));
-  policy.size = 4;
-  EXPECT_EQ(hr_policy_preset("torch", &policy), HR_ERROR_VERSION);
+  hr_scaler_options given;
+  EXPECT_EQ(hr_scaler_options_init(&given, sizeof(given) + 8), HR_ERROR_VERSION);
+  EXPECT_EQ(hr_scaler_options_init(&given, 0), HR_ERROR_VERSION);
+  ASSERT_OK(hr_scaler_options_init(&given, sizeof(given)));
+  given.size = 4;
   hr_scaler* scaler = nullptr;
-  EXPECT_EQ(hr_scaler_create(&policy, nullptr, &scaler), HR_ERROR_VERSION);
-  EXPECT_TRUE(last_error_has("'policy' says it has 4 bytes"));
+  EXPECT_EQ(hr_scaler_create(nullptr, &given, &scaler), HR_ERROR_VERSION);
+  EXPECT_TRUE(last_error_has("'options' says it has 4 bytes"));
 
   auto report = sized<hr_report>();
   report.size += 8;  // a caller from the future

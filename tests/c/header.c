@@ -8,7 +8,6 @@ _Static_assert(sizeof(hr_parameter) == 72, "hr_parameter never changes");
 _Static_assert(sizeof(hr_state_tensor) == 48, "hr_state_tensor never changes");
 _Static_assert(sizeof(hr_stats) == 2304, "hr_stats");
 _Static_assert(sizeof(hr_unscale_result) == 56, "hr_unscale_result");
-_Static_assert(sizeof(hr_policy) == 120, "hr_policy");
 _Static_assert(sizeof(hr_sgd_options) == 48, "hr_sgd_options");
 _Static_assert(sizeof(hr_adam_options) == 48, "hr_adam_options");
 _Static_assert(sizeof(hr_precision) == 24, "hr_precision");
@@ -16,9 +15,9 @@ _Static_assert(sizeof(hr_optimizer_callbacks) == 32, "hr_optimizer_callbacks");
 _Static_assert(sizeof(hr_optimizer_state) == 40, "hr_optimizer_state");
 _Static_assert(sizeof(hr_alarm) == 40, "hr_alarm");
 _Static_assert(sizeof(hr_scaler_options) == 40, "hr_scaler_options");
-_Static_assert(sizeof(hr_step_options) == 16, "hr_step_options");
+_Static_assert(sizeof(hr_step_options) == 32, "hr_step_options");
 _Static_assert(sizeof(hr_report) == 376, "hr_report");
-_Static_assert(sizeof(hr_scale_state) == 64, "hr_scale_state");
+_Static_assert(sizeof(hr_scale_state) == 40, "hr_scale_state");
 #endif
 
 hr_status step_from_c(hr_report* report);

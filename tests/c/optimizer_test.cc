@@ -271,13 +271,10 @@ TEST_F(OwnOptimizer, MayEndItsThreadAndTheHandlesAreFree) {
 }
 
 TEST(Alarms, TheCallbackMayEndItsThread) {
-  hr_policy policy;
-  ASSERT_OK(hr_policy_init(&policy, sizeof(policy)));
-  policy.init_scale = 1.0f;
   hr_scaler_options options;
   ASSERT_OK(hr_scaler_options_init(&options, sizeof(options)));
   options.on_alarm = [](const hr_alarm*, void*) { pthread_exit(nullptr); };
-  Training training(&policy, &options);
+  Training training("dynamic:init_scale=1", &options);
   ASSERT_OK(training.step(kInf));
   EXPECT_TRUE(
       exits_in_thread<Training>([](Training* it) { hr_scaler_update(it->scaler); }, &training));
@@ -294,13 +291,10 @@ TEST_F(OwnOptimizer, HasNoStateAndNoLearningRate) {
 }
 
 TEST(Alarms, AnExceptionOutOfTheCallbackIsAStatus) {
-  hr_policy policy;
-  ASSERT_OK(hr_policy_init(&policy, sizeof(policy)));
-  policy.init_scale = 1.0f;
   hr_scaler_options options;
   ASSERT_OK(hr_scaler_options_init(&options, sizeof(options)));
   options.on_alarm = [](const hr_alarm*, void*) { throw 1; };
-  Training training(&policy, &options);
+  Training training("dynamic:init_scale=1", &options);
   ASSERT_OK(training.step(kInf));
   EXPECT_EQ(hr_scaler_update(training.scaler), HR_ERROR_CALLBACK);
   EXPECT_OK(training.step(1.0f));  // the update had done its work

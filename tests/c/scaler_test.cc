@@ -77,44 +77,25 @@ TEST(Scaler, WrongOrderIsAStatus) {
 }
 
 TEST(Scaler, AskedForAnErrorOnOverflowItReportsToo) {
-  auto policy = sized<hr_policy>();
-  ASSERT_OK(hr_policy_static(1024.0f, &policy));
-  policy.on_overflow = HR_ON_OVERFLOW_ERROR;
-  Training training(&policy);
+  Training training("static:scale=1024,on_overflow=throw");
   auto report = sized<hr_report>();
   EXPECT_EQ(training.step(kInf, &report), HR_ERROR_OVERFLOW);
   EXPECT_EQ(report.skip, HR_SKIP_NOT_FINITE);
   EXPECT_STREQ(report.culprit_text, "w: 10 inf, 0 nan");
 }
 
-TEST(Scaler, SaysWhetherABatchIsToBeRunAgain) {
-  auto policy = sized<hr_policy>();
-  ASSERT_OK(hr_policy_preset("headroom-rerun", &policy));
-  EXPECT_EQ(policy.rerun, 1);
-  Training training(&policy);
+TEST(Scaler, ReturnsWhetherABatchIsToBeRetried) {
+  Training training("headroom-retry");
   int32_t again = -1;
   EXPECT_OK(training.step(kInf));
   EXPECT_OK(hr_scaler_update(training.scaler));
-  EXPECT_OK(hr_scaler_run_again(training.scaler, &again));
+  EXPECT_OK(hr_scaler_retry(training.scaler, &again));
   EXPECT_EQ(again, 1);
   EXPECT_OK(training.step(1.0f));
   EXPECT_OK(hr_scaler_update(training.scaler));
-  EXPECT_OK(hr_scaler_run_again(training.scaler, &again));
+  EXPECT_OK(hr_scaler_retry(training.scaler, &again));
   EXPECT_EQ(again, 0);
-  EXPECT_EQ(hr_scaler_run_again(training.scaler, nullptr), HR_ERROR_NULL);
-}
-
-TEST(Scaler, TakesPoliciesOfTheSizeTheyHadAtFirst) {
-  hr_policy policy;
-  std::memset(&policy, 0x55, sizeof(policy));  // what is beyond the caller's struct
-  ASSERT_OK(hr_policy_init(&policy, offsetof(hr_policy, rerun)));
-  EXPECT_EQ(hr_policy_preset("headroom-rerun", &policy), HR_ERROR_VERSION);
-  EXPECT_EQ(policy.rerun, 0x55555555);
-  EXPECT_EQ(policy.retry_interval, 2000);
-  Training training(&policy);
-  auto kept = sized<hr_policy>();
-  ASSERT_OK(hr_scaler_get_policy(training.scaler, &kept));
-  EXPECT_EQ(kept.rerun, 0);
+  EXPECT_EQ(hr_scaler_retry(training.scaler, nullptr), HR_ERROR_NULL);
 }
 
 TEST(Scaler, UnscalesClipsAndClears) {
@@ -147,10 +128,26 @@ TEST(Scaler, ScalesTensors) {
   EXPECT_OK(hr_scaler_scale_tensor(training.scaler, &from, &to));
   EXPECT_EQ(scaled, 32768.0f);
   EXPECT_EQ(hr_scaler_scale_tensor(training.scaler, &to, &from), HR_ERROR_MISMATCH);
-  EXPECT_EQ(hr_scaler_update_to(training.scaler, 2.0f), HR_ERROR_WRONG_ORDER);  // a loss waits
+  EXPECT_EQ(hr_scaler_set_scale(training.scaler, 2.0f), HR_ERROR_WRONG_ORDER);  // a loss waits
   EXPECT_OK(hr_scaler_discard(training.scaler));
-  EXPECT_OK(hr_scaler_update_to(training.scaler, 2.0f));
-  EXPECT_EQ(hr_scaler_update_to(training.scaler, 0.0f), HR_ERROR_INVALID_ARGUMENT);
+  EXPECT_OK(hr_scaler_set_scale(training.scaler, 2.0f));
+  EXPECT_EQ(hr_scaler_set_scale(training.scaler, 0.0f), HR_ERROR_INVALID_ARGUMENT);
+}
+
+TEST(Scaler, SkipsAStepWhoseNormIsAboveTheLimit) {
+  Training training;
+  hr_step_options options;
+  ASSERT_OK(hr_step_options_init(&options, sizeof(options)));
+  options.skip_above_norm = 1.0f;
+  float scale = 0.0f;
+  ASSERT_OK(hr_scaler_scale(training.scaler, 1.0f, &scale));
+  for (float& grad : training.grad) grad = 2.0f * scale;
+  auto report = sized<hr_report>();
+  EXPECT_OK(hr_scaler_step(training.scaler, training.optimizer, &options, &report));
+  EXPECT_EQ(report.skip, HR_SKIP_NORM_TOO_LARGE);
+  EXPECT_OK(hr_scaler_update(training.scaler));
+  EXPECT_OK(hr_scaler_get_scale(training.scaler, &scale));
+  EXPECT_EQ(scale, 65536.0f) << "it is not an overflow";
 }
 
 TEST(Scaler, SavesAndLoadsJson) {
@@ -174,10 +171,8 @@ TEST(Scaler, SavesAndLoadsJson) {
 }
 
 TEST(Scaler, AlarmsGoToTheCallbackOrAreAStatus) {
-  auto policy = sized<hr_policy>();
-  ASSERT_OK(hr_policy_init(&policy, sizeof(policy)));
-  policy.init_scale = 1.0f;  // the floor
-  Training without(&policy);
+  const char* const policy = "dynamic:init_scale=1";  // the floor
+  Training without(policy);
   ASSERT_OK(without.step(kInf));
   EXPECT_EQ(hr_scaler_update(without.scaler), HR_ERROR_SCALE_COLLAPSED);
   EXPECT_TRUE(last_error_has("Scaling cannot help here"));
@@ -191,7 +186,7 @@ TEST(Scaler, AlarmsGoToTheCallbackOrAreAStatus) {
     EXPECT_EQ(alarm->size, sizeof(hr_alarm));
     *static_cast<std::string*>(user) = alarm->culprit;
   };
-  Training with(&policy, &options);
+  Training with(policy, &options);
   ASSERT_OK(with.step(kInf));
   EXPECT_OK(hr_scaler_update(with.scaler));
   EXPECT_EQ(heard, "w: 10 inf, 0 nan");
@@ -207,14 +202,13 @@ TEST(Scaler, KnowsItsSettings) {
   EXPECT_EQ(enabled, 0);
   EXPECT_OK(hr_scaler_device(training.scaler, &type, &index));
   EXPECT_EQ(type, HR_CPU);
-  auto policy = sized<hr_policy>();
-  EXPECT_OK(hr_scaler_get_policy(training.scaler, &policy));
-  policy.growth_interval = 5;
-  EXPECT_OK(hr_scaler_set_policy(training.scaler, &policy));
-  policy.growth_interval = -5;
-  EXPECT_EQ(hr_scaler_set_policy(training.scaler, &policy), HR_ERROR_INVALID_ARGUMENT);
-  EXPECT_OK(hr_scaler_get_policy(training.scaler, &policy));
-  EXPECT_EQ(policy.growth_interval, 5);
+  EXPECT_OK(hr_scaler_set_policy(training.scaler, "torch:growth_interval=5"));
+  EXPECT_EQ(hr_scaler_set_policy(training.scaler, "torch:growth_interval=-5"),
+            HR_ERROR_INVALID_ARGUMENT);
+  const std::string policy = text_of(hr_scaler_get_policy, training.scaler);
+  EXPECT_NE(policy.find("growth_interval=5,"), std::string::npos) << policy;
+  const float* scale = nullptr;
+  EXPECT_EQ(hr_scaler_device_scale(training.scaler, &scale), HR_ERROR_UNSUPPORTED);
   options.device_type = 9;
   hr_scaler* scaler = nullptr;
   EXPECT_EQ(hr_scaler_create(nullptr, &options, &scaler), HR_ERROR_INVALID_ARGUMENT);
@@ -227,7 +221,6 @@ TEST(Scaler, KnowsItsSettings) {
   EXPECT_OK(hr_set_stream(nullptr));
 }
 
-// Fails when a setting of ScalePolicy has no member in hr_policy.
 TEST(Policies, EveryPresetIsTheSameThroughC) {
   size_t count = 0;
   ASSERT_OK(hr_preset_count(&count));
@@ -236,19 +229,19 @@ TEST(Policies, EveryPresetIsTheSameThroughC) {
     const char* name = nullptr;
     const char* summary = nullptr;
     ASSERT_OK(hr_preset_info(i, &name, &summary));
-    auto policy = sized<hr_policy>();
-    ASSERT_OK(hr_policy_preset(name, &policy));
     hr_scaler* scaler = nullptr;
-    ASSERT_OK(hr_scaler_create(&policy, nullptr, &scaler));
+    ASSERT_OK(hr_scaler_create(name, nullptr, &scaler));
+    EXPECT_EQ(text_of(hr_policy_settings, name), to_string(preset(name)));
     EXPECT_EQ(text_of(hr_scaler_save, scaler), GradScaler(preset(name)).save()) << name;
     EXPECT_OK(hr_scaler_destroy(scaler));
   }
   const char* name = nullptr;
   EXPECT_EQ(hr_preset_info(count, &name, nullptr), HR_ERROR_INVALID_ARGUMENT);
-  auto policy = sized<hr_policy>();
-  EXPECT_EQ(hr_policy_preset("nobody", &policy), HR_ERROR_INVALID_ARGUMENT);
+  size_t needed = 0;
+  EXPECT_EQ(hr_policy_settings("nobody", nullptr, 0, &needed), HR_ERROR_INVALID_ARGUMENT);
   EXPECT_TRUE(last_error_has("megatron"));
-  EXPECT_EQ(hr_policy_static(0.0f, &policy), HR_ERROR_INVALID_ARGUMENT);
+  EXPECT_EQ(hr_policy_settings("static:0", nullptr, 0, &needed), HR_ERROR_INVALID_ARGUMENT);
+  EXPECT_EQ(hr_policy_settings(nullptr, nullptr, 0, &needed), HR_ERROR_NULL);
 }
 
 TEST(Measure, FindsWhatTheLibraryFinds) {

@@ -37,7 +37,7 @@ std::string text_of(Function function, Arguments... arguments) {
 
 /// One parameter of FP32 under SGD with a scaler.
 struct Training {
-  explicit Training(const hr_policy* policy = nullptr, const hr_scaler_options* options = nullptr) {
+  explicit Training(const char* policy = nullptr, const hr_scaler_options* options = nullptr) {
     EXPECT_OK(hr_sgd_create(&parameter, 1, nullptr, nullptr, &optimizer));
     EXPECT_OK(hr_scaler_create(policy, options, &scaler));
   }

@@ -70,21 +70,24 @@ assert rows[0]["values"] == 80 and rows[0]["skipped"] == 0, result
 result = run("replay", "--policy", "torch,static", "-", text='{"amax": 0.5, "log2": {"-45": 4}}')
 assert result.returncode == 0 and "100.0000 %" in result.stdout, result
 
-# A policy that runs batches again skips only what no scale helps, and says how many passes it took.
+# A policy that retries batches skips only what no scale helps, and reports how many passes it took.
 burst = ['{"amax": 0.5}'] * 20 + ['{"amax": 40}'] + ['{"amax": 0.5}'] * 2 + ["1", '{"amax": 0.5}']
-result = run("replay", "--policy", "torch,headroom-rerun", "--json", "-", text="\n".join(burst))
+result = run("replay", "--policy", "torch,headroom-retry", "--json", "-", text="\n".join(burst))
 rows = [json.loads(line) for line in result.stdout.splitlines()]
-assert [(row["steps"], row["skipped"], row["run_again"]) for row in rows] == [(25, 2, 0), (25, 1, 10)], result
-assert scales(burst, "step", "--policy", "headroom-rerun")[19:26] == [20, 21, 21, 21, 21, 22, 23]
-assert scales(burst, "scale_used", "--policy", "headroom-rerun")[20:25] == [65536, 32768, 8192, 1024, 32768]
-result = run("replay", "--policy", "headroom-rerun", "-", text="\n".join(burst))
-assert "25 steps, 1 skipped (4.00 %), 10 passes run again" in result.stdout, result
-assert result.stdout.count("overflow, run again") == 10, result
+assert [(row["steps"], row["skipped"]) for row in rows] == [(25, 2), (25, 1)], result
+assert rows[0]["retries"] == 0 and 3 < rows[1]["retries"] < 16, result
+numbers = scales(burst, "step", "--policy", "headroom-retry")
+assert numbers[19:23] == [20, 21, 21, 21] and numbers[-1] == 25, numbers
+used = scales(burst, "scale_used", "--policy", "headroom-retry")
+assert used[20] > used[21] > used[22], "the same batch at lower and lower scales"
+result = run("replay", "--policy", "headroom-retry", "-", text="\n".join(burst))
+assert f"25 steps, 1 skipped (4.00 %), {rows[1]['retries']} retries" in result.stdout, result
+assert result.stdout.count("overflow, retried") == rows[1]["retries"], result
 
-result = run("replay", "--policy", "headroom-rerun", "-", text="1\n" * 20)
-assert "17 steps from step 4 on raised an alarm" in result.stderr, result
-assert result.stdout.count("overflow, run again") == 140, result
-passes = run("replay", "--policy", "headroom-rerun", "--json", "-", text="\n".join(burst)).stdout
+result = run("replay", "--policy", "headroom-retry", "-", text="1\n" * 20)
+assert "raised an alarm" in result.stderr, result
+assert 20 < result.stdout.count("overflow, retried") <= 140, result
+passes = run("replay", "--policy", "headroom-retry", "--json", "-", text="\n".join(burst)).stdout
 assert "25 steps, 1 skipped" in run("replay", "--policy", "torch", "-", text=passes).stdout, passes
 
 # A gradient of 0 is one; numbers that no run has do not run over.

@@ -153,7 +153,7 @@ with tempfile.TemporaryDirectory() as temp:
             ("'staticfoo:3'", ["field", "--loss-scale", "staticfoo:3"]),
             ("'fp8'", ["field", "--precision", "fp8"]),
             ("contradict", ["field", "--opt-level", "O2"]),
-            ("init_scale is 0", ["lm", "--loss-scale", "static:0"]),
+            ("scale is 0;", ["lm", "--loss-scale", "static:0"]),
             ("static:x", ["lm", "--loss-scale", "static:x"]),
             ("megatron", ["lm", "--loss-scale", "foo"]),
             ("no CUDA", ["mlp", "--device", "cuda"]),

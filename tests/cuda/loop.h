@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "scaler/scaler.h"
 #include "tests/cuda/support.h"
 
 namespace headroom {
@@ -64,8 +65,8 @@ class Loop {
       scaler.scale(1.0f);
     }
   }
-  void step(const StepOptions& options = {}) {
-    const StepReport now = scaler.step(*optimizer, options);
+  void step(const StepOptions& options = {}, const internal::ExternalScale& external = {}) {
+    const StepReport now = internal::ScalerAccess::step(scaler, *optimizer, options, external);
     EXPECT_EQ(now.pending, cuda_);
     const StepReport report = scaler.report(*optimizer);
     EXPECT_FALSE(report.pending);

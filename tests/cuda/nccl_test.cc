@@ -72,9 +72,9 @@ TEST_F(Cuda, AStepOverNcclMayBeAGraph) {
       ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
     }
     EXPECT_EQ(eager.weights(), captured.weights());
-    EXPECT_EQ(eager.scaler.state().scale, captured.scaler.state().scale);
-    EXPECT_EQ(eager.scaler.state().skipped, 1);
-    EXPECT_EQ(captured.scaler.state().skipped, 1);
+    EXPECT_EQ(eager.scaler.state().scale(), captured.scaler.state().scale());
+    EXPECT_EQ(eager.scaler.state().skipped(), 1);
+    EXPECT_EQ(captured.scaler.state().skipped(), 1);
     cudaGraphExecDestroy(ready);
     cudaGraphDestroy(graph);
   }

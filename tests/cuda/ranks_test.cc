@@ -8,7 +8,7 @@ namespace headroom {
 namespace {
 
 using internal::Message;
-using internal::Standing;
+using internal::RankStatus;
 
 class MadeUpRanks : public Ranks {
  public:
@@ -51,7 +51,7 @@ TEST_F(Cuda, RanksThatAgreeChangeNothing) {
       EXPECT_EQ(report.grad_norm, alone.scaler.report().grad_norm);
     }
     EXPECT_EQ(report.culprit, i == 3 ? "rank 1: w: 1 inf, 0 nan" : "");
-    EXPECT_EQ(report.culprit_rank, i == 3 ? 1 : -1);
+    EXPECT_EQ(report.stats.culprit_rank, i == 3 ? 1 : -1);
   }
   EXPECT_EQ(ranks->messages, 8);
   EXPECT_EQ(alone.weights(), together.weights());
@@ -64,10 +64,10 @@ TEST_F(Cuda, AnotherRanksOverflowSkipsTheStepOnTheDevice) {
   model.put(1);
   model.step();
   ranks->sum_is = {{Message::kInf, 3.0}, {Message::kCount, 7000.0}};
-  ranks->maximum_is = {{Message::kCulprit, internal::of_rank(0, 2)},
-                       {Message::kCulpritInf, internal::of_rank(0, 3)},
-                       {Message::kCulpritNan, internal::of_rank(0, 0)},
-                       {Message::kList, 1e10}};
+  ranks->maximum_is = {{Message::kCulprit, internal::with_rank(0, 2)},
+                       {Message::kCulpritInf, internal::with_rank(0, 3)},
+                       {Message::kCulpritNan, internal::with_rank(0, 0)},
+                       {Message::kNames, 1e10}};
   const std::vector<unsigned char> before = model.weights();
   model.step();
   const StepReport report = model.scaler.report();
@@ -85,9 +85,9 @@ TEST_F(Cuda, UnscaleOnTheDeviceAgreesToo) {
   model.put(1);
   const std::vector<unsigned char> before = model.weights();
   ranks->sum_is = {{Message::kNan, 1.0}};
-  ranks->maximum_is = {{Message::kCulprit, internal::of_rank(0, 0)},
-                       {Message::kCulpritNan, internal::of_rank(0, 1)},
-                       {Message::kCulpritInf, internal::of_rank(0, 0)}};
+  ranks->maximum_is = {{Message::kCulprit, internal::with_rank(0, 0)},
+                       {Message::kCulpritNan, internal::with_rank(0, 1)},
+                       {Message::kCulpritInf, internal::with_rank(0, 0)}};
   Host one(DType::kF32, 1, 1);
   OnDevice loss(one.view()), scaled(one.view());
   model.scaler.scale(loss.view(), scaled.view());
@@ -107,7 +107,7 @@ TEST_F(Cuda, RanksThatDifferAreFoundOnTheDevice) {
   model.put(1);
   model.step();
   const std::vector<unsigned char> before = model.weights();
-  const int scale = Message::kStanding + 2 * Standing::kScale;
+  const int scale = Message::kStatus + 2 * RankStatus::kScale;
   ranks->maximum_is = {{scale, 2048.0}};
   // The host may know at the end of this step, or of a later call; the weights stay in any case.
   expect_error(ErrorCode::kRanksDiffer, "different scales, 1024 and 2048", [&] {

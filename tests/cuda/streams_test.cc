@@ -13,12 +13,14 @@ namespace headroom {
 namespace {
 
 // A stream that is not ordered with the default stream.
-class Stream {
+class OwnStream {
  public:
-  Stream() { EXPECT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess); }
-  ~Stream() { cudaStreamDestroy(stream_); }
-  Stream(const Stream&) = delete;
-  Stream& operator=(const Stream&) = delete;
+  OwnStream() {
+    EXPECT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess);
+  }
+  ~OwnStream() { cudaStreamDestroy(stream_); }
+  OwnStream(const OwnStream&) = delete;
+  OwnStream& operator=(const OwnStream&) = delete;
   operator cudaStream_t() const { return stream_; }
 
  private:
@@ -87,7 +89,7 @@ TEST_F(Cuda, AStepOnAnotherStreamFindsWhatTheConstructorMade) {
   AdamW here(both.here()), loads_kernels(both.there());
   const auto master = master_bytes(here);
   here.apply(0.5f, false);
-  const Stream first, second;
+  const OwnStream first, second;
   const KeptBusy busy(first);
   std::unique_ptr<AdamW> there;
   {
@@ -104,7 +106,7 @@ TEST_F(Cuda, AStepOnAnotherStreamFindsWhatTheConstructorMade) {
 TEST_F(Cuda, AStepOnAnotherStreamFindsAGroupThatWasAdded) {
   Both both, more;
   AdamW here(more.here()), there(both.there());
-  const Stream first, second;
+  const OwnStream first, second;
   const KeptBusy busy(first);
   {
     const StreamScope scope(static_cast<cudaStream_t>(first));
@@ -119,7 +121,7 @@ TEST_F(Cuda, AStepOnAnotherStreamFindsAStateThatWasLoaded) {
   AdamW here(both.here()), there(both.there());
   there.load_state(here.state());
   here.apply(0.5f, false);  // the weights on the device are still those before
-  const Stream first, second;
+  const OwnStream first, second;
   const KeptBusy busy(first);
   {
     const StreamScope scope(static_cast<cudaStream_t>(first));
@@ -135,7 +137,7 @@ TEST_F(Cuda, AStepOnAnotherStreamFindsMastersThatFollowedTheWeights) {
   other.weight_there.put(other.weight.view());
   AdamW here(other.here()), rebound(both.there());
   const auto master = master_bytes(here);
-  const Stream first, second;
+  const OwnStream first, second;
   const KeptBusy busy(first);
   {
     const StreamScope scope(static_cast<cudaStream_t>(first));
@@ -175,12 +177,12 @@ size_t enqueued_on(cudaStream_t stream, const std::function<void()>& call) {
 TEST_F(Cuda, AStreamLookupIsAskedForTheTensorsDevice) {
   const Host half(DType::kF16, 100, 1), wide(DType::kF32, 100, 2);
   const OnDevice from(half.view()), to(wide.view());
-  const Stream first, second;
+  const OwnStream first, second;
   const StreamScope outer(static_cast<cudaStream_t>(second));
   {
     looked_up = first;
     asked_devices.clear();
-    const StreamLookupScope scope(look_up);
+    const StreamScope scope{Stream(look_up)};
     EXPECT_EQ(enqueued_on(first, [&] { convert(from.view(), to.view()); }), 1u);
     EXPECT_EQ(asked_devices, std::vector<int>{0});
     const StreamScope inner(static_cast<cudaStream_t>(second));
@@ -197,9 +199,9 @@ TEST_F(Cuda, AWholeTrainingStepRunsUnderAStreamLookup) {
   GradScaler plain;
   plain.scale(1.0f);
   plain.step(here);
-  const Stream stream;
+  const OwnStream stream;
   looked_up = stream;
-  const StreamLookupScope scope(look_up);
+  const StreamScope scope{Stream(look_up)};
   AdamW there(both.there());
   GradScaler scaler(DynamicScale{}, {.device = {DeviceType::kCUDA, 0}});
   const Host one(DType::kF32, 1, 3);

@@ -1,6 +1,6 @@
 // The trajectories of the systems that the presets reproduce, step by step: start 1024, interval 3,
 // one column a step, the scale after the step's update.
-#include "tests/support.h"
+#include "tests/decide/support.h"
 
 namespace headroom {
 namespace {
@@ -9,8 +9,8 @@ const std::string kAllClean = "000000000000";
 const std::string kOneOverflow = "001000000000";
 const std::string kStorm = "111000010100";
 
-ScalePolicy short_policy(const std::string& name, int32_t hysteresis = 0) {
-  ScalePolicy policy = preset(name);
+DynamicScale short_policy(const std::string& name, int32_t hysteresis = 0) {
+  DynamicScale policy = preset(name).dynamic();
   policy.init_scale = 1024.0f;
   policy.growth_interval = 3;
   if (hysteresis > 0) policy.hysteresis = hysteresis;
@@ -21,10 +21,10 @@ ScalePolicy short_policy(const std::string& name, int32_t hysteresis = 0) {
 // The scales after each step, or, with `used`, the scales that each step multiplies by.
 std::vector<double> run(const ScalePolicy& policy, const std::string& pattern, bool used = false) {
   std::vector<double> scales;
-  ScaleState state = initial_state(policy);
+  ScaleNumbers state = initial_numbers(policy);
   for (const char step : pattern) {
     if (used) scales.push_back(state.scale);
-    state = next_state(policy, state, step == '1').state;
+    advance(policy, step == '1', &state);
     if (!used) scales.push_back(state.scale);
   }
   return scales;
@@ -78,7 +78,7 @@ TEST(FamilyC, EachDelayRuleOnTheStorm) {
             (Scales{1024, 512, 256, 256, 256, 512, 512, 512, 512, 512, 512, 512}));
   EXPECT_EQ(run(short_policy("deepspeed"), kStorm),
             (Scales{1024, 512, 256, 256, 256, 256, 512, 512, 512, 256, 256, 256}));
-  ScalePolicy consecutive = short_policy("deepspeed");
+  DynamicScale consecutive = short_policy("deepspeed");
   consecutive.refill_on_clean = true;
   EXPECT_EQ(run(consecutive, kStorm),
             (Scales{1024, 512, 256, 256, 256, 256, 512, 512, 512, 512, 512, 512}));
@@ -95,7 +95,7 @@ TEST(MXNet, ANewScaleComesIntoForceOneStepLate) {
 }
 
 TEST(Fairseq, ToleratesAShareOfOverflows) {
-  ScalePolicy policy = preset("fairseq");
+  DynamicScale policy = preset("fairseq").dynamic();
   policy.init_scale = 1024.0f;
   policy.growth_interval = 100;
   const std::string pattern = "000000010011";
@@ -111,10 +111,10 @@ TEST(Fairseq, ToleratesAShareOfOverflows) {
 
 TEST(Fairseq, NeverUsesItsFloor) {
   ScalePolicy policy = preset("fairseq");
-  ScaleState state = initial_state(policy);
-  for (int i = 0; i < 20; ++i) state = next_state(policy, state, true).state;
+  ScaleNumbers state = initial_numbers(policy);
+  for (int i = 0; i < 20; ++i) advance(policy, true, &state);
   EXPECT_EQ(state.scale, 0x1p-13f);  // 2^-14 is below 1e-4
-  EXPECT_EQ(next_state(policy, state, true).alarm, Alarm::kAtFloor);
+  EXPECT_EQ(advance(policy, true, &state), Alarm::kAtFloor);
 }
 
 // Smallest scale after 300 overflows in a row.
@@ -137,13 +137,9 @@ TEST(Floors, AreThePeersOrTheLastSafeValue) {
                                                              {"dynamic", 1.0f}};
   for (const auto& [name, floor] : floors) {
     const ScalePolicy policy = preset(name);
-    ScaleState state = initial_state(policy);
+    ScaleNumbers state = initial_numbers(policy);
     Alarm alarm = Alarm::kNone;
-    for (int i = 0; i < 300; ++i) {
-      const Transition next = next_state(policy, state, true);
-      state = next.state;
-      alarm = next.alarm;
-    }
+    for (int i = 0; i < 300; ++i) alarm = advance(policy, true, &state);
     EXPECT_EQ(state.scale, floor) << name;
     EXPECT_EQ(alarm, Alarm::kAtFloor) << name;
     EXPECT_TRUE(std::isnormal(inverse(state.scale))) << name;
@@ -153,14 +149,14 @@ TEST(Floors, AreThePeersOrTheLastSafeValue) {
 TEST(Ceilings, AreThePeersOrTheLastSafeValue) {
   for (const PresetInfo& info : presets()) {
     ScalePolicy policy = preset(info.name);
-    policy.growth_interval = 1;
-    ScaleState state = initial_state(policy);
-    for (int i = 0; i < 400; ++i) state = next_state(policy, state, false).state;
+    if (policy.if_static() == nullptr) policy.set("growth_interval", 1);
+    ScaleNumbers state = initial_numbers(policy);
+    for (int i = 0; i < 400; ++i) advance(policy, false, &state);
     const std::string name = info.name;
     const float expected =
-        !policy.dynamic ? policy.init_scale
+        policy.if_static() != nullptr ? policy.init_scale()
         : name == "apex" || name == "mxnet" || name == "onnxruntime" || name == "dynamic" ? 0x1p24f
-        : name == "headroom" || name == "headroom-rerun"                                  ? 0x1p32f
+        : name == "headroom" || name == "headroom-retry"                                  ? 0x1p32f
                                                          : kLargestScale;
     EXPECT_EQ(state.scale, expected) << name;
     EXPECT_TRUE(std::isnormal(inverse(state.scale))) << name;
@@ -189,7 +185,7 @@ TEST(Presets, HaveTheirSystemsDefaults) {
                                   {"onnxruntime", 65536, 2000, 1},
                                   {"colossalai", 65536, 1000, 2},
                                   {"dynamic", 65536, 2000, 1}}) {
-    const ScalePolicy policy = preset(expected.name);
+    const DynamicScale policy = preset(expected.name).dynamic();
     EXPECT_EQ(policy.init_scale, expected.init) << expected.name;
     EXPECT_EQ(policy.growth_interval, expected.interval) << expected.name;
     EXPECT_EQ(policy.hysteresis, expected.hysteresis) << expected.name;
@@ -199,15 +195,13 @@ TEST(Presets, HaveTheirSystemsDefaults) {
 }
 
 TEST(MindSpore, GivesUpAfterMoreThanAThousandInARow) {
-  const ScalePolicy policy = preset("mindspore");
-  ScaleState state = initial_state(policy);
-  state.scale = state.pending = kLargestScale;  // far from the floor, which has its own alarm
-  ScalePolicy far = policy;
+  DynamicScale far = preset("mindspore").dynamic();
+  ScaleNumbers state = initial_numbers(far);
+  // Far from the floor, which has its own alarm.
+  state.scale = state.dynamic.pending = kLargestScale;
   far.backoff_factor = 0.99;
   for (int i = 1; i <= 1001; ++i) {
-    const Transition next = next_state(far, state, true);
-    EXPECT_EQ(next.alarm, i > 1000 ? Alarm::kSkipsInRow : Alarm::kNone) << i;
-    state = next.state;
+    EXPECT_EQ(advance(far, true, &state), i > 1000 ? Alarm::kSkipsInRow : Alarm::kNone) << i;
   }
 }
 

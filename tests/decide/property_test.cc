@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
-#include "tests/support.h"
+#include "tests/decide/support.h"
 
 namespace headroom {
 namespace {
@@ -12,14 +12,13 @@ float random_scale() {
   return std::ldexp(mantissa, *rc::gen::inRange(-125, 125));
 }
 
-ScalePolicy random_policy() {
-  ScalePolicy policy;
+DynamicScale random_rule() {
+  DynamicScale policy;
   std::vector<float> scales = {random_scale(), random_scale(), random_scale()};
   std::sort(scales.begin(), scales.end());
   policy.min_scale = scales[0];
   policy.init_scale = scales[1];
   policy.max_scale = scales[2];
-  policy.dynamic = *rc::gen::weightedElement<bool>({{9, true}, {1, false}});
   policy.growth_factor = 1.0 + *rc::gen::inRange(1, 4000) / 100.0;
   policy.backoff_factor = *rc::gen::inRange(1, 100) / 100.0;
   policy.growth_interval = *rc::gen::inRange(1, 6);
@@ -44,41 +43,41 @@ std::vector<bool> random_overflows() {
 }
 
 RC_GTEST_PROP(PolicyProperty, TheScaleStaysFinitePositiveAndInBounds, ()) {
-  const ScalePolicy policy = random_policy();
-  ScaleState state = initial_state(policy);
+  const DynamicScale policy = random_rule();
+  ScaleNumbers state = initial_numbers(policy);
   for (const bool overflow : random_overflows()) {
-    state = next_state(policy, state, overflow).state;
+    advance(policy, overflow, &state);
     RC_ASSERT(state.scale >= policy.min_scale && state.scale <= policy.max_scale);
-    RC_ASSERT(state.pending >= policy.min_scale && state.pending <= policy.max_scale);
+    RC_ASSERT(state.dynamic.pending >= policy.min_scale &&
+              state.dynamic.pending <= policy.max_scale);
     RC_ASSERT(std::isnormal(state.scale) && std::isnormal(inverse(state.scale)));
   }
 }
 
 RC_GTEST_PROP(PolicyProperty, AnOverflowNeverGrowsTheScaleAndACleanStepNeverShrinksIt, ()) {
-  ScalePolicy policy = random_policy();
+  DynamicScale policy = random_rule();
   policy.late = false;
-  ScaleState state = initial_state(policy);
+  ScaleNumbers state = initial_numbers(policy);
   for (const bool overflow : random_overflows()) {
-    const ScaleState next = next_state(policy, state, overflow).state;
-    RC_ASSERT((overflow ? next.scale <= state.scale : next.scale >= state.scale));
-    state = next;
+    const float before = state.scale;
+    advance(policy, overflow, &state);
+    RC_ASSERT((overflow ? state.scale <= before : state.scale >= before));
   }
 }
 
 RC_GTEST_PROP(PolicyProperty, CountsAddUp, ()) {
-  const ScalePolicy policy = random_policy();
-  ScaleState state = initial_state(policy);
+  const DynamicScale policy = random_rule();
+  ScaleNumbers state = initial_numbers(policy);
   int64_t skipped = 0, in_row = 0;
   const std::vector<bool> overflows = random_overflows();
   for (const bool overflow : overflows) {
-    const Transition next = next_state(policy, state, overflow);
-    state = next.state;
+    const Alarm alarm = advance(policy, overflow, &state);
     skipped += overflow;
     in_row = overflow ? in_row + 1 : 0;
     RC_ASSERT(state.skips_in_row == in_row);
-    RC_ASSERT((overflow || next.alarm == Alarm::kNone));
+    RC_ASSERT((overflow || alarm == Alarm::kNone));
     if (overflow && policy.max_skips_in_row > 0 && in_row >= policy.max_skips_in_row) {
-      RC_ASSERT(next.alarm != Alarm::kNone);
+      RC_ASSERT(alarm != Alarm::kNone);
     }
   }
   RC_ASSERT(state.skipped == skipped);
@@ -86,29 +85,18 @@ RC_GTEST_PROP(PolicyProperty, CountsAddUp, ()) {
 }
 
 RC_GTEST_PROP(PolicyProperty, SavingAndLoadingAtAnyStepContinuesTheSame, ()) {
-  const ScalePolicy policy = random_policy();
+  const DynamicScale policy = random_rule();
   const std::vector<bool> overflows = random_overflows();
   const size_t cut = *rc::gen::inRange<size_t>(0, overflows.size() + 1);
-  ScaleState state = initial_state(policy);
-  for (size_t i = 0; i < cut; ++i) state = next_state(policy, state, overflows[i]).state;
-
-  GradScaler saved(policy);
-  saved.load_state(state);
-  GradScaler loaded;  // another policy: load() brings the saved one
-  loaded.load(saved.save());
-  ScaleState resumed = loaded.state();
+  ScaleState state{ScalePolicy(policy)};
+  for (size_t i = 0; i < cut; ++i) state.advance({overflows[i], 0.0});
+  ScaleState resumed = ScaleState::load(state.save());
+  RC_ASSERT(state == resumed);
   for (size_t i = cut; i < overflows.size(); ++i) {
-    state = next_state(policy, state, overflows[i]).state;
-    resumed = next_state(loaded.policy(), resumed, overflows[i]).state;
+    state.advance({overflows[i], 0.0});
+    resumed.advance({overflows[i], 0.0});
+    RC_ASSERT(state == resumed);
   }
-  RC_ASSERT(std::bit_cast<uint32_t>(state.scale) == std::bit_cast<uint32_t>(resumed.scale));
-  RC_ASSERT(std::bit_cast<uint32_t>(state.pending) == std::bit_cast<uint32_t>(resumed.pending));
-  RC_ASSERT(state.growth_tracker == resumed.growth_tracker);
-  RC_ASSERT(state.delay_left == resumed.delay_left);
-  RC_ASSERT(state.since_rescale == resumed.since_rescale);
-  RC_ASSERT(state.overflows_since_rescale == resumed.overflows_since_rescale);
-  RC_ASSERT(state.skips_in_row == resumed.skips_in_row);
-  RC_ASSERT(state.steps == resumed.steps && state.skipped == resumed.skipped);
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "adapters/libtorch/state_dict.h"
 #include "checkpoint/format.h"
 #include "cli/trace.h"
+#include "decide/verdict.h"
 #include "record/history.h"
 #include "tests/fuzz/memory_file.h"
 
@@ -27,8 +28,8 @@ void require(bool ok) {
   ScaleState state = scaler.state();
   for (int step = 0; step < 20; ++step) {
     const bool overflow = (text.size() >> step % 8 & 1) != 0;
-    state = next_state(scaler.policy(), state, StepSeen{overflow, 1e-3 * step}).state;
-    require(std::isfinite(state.scale) && std::isnormal(inverse(state.scale)));
+    state.advance({overflow, 1e-3 * step});
+    require(std::isfinite(state.scale()) && std::isnormal(internal::inverse(state.scale())));
   }
 }
 
@@ -45,11 +46,9 @@ void require(bool ok) {
 [[maybe_unused]] void state_dict(const std::string& text) {
   const libtorch::StateDict saved = libtorch::state_dict_from_json(text);
   GradScaler scaler(preset("torch"));
-  const auto taken = libtorch::internal::with_state_dict({scaler.policy(), scaler.state()}, saved);
-  scaler.set_policy(taken.policy);
-  scaler.load_state(taken.state);
-  const libtorch::StateDict again =
-      libtorch::internal::to_state_dict({scaler.policy(), scaler.state()});
+  const auto loaded = libtorch::internal::with_state_dict(scaler.state().record(), saved);
+  scaler.load_state(ScaleState(loaded));
+  const libtorch::StateDict again = libtorch::internal::to_state_dict(scaler.state().record());
   require(libtorch::state_dict_from_json(libtorch::to_json(again)) == again);
   keeps_its_promises(scaler, text);
 }
@@ -74,7 +73,8 @@ struct Scratch {
   const Checkpoint loaded = checkpoints.load();
   require(loaded.step() == 1);
   for (const CheckpointTensor& item : loaded.tensors()) {
-    if (item.tensor.count > 0) measure({item.tensor}, {.detail = true});
+    GradDetail detail;
+    if (item.tensor.count > 0) measure({item.tensor}, &detail);
   }
 }
 
@@ -101,7 +101,7 @@ struct Scratch {
 
 [[maybe_unused]] void arguments(const std::string& text) {
   try {
-    validate(preset(text));
+    validate(parse_policy(text));
   } catch (const Error&) {
   }
   for (const Fault& fault : parse_faults(text)) {

@@ -247,7 +247,7 @@ TEST(FusedUnderAScaler, ClearsGradientsInTheSamePass) {
   for (const bool transposed : {false, true}) {
     w.mutable_grad() = transposed ? torch::ones({2, 2}).t() : torch::ones({2, 2});
     scaler.scale(torch::ones({}));
-    scaler.step(optimizer, {0.0f, ClearGrads::kAlways});
+    scaler.step(optimizer, {.clear_grads = ClearGrads::kAlways});
     scaler.update();
     EXPECT_EQ(value(w.grad().abs().sum()), 0.0);
   }

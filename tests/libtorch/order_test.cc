@@ -140,6 +140,25 @@ TEST(Order, ABackwardAfterTheStepOfALossBeforeItIsTakenAlong) {
   EXPECT_EQ(value(w), -3.0);
 }
 
+TEST(Order, ABackwardOfALossFromBeforeTheUpdateIsRefused) {
+  GradScaler scaler, constant{StaticScale{8.0f}};
+  torch::Tensor w = leaf({0.0f});
+  auto optimizer = sgd({w});
+  for (GradScaler* const each : {&scaler, &constant}) {
+    each->scale(w.sum()).backward();
+    const torch::Tensor late = each->scale(w.sum());
+    each->step(optimizer);
+    each->update();
+    w.mutable_grad() = torch::Tensor();
+    if (each == &constant) {
+      EXPECT_NO_THROW(late.backward()) << "its scale never changes";
+    } else {
+      expect_error(ErrorCode::kWrongOrder, "before update()", [&] { late.backward(); });
+      scaler.discard();
+    }
+  }
+}
+
 TEST(Order, EveryWrongMomentHasItsError) {
   GradScaler scaler;
   torch::Tensor w = leaf({1.0f});
@@ -150,11 +169,11 @@ TEST(Order, EveryWrongMomentHasItsError) {
   w.mutable_grad() = torch::ones({1});
   wrong("before any scale()", [&] { scaler.unscale_(optimizer); });
   wrong("before any scale()", [&] { scaler.step(optimizer); });
-  wrong("before any scale()", [&] { scaler.update(); });
+  wrong("no optimizer was stepped", [&] { scaler.update(); });
   scaler.scale(w.sum()).backward();
   wrong("no optimizer was stepped", [&] { scaler.update(); });
   scaler.unscale_(optimizer);
-  wrong("already called", [&] { scaler.unscale_(optimizer); });
+  wrong("already unscaled", [&] { scaler.unscale_(optimizer); });
   scaler.step(optimizer);
   wrong("after step()", [&] { scaler.unscale_(optimizer); });
   wrong("after step()", [&] { scaler.step(optimizer); });

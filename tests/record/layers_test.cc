@@ -8,17 +8,16 @@ namespace headroom {
 namespace {
 
 LayerStats layer(const std::string& name, const std::vector<float>& values) {
-  MeasureOptions options;
-  options.detail = true;
-  return {name, measure(std::vector<TensorView>{view(values)}, options)};
+  LayerStats layer{name, {}, {}};
+  layer.stats = measure(std::vector<TensorView>{view(values)}, &layer.detail);
+  return layer;
 }
 
 TEST(Layers, ZonesAreThoseOfFp16) {
   const float inf = std::numeric_limits<float>::infinity();
   const Fp16Zones zones =
       fp16_zones(layer("w", {0.0f, 0x1p-26f, -0x1.8p-26f, 0x1.1p-25f, 0x1.8p-15f, 0x1p-14f, 1.0f,
-                             65504.0f, 0x1p16f, -inf, NAN})
-                     .stats);
+                             65504.0f, 0x1p16f, -inf, NAN}));
   EXPECT_EQ(zones.zero, 1);
   EXPECT_EQ(zones.lost, 2);
   EXPECT_EQ(zones.subnormal, 2);
@@ -33,7 +32,7 @@ TEST(Layers, LostIsWhatConversionMakesZero) {
   for (int exponent = -149; exponent <= 127; ++exponent) {
     const float value = std::ldexp(1.25f, exponent);
     const float stored = static_cast<float>(f16(value));
-    const Fp16Zones zones = fp16_zones(layer("w", {value}).stats);
+    const Fp16Zones zones = fp16_zones(layer("w", {value}));
     EXPECT_EQ(zones.lost == 1, stored == 0.0f) << exponent;
     EXPECT_EQ(zones.overflow == 1, std::isinf(stored)) << exponent;
   }

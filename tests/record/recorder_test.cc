@@ -54,7 +54,7 @@ TEST(Recorder, WritesAHeaderAndALineAStep) {
   EXPECT_EQ(header["format"], "headroom-history");
   EXPECT_EQ(header["version"], 1);
   EXPECT_EQ(header["name"], "mine");
-  EXPECT_EQ(header["policy"]["hysteresis"], preset("megatron").hysteresis);
+  EXPECT_EQ(header["policy"]["hysteresis"], preset("megatron").dynamic().hysteresis);
   EXPECT_LT(line.find("\"z\""), line.find("\"a\"")) << "settings keep their order";
   std::getline(lines, line);
   const json first = json::parse(line);

@@ -94,7 +94,7 @@ Outcome scale_of_zero_loaded() { return scale_loaded("0.0"); }
 
 Outcome scale_of_nan_by_hand() {
   hr::GradScaler scaler;
-  return refused([&] { scaler.update(kNan); });
+  return refused([&] { scaler.set_scale(kNan); });
 }
 
 Outcome parameter_in_two_optimizers() {
@@ -153,7 +153,7 @@ Outcome growth_interval_made_shorter() {
   Model model;
   for (int i = 0; i < 10; ++i) model.step(0.001f);
   hr::ScalePolicy policy = model.scaler.policy();
-  policy.growth_interval = 5;
+  policy.set("growth_interval", 5);
   model.scaler.set_policy(policy);
   for (int i = 0; i < 20; ++i) model.step(0.001f);
   expect(model.scaler.get_scale() > 65536.0f, "it never grows again");
@@ -252,7 +252,7 @@ Outcome fp16_gradients() {
 
 Outcome growth_to_inf() {
   hr::ScalePolicy policy = hr::preset("torch");
-  policy.growth_interval = 1;
+  policy.set("growth_interval", 1);
   Model model(policy);
   for (int i = 0; i < 300; ++i) model.step(0.0f);
   const float scale = model.scaler.get_scale();

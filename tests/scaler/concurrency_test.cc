@@ -71,7 +71,7 @@ TEST(Concurrency, ManyThreadsMayAskWhatNoneChanges) {
   const Checkpoint shared = checkpoint;
   in_threads([&](int i) {
     EXPECT_EQ(scaler.save(), saved);
-    EXPECT_EQ(scaler.get_scale(), scaler.state().scale);
+    EXPECT_EQ(scaler.get_scale(), scaler.state().scale());
     EXPECT_EQ(advise(magnitudes).scale, advised);
     const Checkpoint mine = i % 2 == 0 ? checkpoint : shared;
     EXPECT_EQ(mine.state(), saved);

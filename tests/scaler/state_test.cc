@@ -1,6 +1,7 @@
 // The scaler's saved state: exact, complete, and refused when it is not.
 #include <nlohmann/json.hpp>
 
+#include "decide/transition.h"
 #include "tests/support.h"
 
 namespace headroom {
@@ -9,29 +10,30 @@ namespace {
 using nlohmann::json;
 
 TEST(ScalerState, EveryNumberComesBackExactly) {
-  ScalePolicy policy = preset("mxnet");
-  policy.init_scale = 0x1.fffffep20f;
-  policy.backoff_factor = 0.1;
-  policy.growth_factor = 1.1 + 0x1p-40;
-  policy.on_overflow = OnOverflow::kThrow;
-  GradScaler scaler(policy);
-  ScaleState state = scaler.state();
-  state.steps = (int64_t{1} << 53) + 1;
-  state.skipped = 5;
-  state.pending = 0x1.000002p-20f;
-  scaler.load_state(state);
+  DynamicScale rule = preset("mxnet").dynamic();
+  rule.init_scale = 0x1.fffffep20f;
+  rule.backoff_factor = 0.1;
+  rule.growth_factor = 1.1 + 0x1p-40;
+  rule.on_overflow = OnOverflow::kThrow;
+  GradScaler scaler(rule);
+  internal::ScaleRecord record = scaler.state().record();
+  record.numbers.steps = (int64_t{1} << 53) + 1;
+  record.numbers.skipped = 5;
+  record.numbers.dynamic.pending = 0x1.000002p-20f;
+  scaler.load_state(ScaleState(record));
   GradScaler other;
   other.load(scaler.save());
   EXPECT_EQ(other.save(), scaler.save());
-  EXPECT_EQ(other.policy().growth_factor, policy.growth_factor);
-  EXPECT_EQ(other.policy().on_overflow, OnOverflow::kThrow);
-  EXPECT_EQ(other.state().steps, state.steps);
-  EXPECT_EQ(other.state().pending, state.pending);
+  EXPECT_EQ(other.policy().dynamic().growth_factor, rule.growth_factor);
+  EXPECT_EQ(other.policy().on_overflow(), OnOverflow::kThrow);
+  EXPECT_EQ(other.state().steps(), record.numbers.steps);
+  EXPECT_EQ(other.state(), scaler.state());
+  EXPECT_NE(other.state(), GradScaler(rule).state());
 }
 
 TEST(ScalerState, MissingExtraAndImpossibleValuesAreRefusedAndNothingChanges) {
   GradScaler scaler;
-  scaler.update(512.0f);
+  scaler.set_scale(512.0f);
   const std::string before = scaler.save();
   const json good = json::parse(before);
   const auto refuse = [&](const std::string& part, const std::string& text) {
@@ -80,18 +82,7 @@ TEST(ScalerState, MissingExtraAndImpossibleValuesAreRefusedAndNothingChanges) {
   refuse("skipped", with("state", "skipped", 1));
   refuse("skips_in_row", with("state", "skips_in_row", 1));
   refuse("pending", with("state", "pending", 1024.0));
-  refuse("grad_limit", with("policy", "grad_limit", -1.0));
-  for (const char* key : {"peak", "peak_before", "lowest", "back", "scatter", "gap"}) {
-    refuse(key, with("state", key, 1 << 30));
-  }
-  for (const char* key :
-       {"samples", "window", "retry_wait", "retry_left", "trial_left", "calm", "failed_scale"}) {
-    refuse(key, with("state", key, -1));
-  }
-  for (const json& bad : {json(1), json::array({1, 2}), json(std::vector<int>(32, -1)),
-                          json(std::vector<double>(32, 0.5)), json(std::vector<int>(33, 1))}) {
-    refuse("ages", with("state", "ages", bad));
-  }
+  refuse("rule", with("policy", "rule", "magic"));
   refuse("not a JSON object", "");
   refuse("not a JSON object", "[]");
   refuse("not a JSON object", before.substr(0, before.size() / 2));
@@ -99,35 +90,31 @@ TEST(ScalerState, MissingExtraAndImpossibleValuesAreRefusedAndNothingChanges) {
   other["format"] = "torch";
   refuse("format", other.dump());
   other = good;
-  other["version"] = 4;
-  refuse("version", other.dump());
-  other["version"] = 1;  // which had fewer keys
-  refuse("'grad_limit'", other.dump());
+  for (const int version : {1, 3, 5}) {
+    other["version"] = version;
+    refuse("version", other.dump());
+  }
   other = good;
   other["comment"] = "";
   refuse("'comment'", other.dump());
 }
 
-TEST(ScalerState, WhatEarlierVersionsWroteIsStillRead) {
-  GradScaler scaler(preset("megatron"));
-  scaler.update(512.0f);
-  json old = json::parse(scaler.save());
-  const auto expect_read = [&] {
-    GradScaler loaded(HeadroomScale{});
-    loaded.load(old.dump());
-    EXPECT_EQ(loaded.save(), scaler.save());
-  };
-  old["version"] = 2;
-  old["policy"].erase("rerun");
-  expect_read();
-  old["version"] = 1;
-  for (const char* key : {"grad_limit", "peak_window", "retry_interval"}) old["policy"].erase(key);
-  for (const char* key :
-       {"samples", "peak", "peak_before", "window", "scatter", "lowest", "ages", "back", "gap",
-        "retry_wait", "retry_left", "trial_left", "calm", "failed_scale"}) {
-    old["state"].erase(key);
+TEST(ScalerState, EveryPolicyComesBack) {
+  for (const PresetInfo& info : presets()) {
+    GradScaler scaler(preset(info.name)), other(NoScale{});
+    other.load(scaler.save());
+    EXPECT_EQ(other.state(), scaler.state()) << info.name;
   }
-  expect_read();
+}
+
+TEST(ScalerState, AnImpossibleMemoryOfTheHeadroomRuleIsRefused) {
+  GradScaler scaler{HeadroomScale{}};
+  const json good = json::parse(scaler.save());
+  for (const auto& item : good["state"].items()) {
+    json bad = good;
+    bad["state"][item.key()] = -2147483648.0;
+    expect_error(ErrorCode::kBadState, "", [&] { scaler.load(bad.dump()); });
+  }
 }
 
 TEST(ScalerState, LoadingOpensANewRound) {

@@ -132,8 +132,9 @@ class World {
     const auto& presets = hr::presets();
     hr::ScalePolicy policy = hr::preset(
         presets[static_cast<size_t>(random_.upto(static_cast<int64_t>(presets.size()) - 1))].name);
-    policy.growth_interval = 1 + static_cast<int32_t>(random_.upto(20));
-    policy.on_overflow = hr::OnOverflow::kSkip;
+    const auto interval = static_cast<double>(1 + random_.upto(20));
+    if (policy.if_static() == nullptr) policy.set("growth_interval", interval);
+    policy.set("on_overflow", 0);
     scaler_ = std::make_unique<hr::GradScaler>(
         policy, hr::ScalerOptions{.on_alarm = [](const hr::AlarmReport&) {}});
   }

@@ -9,12 +9,14 @@
 
 from headroom._core import (
     AlarmReport,
+    DynamicScale,
+    GradDetail,
     GradStats,
-    OnOverflow,
+    HeadroomScale,
     ScalePolicy,
+    StaticScale,
     StepReport,
     Tensor,
-    UnscaleResult,
     cuda_available,
     num_threads,
     preset,
@@ -25,7 +27,7 @@ from headroom._core import (
 from headroom._core import version as __version__
 from headroom._errors import Error, InvalidArgument
 from headroom._optim import SGD, Adam, AdamW, Optimizer
-from headroom._scaler import GradScaler, measure, unscale_
+from headroom._scaler import GradScaler, measure, measure_detail, unscale_
 from headroom._tensor import tensor
 
 __all__ = [
@@ -33,19 +35,22 @@ __all__ = [
     "Adam",
     "AdamW",
     "AlarmReport",
+    "DynamicScale",
     "Error",
     "GradScaler",
+    "GradDetail",
     "GradStats",
+    "HeadroomScale",
     "InvalidArgument",
-    "OnOverflow",
     "Optimizer",
     "ScalePolicy",
+    "StaticScale",
     "StepReport",
     "Tensor",
-    "UnscaleResult",
     "__version__",
     "cuda_available",
     "measure",
+    "measure_detail",
     "num_threads",
     "preset",
     "presets",

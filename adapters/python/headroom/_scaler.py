@@ -10,19 +10,29 @@ from headroom._optim import Optimizer
 from headroom._tensor import tensor
 
 
-def measure(grads: Iterable[Any], detail: bool = False) -> _core.GradStats:
-    """Reads every array once: inf, nan, norm, largest; with ``detail`` zeros, subnormals and a
-    histogram of magnitudes too.
+def measure(grads: Iterable[Any]) -> _core.GradStats:
+    """Reads every array once: inf, nan, norm, largest magnitude, first bad array.
 
     >>> import numpy as np
     >>> stats = measure([np.array([3, 4], np.float16), np.array([0, np.inf], np.float32)])
     >>> stats.count, stats.inf_count, stats.amax, stats.culprit, stats.norm
     (4, 1, 4.0, 1, inf)
     """
-    return _core.measure([tensor(grad) for grad in grads], detail)
+    return _core.measure([tensor(grad) for grad in grads])
 
 
-def unscale_(grads: Iterable[Any], inverse_scale: float) -> _core.UnscaleResult:
+def measure_detail(grads: Iterable[Any]) -> tuple[_core.GradStats, _core.GradDetail]:
+    """``measure()``, and in the same read zeros, subnormals and a histogram of magnitudes.
+
+    >>> import numpy as np
+    >>> stats, detail = measure_detail([np.array([0, 1, 1.5, 4, 6e-8], np.float16)])
+    >>> detail.zeros, detail.subnormals, detail.histogram
+    (1, 1, {-24: 1, 0: 2, 2: 1})
+    """
+    return _core.measure_detail([tensor(grad) for grad in grads])
+
+
+def unscale_(grads: Iterable[Any], inverse_scale: float) -> _core.GradStats:
     """Multiplies gradients in place, and says what was found and lost.
 
     >>> import numpy as np
@@ -36,8 +46,10 @@ def unscale_(grads: Iterable[Any], inverse_scale: float) -> _core.UnscaleResult:
 class GradScaler:
     """Scales losses, unscales gradients, skips bad steps, adapts the scale.
 
-    ``policy`` is a ScalePolicy or the name of a preset. ``device`` is ``"cpu"``, or ``"cuda:0"`` for
-    a scale that lives there: then step() and update() never wait, and report() tells.
+    ``policy`` is a ScalePolicy (StaticScale, DynamicScale, HeadroomScale), or a preset as text, with
+    other settings if need be: ``"torch:growth_interval=500"``. ``device`` is ``"cpu"``, or
+    ``"cuda:0"`` for a scale that lives there: then step() and update() never wait, and report()
+    returns the result.
 
     >>> import numpy as np
     >>> import headroom
@@ -46,7 +58,7 @@ class GradScaler:
     >>> scaler = GradScaler("torch")
     >>> grad[:] = scaler.scale(1e-6)                # backward of the scaled loss
     >>> print(scaler.step(optimizer, max_norm=1.0))
-    applied at scale 65536: norm 2.000480890274048e-06
+    applied at scale 65536: norm 2.00048e-06
     >>> scaler.update()
     >>> _ = scaler.scale(1.0); grad[2] = np.inf
     >>> print(scaler.step(optimizer)); scaler.update(); scaler.get_scale()
@@ -56,16 +68,14 @@ class GradScaler:
 
     def __init__(
         self,
-        policy: Union[_core.ScalePolicy, str, None] = None,
+        policy: Union[_core.ScalePolicy, str] = "dynamic",
         *,
         enabled: bool = True,
         device: str = "cpu",
         on_alarm: Optional[Callable[[_core.AlarmReport], None]] = None,
     ) -> None:
-        if policy is None:
-            policy = _core.ScalePolicy()
-        elif isinstance(policy, str):
-            policy = _core.preset(policy)
+        if isinstance(policy, str):
+            policy = _core.ScalePolicy(policy)
         kind, _, index = device.partition(":")
         if kind not in ("cpu", "cuda") or not (index or "0").isdecimal():
             raise ValueError(f"device is {device!r}; it is 'cpu', 'cuda' or 'cuda:0'.")
@@ -74,7 +84,7 @@ class GradScaler:
 
     @property
     def policy(self) -> _core.ScalePolicy:
-        """A copy; set it to change how the scale moves from now on."""
+        """Set it to change how the scale moves: ``scaler.policy.replace(growth_interval=100)``."""
         return self._core.policy
 
     @policy.setter
@@ -97,27 +107,36 @@ class GradScaler:
         self._core.scale_into(tensor(loss), tensor(out), 0)
         return out
 
-    def unscale_(self, optimizer: Optimizer) -> _core.UnscaleResult:
+    def unscale_(self, optimizer: Optimizer) -> _core.GradStats:
         """Divides the gradients by the scale, in place, for those who clip or look by hand.
         Without a step, ``update()`` multiplies them by the scale again."""
         return self._core.unscale_(optimizer._core, 0)
 
     def step(
-        self, optimizer: Optimizer, *, max_norm: float = 0.0, clear_grads: str = "on_skip"
+        self,
+        optimizer: Optimizer,
+        *,
+        max_norm: float = 0.0,
+        skip_above_norm: float = 0.0,
+        clear_grads: str = "on_skip",
     ) -> _core.StepReport:
-        """Measures, decides, and applies or skips. ``clear_grads`` is when gradients are zeroed:
-        ``"on_skip"``, ``"always"`` or ``"never"``."""
-        return self._core.step(optimizer._core, max_norm, clear_grads, 0)
+        """Measures, decides, and applies or skips. ``max_norm`` clips the norm of the unscaled
+        gradients, ``skip_above_norm`` skips a step whose norm is above it. ``clear_grads`` is when
+        gradients are zeroed: ``"on_skip"``, ``"always"`` or ``"never"``."""
+        return self._core.step(optimizer._core, max_norm, skip_above_norm, clear_grads)
 
     def update(self, new_scale: Optional[float] = None) -> None:
         """Moves the scale by what the steps since the last update found, or sets it."""
-        self._core.update(new_scale, 0)
+        if new_scale is None:
+            self._core.update(0)
+        else:
+            self._core.set_scale(new_scale, 0)
 
-    def run_again(self) -> bool:
-        """After ``update()``, with a policy whose ``rerun`` is set (``"headroom-rerun"``): whether to
-        run the last batch again, because it was skipped and the scale is lower now for its sake. With
-        such a policy a second optimizer in one round is refused."""
-        return self._core.run_again()
+    def retry(self) -> bool:
+        """After ``update()``, with a policy that retries (``"headroom-retry"``): whether to run the
+        last batch again, because it was skipped and the scale is lower now. With such a policy a
+        second optimizer in one round is refused."""
+        return self._core.retry()
 
     def report(self) -> _core.StepReport:
         """What the last step did; waits for it."""
@@ -128,7 +147,7 @@ class GradScaler:
         return self._core.try_report()
 
     def discard(self) -> None:
-        """Forgets losses that were scaled but not stepped, because their gradients are dropped."""
+        """Call after gradients of scaled losses were dropped without a step."""
         self._core.discard()
 
     def save(self) -> str:

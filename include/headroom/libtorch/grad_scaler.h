@@ -12,6 +12,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 namespace headroom::libtorch {
@@ -19,12 +20,16 @@ namespace headroom::libtorch {
 /// How a GradScaler scales. The defaults are those of torch.amp.GradScaler; any other policy or
 /// preset of the core does as well:
 ///
-///     GradScalerOptions().init_scale(1024).growth_interval(200).min_scale(1)
+///     GradScalerOptions().init_scale(1024).growth_interval(200)
 ///     GradScalerOptions(preset("megatron")).enabled(use_amp)
+///     GradScalerOptions(parse_policy("torch:min_scale=1,max_skips_in_row=20"))
 class HEADROOM_API GradScalerOptions {
  public:
-  GradScalerOptions(const ScalePolicy& policy = preset("torch"))  // NOLINT: meant to be implicit
-      : policy_(policy) {}
+  GradScalerOptions() : policy_(preset("torch")) {}
+  /// A ScalePolicy, StaticScale, DynamicScale or HeadroomScale.
+  template <typename Policy,
+            typename = std::enable_if_t<std::is_convertible_v<Policy, ScalePolicy>>>
+  GradScalerOptions(const Policy& policy) : policy_(policy) {}  // NOLINT: meant to be implicit
 
   /// PyTorch's.
   GradScalerOptions& init_scale(double scale);
@@ -38,12 +43,7 @@ class HEADROOM_API GradScalerOptions {
   /// FusedAdamW and FusedSGD: their report is pending; report() or try_report() returns the result.
   GradScalerOptions& device(const torch::Device& device);
 
-  /// Beyond PyTorch; see ScalePolicy and ScalerOptions.
-  GradScalerOptions& min_scale(double scale);
-  GradScalerOptions& max_scale(double scale);
-  GradScalerOptions& hysteresis(int64_t overflows);
-  GradScalerOptions& max_skips_in_row(int64_t steps);
-  GradScalerOptions& on_overflow(OnOverflow reaction);
+  /// Beyond PyTorch; see ScalerOptions.
   GradScalerOptions& ranks(std::shared_ptr<Ranks> ranks,
                            RankGradients gradients = RankGradients::kReplicated);
   GradScalerOptions& on_alarm(std::function<void(const AlarmReport&)> callback);
@@ -58,7 +58,7 @@ class HEADROOM_API GradScalerOptions {
 };
 
 namespace internal {
-class Bridges;
+class Bindings;
 }  // namespace internal
 
 /// torch.amp.GradScaler for C++: the same calls, in the same order, with the same rules.
@@ -96,7 +96,7 @@ class HEADROOM_API GradScaler {
 
   /// Divides the gradients by the scale, in place, and says what was found. Without a step,
   /// update() multiplies them by the scale again.
-  UnscaleResult unscale_(torch::optim::Optimizer& optimizer);
+  GradStats unscale_(torch::optim::Optimizer& optimizer);
 
   /// Unscales (unless that was done), checks, and runs or skips optimizer.step(). The report says
   /// which, and names the culprit. StepOptions::max_norm clips in the same pass.
@@ -112,7 +112,8 @@ class HEADROOM_API GradScaler {
   StepReport report() const;
   std::optional<StepReport> try_report() const;
 
-  /// Moves the scale, once for all optimizers, and opens the next round.
+  /// Moves the scale, once for all optimizers, and begins the next round. A backward of a loss that
+  /// was scaled before throws Error(kWrongOrder) from then on, unless the scale is static.
   void update();
 
   /// Sets the scale by hand; the growth count stays, as in PyTorch. The tensor has one element and
@@ -120,12 +121,12 @@ class HEADROOM_API GradScaler {
   void update(double new_scale);
   void update(const torch::Tensor& new_scale);
 
-  /// After update(), with a policy whose `rerun` is set: whether to run the last batch again,
-  /// because it was skipped and the scale is lower now for its sake. With such a policy a second
+  /// After update(), with a policy that retries ("headroom-retry"): whether to run the last batch
+  /// again, because it was skipped and the scale is lower now. With such a policy a second
   /// optimizer in one round is refused by step(): the first would be stepped twice.
-  bool run_again() const;
+  bool retry() const;
 
-  /// Forgets losses that were scaled but not stepped, because their gradients were dropped.
+  /// Call after gradients of scaled losses were dropped without a step.
   void discard();
 
   double get_scale() const;
@@ -148,7 +149,7 @@ class HEADROOM_API GradScaler {
   void load(const std::string& json);
 
   const ScalePolicy& policy() const;
-  const ScaleState& state() const;
+  ScaleState state() const;
 
   /// From now on reports call the module's parameters by their names: "layer1.weight: 3 inf, 0 nan"
   /// instead of "param_groups[0].params[2]".
@@ -156,14 +157,13 @@ class HEADROOM_API GradScaler {
 
  private:
   torch::Tensor scale_on_device(const torch::Tensor& loss);
-  void change(const std::function<void(ScalePolicy&)>& change);
-  void check_no_waiting() const;
-  void take_state(const ScaleState& state);
+  void change(const char* setting, double value);
+  void set_record(const headroom::internal::ScaleRecord& record, const char* call);
 
   bool on_device_ = false;
-  bool alone_ = true;  // no other ranks
-  std::unique_ptr<headroom::GradScaler> core_;
-  std::unique_ptr<internal::Bridges> bridges_;
+  bool alone_ = true;                           // no other ranks
+  std::shared_ptr<headroom::GradScaler> core_;  // shared with the hooks on losses
+  std::unique_ptr<internal::Bindings> bindings_;
 };
 
 }  // namespace headroom::libtorch

@@ -29,7 +29,7 @@ struct FusedState {
 };
 
 namespace internal {
-class Bridges;
+class Bindings;
 class FusedBody;
 }  // namespace internal
 
@@ -81,7 +81,9 @@ class HEADROOM_API FusedOptimizer : public torch::optim::Optimizer {
                  std::shared_ptr<internal::FusedBody> body);
 
  private:
-  friend class internal::Bridges;
+  friend class internal::Bindings;
+  internal::FusedBody& bound(bool with_gradients);
+
   std::shared_ptr<internal::FusedBody> body_;
 };
 

@@ -278,11 +278,11 @@ class FusedOptimizer(torch.optim.Optimizer):
             self._walk().step(
                 self._core,
                 self.max_norm,
-                "never",
-                stream,
-                0 if scale is None else scale.data_ptr(),
-                0 if found is None else found.data_ptr(),
-                0 if told is None else told.data_ptr(),
+                clear_grads="never",
+                stream=stream,
+                external_scale=0 if scale is None else scale.data_ptr(),
+                external_found_inf=0 if found is None else found.data_ptr(),
+                external_skipped=0 if told is None else told.data_ptr(),
             )
         self._changes += 1
         increment_version([self._params[i] for i in self._stepped])
@@ -325,7 +325,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         if self._scaler is None:
             device = self._params[0].device
             place = device.index if device.type == "cuda" else -1
-            policy = _core.ScalePolicy()
+            policy = _core.preset("dynamic")
             self._scaler = _core.GradScaler(policy, False, place, None, self._stream(self._params))
         return self._scaler
 

@@ -1,6 +1,6 @@
-// The same GradScaler with the faces that users of other frameworks know.
-#ifndef HEADROOM_FACES_H_
-#define HEADROOM_FACES_H_
+// The same GradScaler behind the interfaces that users of Keras, Apex and MXNet know.
+#ifndef HEADROOM_WRAPPERS_H_
+#define HEADROOM_WRAPPERS_H_
 
 #include <headroom/export.h>
 #include <headroom/scaler.h>
@@ -53,4 +53,4 @@ HEADROOM_API StepReport scale_loss(float loss, GradScaler& scaler, Optimizer& op
 
 }  // namespace headroom
 
-#endif  // HEADROOM_FACES_H_
+#endif  // HEADROOM_WRAPPERS_H_

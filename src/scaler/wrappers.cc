@@ -1,5 +1,5 @@
 #include <headroom/error.h>
-#include <headroom/faces.h>
+#include <headroom/wrappers.h>
 
 namespace headroom {
 namespace {
@@ -10,7 +10,7 @@ StepReport step_and_update(GradScaler& scaler, Optimizer& optimizer, const StepO
     scaler.update();
     return report;
   } catch (const Error& error) {
-    // OnOverflow::kThrow: the step was made and is reported this way; the round still ends.
+    // OnOverflow::kThrow: the step was skipped and is reported this way; the round still ends.
     if (error.code() == ErrorCode::kOverflow) scaler.update();
     throw;
   }

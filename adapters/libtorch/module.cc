@@ -1,0 +1,28 @@
+#include <headroom/libtorch/module.h>
+
+#include "tensors.h"
+
+namespace headroom::libtorch {
+
+struct ModuleGradients::Impl {
+  internal::TorchStream stream;
+  internal::Gradients gradients;
+  std::vector<Parameter> parameters;
+};
+
+ModuleGradients::ModuleGradients(const torch::nn::Module& module)
+    : impl_(std::make_unique<Impl>()) {
+  for (const auto& item : module.named_parameters()) {
+    const size_t index = impl_->parameters.size();
+    impl_->gradients.look(index, item.value(), internal::Gradients::Order::kAny, item.key());
+    impl_->parameters.push_back({item.key(), {}, impl_->gradients.view(index)});
+  }
+}
+
+ModuleGradients::~ModuleGradients() = default;
+
+const std::vector<Parameter>& ModuleGradients::parameters() const { return impl_->parameters; }
+
+void ModuleGradients::write_back() { impl_->gradients.write_back(); }
+
+}  // namespace headroom::libtorch

@@ -1,0 +1,30 @@
+// For programs in CUDA: views of its 16-bit types, with the device found from the pointer. Includes
+// CUDA's headers, so it is not part of headroom.h.
+#ifndef HEADROOM_CUDA_H_
+#define HEADROOM_CUDA_H_
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <headroom/tensor.h>
+
+#include <cstdint>
+
+namespace headroom {
+
+/// See device_view() in headroom/tensor.h.
+inline TensorView device_view(__half* data, int64_t count) {
+  return device_view(data, DType::kF16, count);
+}
+inline TensorView device_view(__nv_bfloat16* data, int64_t count) {
+  return device_view(data, DType::kBF16, count);
+}
+inline TensorView device_view(float* data, int64_t count) {
+  return device_view(data, DType::kF32, count);
+}
+inline TensorView device_view(double* data, int64_t count) {
+  return device_view(data, DType::kF64, count);
+}
+
+}  // namespace headroom
+
+#endif  // HEADROOM_CUDA_H_

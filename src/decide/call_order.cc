@@ -1,0 +1,129 @@
+#include "decide/call_order.h"
+
+namespace headroom::internal {
+
+using Refusal = CallOrder::Refusal;
+
+CallOrder::OptimizerRecord CallOrder::record_of(uint64_t optimizer) const {
+  const auto found = optimizers_.find(optimizer);
+  return found != optimizers_.end() ? found->second : OptimizerRecord{};
+}
+
+bool CallOrder::is_unscaled(uint64_t optimizer) const {
+  return record_of(optimizer).stage == Stage::kUnscaled;
+}
+
+// A loss may reach the gradients of every optimizer.
+void CallOrder::gradients_added() {
+  loss_scaled_ = true;
+  gradients_unused_ = true;
+  for (auto& [id, record] : optimizers_) record.waiting = true;
+}
+
+void CallOrder::discard() {
+  loss_scaled_ = false;
+  gradients_unused_ = false;
+  for (auto& [id, record] : optimizers_) {
+    record.waiting = false;
+    if (record.stage == Stage::kUnscaled) record.stage = Stage::kReady;
+  }
+}
+
+Refusal CallOrder::may_unscale(uint64_t optimizer) const {
+  const OptimizerRecord record = record_of(optimizer);
+  if (record.stage == Stage::kStepped) return Refusal::kAlreadyStepped;
+  if (record.stage == Stage::kUnscaled) return Refusal::kAlreadyUnscaled;
+  return loss_scaled_ || record.waiting ? Refusal::kNone : Refusal::kNothingScaled;
+}
+
+Refusal CallOrder::may_step(uint64_t optimizer, bool one_optimizer_only) const {
+  const OptimizerRecord record = record_of(optimizer);
+  if (record.stage == Stage::kStepped) return Refusal::kAlreadyStepped;
+  if (record.stage == Stage::kReady && !loss_scaled_ && !record.waiting) {
+    return Refusal::kNothingScaled;
+  }
+  for (const auto& [id, other] : optimizers_) {
+    if (one_optimizer_only && other.stage == Stage::kStepped) return Refusal::kSecondOptimizer;
+  }
+  return Refusal::kNone;
+}
+
+Refusal CallOrder::may_update() const {
+  return checked_ ? Refusal::kNone : Refusal::kNothingStepped;
+}
+
+Refusal CallOrder::may_set_scale() const {
+  return gradients_unused_ ? Refusal::kGradientsWaiting : Refusal::kNone;
+}
+
+Refusal CallOrder::may_save() const { return checked_ ? Refusal::kStepNotCounted : Refusal::kNone; }
+
+void CallOrder::unscaled(uint64_t optimizer, bool checked) {
+  optimizers_[optimizer] = {Stage::kUnscaled, false};
+  if (!checked) return;
+  checked_ = true;
+  gradients_unused_ = false;
+}
+
+void CallOrder::stepped(uint64_t optimizer) {
+  optimizers_[optimizer] = {Stage::kStepped, false};
+  checked_ = true;
+  gradients_unused_ = false;
+}
+
+std::vector<CallOrder::Rescale> CallOrder::rescales() const {
+  std::vector<Rescale> list;
+  for (const auto& [id, record] : optimizers_) {
+    const bool unscaled = record.stage == Stage::kUnscaled;
+    if (unscaled || record.waiting) list.push_back({id, unscaled});
+  }
+  return list;
+}
+
+void CallOrder::end_round() {
+  for (auto& [id, record] : optimizers_) {
+    record.waiting = record.waiting || record.stage == Stage::kUnscaled;
+    record.stage = Stage::kReady;
+  }
+  ++round_;
+  loss_scaled_ = false;
+  checked_ = false;
+}
+
+std::string refusal_sentence(Refusal refusal, const std::string& call) {
+  const std::string called = call + " was called ";
+  switch (refusal) {
+    case Refusal::kNothingScaled:
+      return called +
+             "before any scale() in this round; scale the loss, run backward on the result, then "
+             "step.";
+    case Refusal::kAlreadyUnscaled:
+      return called +
+             "twice for this optimizer, whose gradients are already unscaled; unscale once, just "
+             "before clipping.";
+    case Refusal::kAlreadyStepped:
+      return called + "after step() for this optimizer; call update() first.";
+    case Refusal::kSecondOptimizer:
+      return called +
+             "for a second optimizer in one round under a policy that retries batches, where the "
+             "first would be stepped once more; put all parameters into one optimizer, or use the "
+             "preset 'headroom'.";
+    case Refusal::kNothingStepped:
+      return called +
+             "but no optimizer was stepped or unscaled since the last one; call step() first. With "
+             "micro-batches, update once, after the step.";
+    case Refusal::kGradientsWaiting:
+      return called +
+             "while gradients wait that were made with another scale; step first, or drop them and "
+             "call discard().";
+    case Refusal::kStepNotCounted:
+      return called +
+             "between step() and update(), when the result of the step is not part of the state "
+             "yet; save after update().";
+    case Refusal::kNone:
+      break;
+  }
+  return "";
+}
+
+}  // namespace headroom::internal

@@ -1,0 +1,147 @@
+// The state machine of the scale: one update moves it from one step to the next. Plain arithmetic
+// on trivially copyable structs, so that the same source runs on the host and inside CUDA kernels.
+// It is compiled with the library's own flags, not with those of its users.
+#ifndef HEADROOM_SRC_DECIDE_TRANSITION_H_
+#define HEADROOM_SRC_DECIDE_TRANSITION_H_
+
+#include <headroom/policy.h>
+
+#include <cstdint>
+
+#include "decide/headroom_rule.h"
+
+namespace headroom::internal {
+
+/// What DynamicScale's rule remembers.
+struct DynamicMemory {
+  float pending = 0.0f;        // the scale after the next one; differs from it only if `late`
+  int32_t growth_tracker = 0;  // clean steps in a row, from -extra; grows at growth_interval
+  int32_t delay_left = 1;      // overflows until the scale shrinks
+  int64_t since_rescale = 0;   // steps since the scale last moved,
+  int64_t overflows_since_rescale = 0;  // of which overflows
+};
+
+/// Everything about the scale that changes while training.
+struct ScaleNumbers {
+  float scale = 0.0f;   // multiplies the next loss
+  int64_t steps = 0;    // updates so far,
+  int64_t skipped = 0;  // of which overflows
+  int64_t skips_in_row = 0;
+  DynamicMemory dynamic;    // of DynamicScale
+  HeadroomMemory headroom;  // of HeadroomScale
+};
+
+/// A policy and where it stands: what ScaleState holds and what lives on a CUDA device.
+struct ScaleRecord {
+  ScalePolicy policy;
+  ScaleNumbers numbers;
+};
+
+/// The numbers before the first step.
+inline ScaleNumbers initial_numbers(const ScalePolicy& policy) {
+  ScaleNumbers numbers;
+  numbers.scale = numbers.dynamic.pending = policy.init_scale();
+  if (const DynamicScale* const rule = policy.if_dynamic()) {
+    numbers.dynamic.growth_tracker = -rule->first_growth_extra;
+    numbers.dynamic.delay_left = rule->hysteresis;
+  }
+  return numbers;
+}
+
+/// Products are formed in double and rounded once.
+HEADROOM_HOST_DEVICE inline float grown(const DynamicScale& rule, float scale) {
+  const double product = static_cast<double>(scale) * rule.growth_factor;
+  return product < static_cast<double>(rule.max_scale) ? static_cast<float>(product)
+                                                       : rule.max_scale;
+}
+
+/// The smaller scale, or `scale` itself if there is none.
+HEADROOM_HOST_DEVICE inline float shrunk(const DynamicScale& rule, float scale) {
+  const auto product = static_cast<float>(static_cast<double>(scale) * rule.backoff_factor);
+  if (product > rule.min_scale) return product;
+  return rule.stay_above_min || scale < rule.min_scale ? scale : rule.min_scale;
+}
+
+HEADROOM_HOST_DEVICE inline float after_overflow(const DynamicScale& rule, float scale,
+                                                 DynamicMemory* memory, Alarm* alarm) {
+  ++memory->overflows_since_rescale;
+  memory->growth_tracker = -rule.first_growth_extra;
+  const double share = static_cast<double>(memory->overflows_since_rescale) /
+                       static_cast<double>(memory->since_rescale);
+  if (share < rule.tolerance) return scale;
+  if (memory->delay_left > 1) {
+    --memory->delay_left;
+    return scale;
+  }
+  if (rule.refill_on_shrink) memory->delay_left = rule.hysteresis;
+  memory->since_rescale = 0;
+  memory->overflows_since_rescale = 0;
+  const float smaller = shrunk(rule, scale);
+  if (smaller == scale) *alarm = Alarm::kAtFloor;
+  return smaller;
+}
+
+HEADROOM_HOST_DEVICE inline float after_clean_step(const DynamicScale& rule, float scale,
+                                                   DynamicMemory* memory) {
+  if (rule.refill_on_clean) memory->delay_left = rule.hysteresis;
+  if (++memory->growth_tracker < rule.growth_interval) return scale;
+  memory->growth_tracker = -rule.next_growth_extra;
+  if (rule.refill_on_growth) memory->delay_left = rule.hysteresis;
+  memory->since_rescale = 0;  // overflows_since_rescale stays, as in fairseq
+  return grown(rule, scale);
+}
+
+HEADROOM_HOST_DEVICE inline Alarm advance_dynamic(const DynamicScale& rule, bool overflow,
+                                                  ScaleNumbers* numbers) {
+  DynamicMemory& memory = numbers->dynamic;
+  Alarm alarm = Alarm::kNone;
+  ++memory.since_rescale;
+  const float current = memory.pending;
+  memory.pending = overflow ? after_overflow(rule, current, &memory, &alarm)
+                            : after_clean_step(rule, current, &memory);
+  numbers->scale = rule.late ? current : memory.pending;
+  return alarm;
+}
+
+HEADROOM_HOST_DEVICE inline Alarm advance_headroom(const HeadroomScale& rule, const StepSeen& seen,
+                                                   ScaleNumbers* numbers) {
+  const HeadroomResult next =
+      headroom_rule(rule, numbers->scale, seen.overflow, seen.amax, &numbers->headroom);
+  numbers->scale = numbers->dynamic.pending = next.scale;
+  return next.at_floor ? Alarm::kAtFloor : Alarm::kNone;
+}
+
+/// How many skips in a row raise the alarm; 0: any number is allowed.
+HEADROOM_HOST_DEVICE inline int64_t max_skips_in_row(const ScalePolicy& policy) {
+  constexpr int64_t kFourBatches = 32;  // each is given up after 8 passes
+  if (const StaticScale* const rule = policy.if_static()) return rule->max_skips_in_row;
+  if (const DynamicScale* const rule = policy.if_dynamic()) return rule->max_skips_in_row;
+  const HeadroomScale& rule = *policy.if_headroom();
+  return rule.retry && rule.max_skips_in_row == 0 ? kFourBatches : rule.max_skips_in_row;
+}
+
+/// One update: the whole state machine.
+HEADROOM_HOST_DEVICE inline Alarm advance(const ScalePolicy& policy, const StepSeen& seen,
+                                          ScaleNumbers* numbers) {
+  ++numbers->steps;
+  numbers->skipped += seen.overflow ? 1 : 0;
+  numbers->skips_in_row = seen.overflow ? numbers->skips_in_row + 1 : 0;
+  Alarm alarm = Alarm::kNone;
+  if (const DynamicScale* const rule = policy.if_dynamic()) {
+    alarm = advance_dynamic(*rule, seen.overflow, numbers);
+  } else if (const HeadroomScale* const headroom = policy.if_headroom()) {
+    alarm = advance_headroom(*headroom, seen, numbers);
+  }
+  const int64_t most = max_skips_in_row(policy);
+  const bool too_many = seen.overflow && most > 0 && numbers->skips_in_row >= most;
+  return alarm == Alarm::kNone && too_many ? Alarm::kSkipsInRow : alarm;
+}
+
+/// Whether the batch of the last step is to be retried at the scale that is set now.
+HEADROOM_HOST_DEVICE inline bool retry(const ScalePolicy& policy, const ScaleNumbers& numbers) {
+  return policy.retries() && headroom_retry(*policy.if_headroom(), numbers.headroom);
+}
+
+}  // namespace headroom::internal
+
+#endif  // HEADROOM_SRC_DECIDE_TRANSITION_H_

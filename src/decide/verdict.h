@@ -1,0 +1,88 @@
+// Apply or skip: the decision on the gradients of one optimizer, on the host and on CUDA devices.
+#ifndef HEADROOM_SRC_DECIDE_VERDICT_H_
+#define HEADROOM_SRC_DECIDE_VERDICT_H_
+
+#include <headroom/policy.h>
+
+namespace headroom::internal {
+
+/// 1/scale, formed in double and rounded once.
+HEADROOM_HOST_DEVICE inline float inverse(float scale) {
+  return static_cast<float>(1.0 / static_cast<double>(scale));
+}
+
+/// Whether gradients can be divided by it: scale and reciprocal are normal floats.
+HEADROOM_HOST_DEVICE inline bool usable(float scale) {
+  return scale >= kSmallestScale && scale <= kLargestScale;
+}
+
+/// The largest gradient that a step is made with, unscaled and clipped: its square, and what
+/// momentum adds up, fit into FP32. A larger one would turn Adam's moments into inf for good.
+inline constexpr double kLargestGradient = 0x1p63;
+
+/// What is to be done with the gradients of one optimizer.
+struct Verdict {
+  Skip skip = Skip::kNo;
+  float multiplier = 0.0f;   // gradient in memory x multiplier = what the optimizer uses
+  double grad_norm = 0.0;    // L2 norm of the unscaled gradients, before clipping
+  double clip_factor = 1.0;  // <= 1; already part of the multiplier
+
+  HEADROOM_HOST_DEVICE bool apply() const { return skip == Skip::kNo; }
+};
+
+/// Whether a skip is a reason to lower the scale.
+HEADROOM_HOST_DEVICE inline bool overflowed(Skip skip) {
+  return skip == Skip::kNotFinite || skip == Skip::kUnscaleOverflow;
+}
+
+/// What brings gradients from one scale to another; a power of two if both are, and never 0 or inf.
+HEADROOM_HOST_DEVICE inline float rescale_factor(float from, float to) {
+  const double ratio = static_cast<double>(to) / static_cast<double>(from);
+  return ratio < static_cast<double>(kSmallestScale)  ? kSmallestScale
+         : ratio > static_cast<double>(kLargestScale) ? kLargestScale
+                                                      : static_cast<float>(ratio);
+}
+
+/// Limits on the norm of the unscaled gradients; 0: none.
+struct NormLimits {
+  double clip = 0.0;        // scale them down to this norm
+  double skip_above = 0.0;  // skip the step
+};
+
+/// Decides on gradients that were scaled by `scale`: norm is GradStats::norm() and amax
+/// GradStats::amax, both as in memory.
+HEADROOM_HOST_DEVICE inline Verdict decide(bool finite, double norm, double amax, float scale,
+                                           const NormLimits& limits) {
+  Verdict verdict;
+  if (!usable(scale)) {
+    verdict.skip = Skip::kUnscaleOverflow;
+    verdict.grad_norm = norm;
+    return verdict;
+  }
+  const double factor = static_cast<double>(inverse(scale));
+  verdict.grad_norm = norm * factor;
+  if (!finite) {
+    verdict.skip = Skip::kNotFinite;
+    return verdict;
+  }
+  if (limits.clip > 0.0) {
+    const double clip = limits.clip / (verdict.grad_norm + 1e-6);  // torch's formula
+    if (clip < 1.0) verdict.clip_factor = clip;
+  }
+  constexpr double kFloatMax = 3.4028234663852886e38;
+  const double largest = amax * factor;
+  if (largest > kFloatMax || largest * verdict.clip_factor > kLargestGradient) {
+    verdict.skip = Skip::kUnscaleOverflow;
+    return verdict;
+  }
+  if (limits.skip_above > 0.0 && verdict.grad_norm > limits.skip_above) {
+    verdict.skip = Skip::kNormTooLarge;
+    return verdict;
+  }
+  verdict.multiplier = static_cast<float>(factor * verdict.clip_factor);
+  return verdict;
+}
+
+}  // namespace headroom::internal
+
+#endif  // HEADROOM_SRC_DECIDE_VERDICT_H_

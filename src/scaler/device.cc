@@ -1,0 +1,207 @@
+// GradScaler where the scale lives on a CUDA device: the host keeps the order of calls and nothing
+// else.
+#include <cstring>
+
+#include "core/check.h"
+#include "core/float_environment.h"
+#include "core/stream.h"
+#include "scaler/scaler.h"
+
+namespace headroom {
+
+using internal::require;
+
+void GradScaler::scale(const TensorView& loss, const TensorView& scaled, Stream stream) {
+  internal::check_view(loss, internal::Access::kRead, [] { return std::string("The loss"); });
+  internal::check_view(scaled, internal::Access::kWrite,
+                       [] { return std::string("The scaled loss"); });
+  const auto same = [](const Device& a, const Device& b) {
+    return a.type == b.type && (a.type == DeviceType::kCPU || a.index == b.index);
+  };
+  const bool on_device = impl_->on_device() && enabled();
+  require(scaled.dtype == DType::kF32 && loss.dtype != DType::kF64 && loss.count == scaled.count &&
+              same(loss.device, scaled.device),
+          ErrorCode::kMismatch, [] {
+            return "scale() needs a loss of f16, bf16 or f32 and an f32 tensor of the same size on "
+                   "the same device for the result.";
+          });
+  require(!on_device || same(loss.device, impl_->options.device), ErrorCode::kMismatch,
+          [] { return "The loss is not on the CUDA device where this scaler's scale is."; });
+  require(loss.data == scaled.data ? loss.dtype == DType::kF32 : !internal::overlap(loss, scaled),
+          ErrorCode::kInvalidArgument, [] {
+            return "The loss and the scaled loss share memory in part; give the result its own.";
+          });
+  const StreamScope scope(stream);
+  if (on_device) {
+    impl_->cuda->scale(loss, scaled);
+    impl_->order.gradients_added();
+    return;
+  }
+  const float factor = scale(1.0f);
+  if (loss.device.type == DeviceType::kCUDA) {
+    internal::cuda_scale(loss, factor, scaled);
+    return;
+  }
+  const internal::DefaultFloatEnvironment environment;
+  if (loss.data != scaled.data) convert(loss, scaled);
+  auto* const out = static_cast<char*>(scaled.data);  // of any alignment
+  for (int64_t i = 0; i < scaled.count; ++i) {
+    float value = 0.0f;
+    std::memcpy(&value, out + i * sizeof(float), sizeof(float));
+    value *= factor;
+    std::memcpy(out + i * sizeof(float), &value, sizeof(float));
+  }
+}
+
+const float* GradScaler::device_scale() {
+  require(impl_->on_device() && enabled(), ErrorCode::kUnsupported, [] {
+    return "device_scale() needs an enabled scaler whose ScalerOptions::device is a CUDA device.";
+  });
+  impl_->losses_unseen = true;
+  return impl_->cuda->scale_address();
+}
+
+namespace internal {
+
+void ScalerAccess::begin_loss(GradScaler& scaler, const TensorView& one, const TensorView& factor,
+                              Stream stream) {
+  const StreamScope scope(stream);
+  scaler.impl_->cuda->scale(one, factor);
+  scaler.impl_->order.loss_scaled();
+}
+
+// Tells the device where the gradients are.
+void Scaler::list_gradients(const Optimizer& optimizer, OptimizerEntry* entry) const {
+  const uint64_t revision = optimizer.record_->revision;
+  if (entry->listed_revision == revision) return;
+  std::vector<TensorView> grads;
+  grads.reserve(optimizer.parameters().size());
+  for (const Parameter& parameter : optimizer.parameters()) {
+    const TensorView& grad = parameter.grad;
+    const bool there =
+        grad.device.type == DeviceType::kCUDA && grad.device.index == options.device.index;
+    require(there || grad.count == 0, ErrorCode::kMismatch, [&] {
+      return "The gradient of parameter '" + parameter.name +
+             "' is not on the CUDA device where this scaler's scale is; use a scaler on the CPU "
+             "for gradients in several places.";
+    });
+    grads.push_back(grad);
+  }
+  if (entry->cuda == nullptr) entry->cuda = std::make_shared<CudaOptimizer>(options.device.index);
+  entry->cuda->measure.set_list(grads);
+  entry->listed_revision = revision;
+}
+
+CudaRanks Scaler::cuda_ranks(const Optimizer& optimizer, OptimizerEntry* entry,
+                             const StepOptions* step) const {
+  if (options.ranks == nullptr) return {};
+  return {options.ranks.get(), rank_status(optimizer, entry, step)};
+}
+
+StepReport Scaler::step_on_device(Optimizer& optimizer, const StepOptions& given,
+                                  const ExternalScale& external, OptimizerEntry* entry) {
+  list_gradients(optimizer, entry);
+  entry->cuda->measure.enqueue({});  // while it runs, the host prepares the rest
+  ApplyJob job{given.clear_grads == ClearGrads::kAlways, false};
+  CudaApply* const fused = optimizer.cuda_side(options.device.index, &job);
+  const bool unscaled = order.is_unscaled(id_of(optimizer));
+  CudaStep step;
+  step.limits = {given.max_norm, given.skip_above_norm};
+  step.external = external;
+  step.enabled = options.enabled;
+  step.unscaled = unscaled;
+  cuda->decide(step, fused != nullptr ? fused->tables() : CudaTables{},
+               cuda_ranks(optimizer, entry, &given), entry->cuda.get());
+  const bool clear_skipped = given.clear_grads != ClearGrads::kNever;
+  StepReport report;
+  report.pending = true;
+  if (fused != nullptr) {
+    fused->step(job, clear_skipped);
+  } else if (const DeviceVerdict* const verdict = &entry->cuda->progress()->verdict;
+             optimizer.apply_on_device(verdict, job.clear_grads, stream_on(options.device.index))) {
+    if (clear_skipped) entry->cuda->measure.enqueue_clear(&verdict->apply);
+  } else {
+    report = wait_and_apply(optimizer, given, unscaled, entry);
+  }
+  if (clear_skipped) optimizer.gradients_changed();
+  last_stepped = id_of(optimizer);
+  if (options.enabled) order.stepped(id_of(optimizer));
+  return report;
+}
+
+// For optimizers that cannot read the verdict on the device.
+StepReport Scaler::wait_and_apply(Optimizer& optimizer, const StepOptions& given, bool unscaled,
+                                  OptimizerEntry* entry) {
+  cuda_wait(options.device.index);
+  StepReport report = *report_from_device(*entry);
+  const float scale = unscaled ? 1.0f : report.scale;
+  if (report.applied && beyond_its_format(optimizer, given, scale)) {
+    report.applied = false;
+    report.skip = Skip::kUnscaleOverflow;
+    report.culprit = describe_unscaling_in_place(report.stats.amax, scale);
+  }
+  entry->report = report;  // names may be gone when somebody asks
+  if (report.applied) {
+    optimizer.apply(entry->cuda->reports.read()->verdict.multiplier,
+                    given.clear_grads == ClearGrads::kAlways);
+  } else {
+    optimizer.skipped(report.culprit);
+    if (given.clear_grads != ClearGrads::kNever) optimizer.zero_grad();
+  }
+  return report;
+}
+
+void Scaler::raise_device_alarms() const {
+  if (!on_device()) return;
+  if (cuda->differences.latest() != differences_raised_) {
+    differences_raised_ = cuda->differences.latest();
+    const CudaDifference found = *cuda->differences.read();
+    throw Error(ErrorCode::kRanksDiffer, difference_sentence(found.field, found.low, found.high));
+  }
+  if (cuda->alarms.latest() == alarms_raised_) return;
+  alarms_raised_ = cuda->alarms.latest();
+  const CudaAlarm alarm = *cuda->alarms.read();
+  const auto found = optimizers.find(last_stepped);
+  const auto report = found != optimizers.end() ? report_from_device(found->second) : std::nullopt;
+  raise(alarm.alarm, alarm.scale, alarm.skips_in_row, report ? report->culprit : "");
+}
+
+std::optional<StepReport> Scaler::report_from_device(const OptimizerEntry& entry) const {
+  const auto found = entry.cuda != nullptr ? entry.cuda->reports.read() : std::nullopt;
+  if (!found) return std::nullopt;
+  if (found->steps == entry.report.steps) return entry.report;
+  StepReport report;
+  report.applied = found->verdict.apply();
+  report.skip = found->verdict.skip;
+  report.scale = found->scale;
+  report.grad_norm = found->verdict.grad_norm;
+  report.clip_factor = found->verdict.clip_factor;
+  report.stats = found->stats;
+  report.steps = found->steps;
+  report.skipped = found->skipped;
+  const auto owner = entry.record.lock();
+  report.culprit = culprit_text(report.stats, found->same_names,
+                                owner != nullptr ? owner->parameters : std::vector<Parameter>{});
+  if (report.skip == Skip::kUnscaleOverflow) {
+    report.culprit = describe_unscaling(report.stats.amax, report.scale);
+  }
+  return report;
+}
+
+std::optional<StepReport> Scaler::report_of(uint64_t optimizer, bool wait) const {
+  const auto found = optimizers.find(optimizer);
+  const bool any = found != optimizers.end() &&
+                   (found->second.report.steps > 0 || found->second.cuda != nullptr);
+  require(any || !wait, ErrorCode::kWrongOrder, [] {
+    return "report() was called before any step(), or after its optimizer was destroyed.";
+  });
+  if (!any) return std::nullopt;
+  if (!on_device()) return found->second.report;
+  if (wait) cuda_wait(options.device.index);
+  std::optional<StepReport> report = report_from_device(found->second);
+  raise_device_alarms();
+  return report;
+}
+
+}  // namespace internal
+}  // namespace headroom

@@ -1,0 +1,194 @@
+// The public class: its calls, as events for the parts behind it.
+#include <algorithm>
+#include <cstring>
+
+#include "core/check.h"
+#include "core/float_environment.h"
+#include "decide/numbers.h"
+#include "measure/bound.h"
+#include "scaler/scaler.h"
+
+namespace headroom {
+
+using internal::number;
+using internal::require;
+using internal::ScaleRecord;
+
+GradScaler::GradScaler(const ScalePolicy& policy, ScalerOptions options)
+    : impl_(std::make_unique<internal::Scaler>(policy, std::move(options))) {}
+GradScaler::~GradScaler() = default;
+GradScaler::GradScaler(GradScaler&&) noexcept = default;
+GradScaler& GradScaler::operator=(GradScaler&&) noexcept = default;
+
+bool GradScaler::enabled() const { return impl_->options.enabled; }
+const ScalePolicy& GradScaler::policy() const { return impl_->record.policy; }
+float GradScaler::get_scale() const { return enabled() ? impl_->numbers().scale : 1.0f; }
+
+void GradScaler::set_policy(const ScalePolicy& policy) {
+  impl_->check_policy(policy);
+  internal::ScaleNumbers numbers = impl_->numbers();
+  require(policy.allows(numbers.scale) && policy.allows(numbers.dynamic.pending),
+          ErrorCode::kInvalidArgument, [&] {
+            return "The scale is " + number(numbers.scale) + ", but the new policy allows " +
+                   internal::allowed_scales(policy) + " only.";
+          });
+  if (const DynamicScale* const rule = policy.if_dynamic()) {
+    internal::DynamicMemory& memory = numbers.dynamic;
+    if (!rule->late) memory.pending = numbers.scale;
+    memory.growth_tracker = std::clamp(memory.growth_tracker,
+                                       -std::max(rule->first_growth_extra, rule->next_growth_extra),
+                                       rule->growth_interval - 1);
+    memory.delay_left = std::min(memory.delay_left, rule->hysteresis);
+  }
+  if (policy.rule() != impl_->record.policy.rule()) numbers.headroom = {};
+  impl_->record = {policy, numbers};
+  if (impl_->on_device()) impl_->cuda->set_record(impl_->record, 1.0f);
+}
+
+float GradScaler::scale(float loss) {
+  if (!enabled()) return loss;
+  const float factor = internal::ScalerAccess::begin_loss(*this);
+  impl_->order.gradients_added();
+  const internal::DefaultFloatEnvironment environment;
+  return loss * factor;
+}
+
+GradStats GradScaler::unscale_(Optimizer& optimizer, Stream stream) {
+  if (!enabled()) return {};
+  const internal::DefaultFloatEnvironment environment;
+  const StreamScope scope(stream);
+  internal::Scaler& scaler = *impl_;
+  scaler.assume_loss();
+  const uint64_t id = internal::Scaler::id_of(optimizer);
+  internal::Scaler::allow(scaler.order.may_unscale(id), "unscale_()");
+  internal::OptimizerEntry& entry = scaler.enter(optimizer);
+  // Without gradients there is nothing to update by.
+  const bool checked = internal::Scaler::has_gradient(optimizer) || scaler.options.ranks != nullptr;
+  if (scaler.on_device()) {
+    scaler.list_gradients(optimizer, &entry);
+    scaler.cuda->unscale(scaler.cuda_ranks(optimizer, &entry, nullptr), entry.cuda.get());
+    scaler.order.unscaled(id, checked);
+    optimizer.gradients_changed();
+    return {};
+  }
+  const GradStats mine = internal::unscale_bound(internal::grads_of(optimizer),
+                                                 internal::inverse(scaler.record.numbers.scale));
+  scaler.order.unscaled(id, checked);
+  optimizer.gradients_changed();
+  entry.unscaled = mine;
+  const internal::Finding found = scaler.agree(optimizer, &entry, nullptr, mine);
+  entry.unscaled = found.stats;
+  entry.unscaled_culprit = found.culprit;
+  if (checked) scaler.see(!found.stats.ok(), found.stats.amax, found.culprit);
+  return found.stats;
+}
+
+StepReport GradScaler::step(Optimizer& optimizer, const StepOptions& options) {
+  return impl_->step(optimizer, options, {});
+}
+
+void GradScaler::update(Stream stream) {
+  if (!enabled()) return;
+  const StreamScope scope(stream);
+  impl_->update();
+}
+
+void GradScaler::set_scale(float scale) {
+  if (!enabled()) return;
+  const ScalePolicy& policy = impl_->record.policy;
+  require(policy.allows(scale), ErrorCode::kInvalidArgument, [&] {
+    return "A scale of " + number(scale) + " cannot be set; the policy allows " +
+           internal::allowed_scales(policy) + ".";
+  });
+  const internal::ScaleNumbers now = impl_->numbers();
+  internal::ScaleNumbers next = internal::initial_numbers(policy);
+  next.scale = next.dynamic.pending = scale;
+  next.steps = now.steps;
+  next.skipped = now.skipped;
+  impl_->replace({policy, next}, "set_scale()");
+}
+
+bool GradScaler::retry() const {
+  return enabled() && internal::retry(impl_->record.policy, impl_->numbers());
+}
+
+void GradScaler::discard() { impl_->order.discard(); }
+
+ScaleState GradScaler::state() const {
+  return ScaleState(ScaleRecord{impl_->record.policy, impl_->numbers()});
+}
+
+void GradScaler::load_state(const ScaleState& state) {
+  internal::ScalerAccess::set_record(*this, state.record(), "load_state()");
+}
+
+std::string GradScaler::save() const {
+  internal::Scaler::allow(impl_->order.may_save(), "save()");
+  return state().save();
+}
+
+void GradScaler::load(std::string_view json) {
+  internal::Scaler::allow(impl_->order.may_set_scale(), "load()");
+  internal::ScalerAccess::set_record(*this, ScaleState::load(json).record(), "load()");
+}
+
+StepReport GradScaler::report() const { return *impl_->report_of(impl_->last_stepped, true); }
+StepReport GradScaler::report(const Optimizer& optimizer) const {
+  return *impl_->report_of(internal::Scaler::id_of(optimizer), true);
+}
+std::optional<StepReport> GradScaler::try_report() const {
+  return impl_->report_of(impl_->last_stepped, false);
+}
+std::optional<StepReport> GradScaler::try_report(const Optimizer& optimizer) const {
+  return impl_->report_of(internal::Scaler::id_of(optimizer), false);
+}
+
+namespace internal {
+
+float ScalerAccess::begin_loss(GradScaler& scaler) {
+  if (!scaler.enabled()) return 1.0f;
+  require(!scaler.impl_->on_device(), ErrorCode::kUnsupported, [] {
+    return "This scaler's scale is on a CUDA device; call scale(loss, scaled) with tensors there.";
+  });
+  scaler.impl_->order.loss_scaled();
+  return scaler.impl_->record.numbers.scale;
+}
+
+int64_t ScalerAccess::round(const GradScaler& scaler) { return scaler.impl_->order.round(); }
+
+void ScalerAccess::gradients_added(GradScaler& scaler, int64_t round) {
+  CallOrder& order = scaler.impl_->order;
+  const bool constant = scaler.policy().if_static() != nullptr;
+  require(round == order.round() || constant, ErrorCode::kWrongOrder, [] {
+    return "backward() was called on a loss that was scaled before the last update(), with a scale "
+           "that may be another one now; run backward before update().";
+  });
+  order.gradients_added();
+}
+
+StepReport ScalerAccess::step(GradScaler& scaler, Optimizer& optimizer, const StepOptions& options,
+                              const ExternalScale& external) {
+  const ScalerOptions& own = scaler.impl_->options;
+  require(!external.given() || (!own.enabled && own.ranks == nullptr), ErrorCode::kInvalidArgument,
+          [] { return "An external scale needs a disabled scaler without ranks."; });
+  return scaler.impl_->step(optimizer, options, external);
+}
+
+void ScalerAccess::set_record(GradScaler& scaler, const ScaleRecord& record, const char* call) {
+  try {
+    scaler.impl_->check_policy(record.policy);
+  } catch (const Error& error) {
+    throw Error(ErrorCode::kBadState,
+                std::string("The saved policy cannot be used here: ") + error.what());
+  }
+  check_numbers(record.policy, record.numbers);
+  scaler.impl_->replace(record, call);
+}
+
+StepReport ScalerAccess::skip(GradScaler& scaler, Optimizer& optimizer, const StepOptions& options,
+                              const std::string& culprit) {
+  return scaler.impl_->skip(optimizer, options, culprit);
+}
+
+}  // namespace internal
+}  // namespace headroom

@@ -1,0 +1,111 @@
+// GradScaler where several ranks train together: what this rank sends to the others, and the use it
+// makes of their answer.
+#include <string>
+
+#include "core/check.h"
+#include "decide/numbers.h"
+#include "decide/settings.h"
+#include "scaler/scaler.h"
+
+namespace headroom::internal {
+namespace {
+
+// Ranks whose builds send other messages must not misunderstand each other.
+constexpr double kMessageVersion = 3.0;
+
+// A visitor that makes one number of everything that it visits.
+struct Fingerprint {
+  double* sum;
+  template <typename Name, typename T>
+  void operator()(const Name&, const T& value) const {
+    *sum = fingerprint(*sum, static_cast<double>(value));
+  }
+};
+
+// Of names and sizes, in their order.
+double fingerprint_of(const std::vector<Parameter>& parameters) {
+  double sum = 0.0;
+  for (const Parameter& parameter : parameters) {
+    uint64_t hash = 0xCBF29CE484222325u;  // FNV-1a
+    for (const char c : parameter.name) {
+      hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3u;
+    }
+    sum = fingerprint(sum, static_cast<double>(hash >> 12));
+    sum = fingerprint(sum, static_cast<double>(parameter.weight.count));
+  }
+  return sum;
+}
+
+}  // namespace
+
+void Scaler::check_ranks() const {
+  if (options.ranks == nullptr) return;
+  const int size = options.ranks->size();
+  const int rank = options.ranks->rank();
+  require(rank >= 0 && rank < size && size <= kMaxRanks, ErrorCode::kInvalidArgument, [&] {
+    return "ScalerOptions::ranks says that this is rank " + std::to_string(rank) + " of " +
+           std::to_string(size) + "; ranks count from 0, and there are at most " +
+           std::to_string(kMaxRanks) + ".";
+  });
+  require(options.device.type == DeviceType::kCPU || options.ranks->enqueues(),
+          ErrorCode::kUnsupported, [] {
+            return "A scaler on a CUDA device needs ranks that agree there (headroom/nccl.h); use "
+                   "those, or a scaler on the CPU.";
+          });
+}
+
+// The status of this rank before it asks the others about an optimizer. `step`: null in unscale_().
+RankStatus Scaler::rank_status(const Optimizer& optimizer, OptimizerEntry* entry,
+                               const StepOptions* step) const {
+  RankStatus status;
+  status.gradients = options.gradients;
+  if (entry->names_revision != optimizer.record_->revision) {
+    entry->names = fingerprint_of(optimizer.parameters());
+    entry->names_revision = optimizer.record_->revision;
+  }
+  status.names = entry->names;
+  double settings = static_cast<double>(record.policy.rule());
+  PolicySettings::visit(record.policy, Fingerprint{&settings});
+  const StepOptions none;
+  const StepOptions& given = step != nullptr ? *step : none;
+  for (const double setting :
+       {kMessageVersion, static_cast<double>(given.max_norm),
+        static_cast<double>(given.skip_above_norm), static_cast<double>(options.gradients),
+        static_cast<double>(options.enabled), status.replicated() ? status.names : 0.0}) {
+    settings = fingerprint(settings, setting);
+  }
+  const ScaleNumbers& numbers = record.numbers;  // on a CUDA device: filled in there
+  status.fields[RankStatus::kMessage] = static_cast<double>(messages_);
+  status.fields[RankStatus::kCall] = call_number(entry->ordinal, step == nullptr);
+  status.fields[RankStatus::kUpdates] = static_cast<double>(numbers.steps);
+  status.fields[RankStatus::kScale] = options.enabled ? static_cast<double>(numbers.scale) : 1.0;
+  status.fields[RankStatus::kSettings] = settings;
+  double state = 0.0;
+  visit_numbers(record.policy.rule(), numbers, Fingerprint{&state});
+  status.fields[RankStatus::kState] = state;
+  return status;
+}
+
+// The culprit by its name where that is known, with its rank if there are several.
+std::string Scaler::culprit_text(const GradStats& stats, bool same_names,
+                                 const std::vector<Parameter>& parameters) const {
+  const int64_t rank = stats.culprit_rank;
+  if (rank < 0) return describe_culprit(stats, parameters);
+  const bool known = same_names || rank == options.ranks->rank();
+  return "rank " + std::to_string(rank) + ": " + (known ? "" : "its ") +
+         describe_culprit(stats, known ? parameters : std::vector<Parameter>{});
+}
+
+// What all ranks found; alone, what this one did.
+Finding Scaler::agree(const Optimizer& optimizer, OptimizerEntry* entry, const StepOptions* step,
+                      const GradStats& mine) {
+  const std::vector<Parameter>& parameters = optimizer.parameters();
+  if (options.ranks == nullptr) return {mine, culprit_text(mine, true, parameters), true};
+  const RankStatus status = rank_status(optimizer, entry, step);
+  ++messages_;
+  const Agreement agreement = internal::agree(*options.ranks, status, mine);
+  const bool any = status.replicated() ? has_gradient(optimizer) : agreement.stats.count > 0;
+  return {agreement.stats, culprit_text(agreement.stats, agreement.same_names, parameters), any};
+}
+
+}  // namespace headroom::internal

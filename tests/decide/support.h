@@ -1,0 +1,24 @@
+#ifndef HEADROOM_TESTS_DECIDE_SUPPORT_H_
+#define HEADROOM_TESTS_DECIDE_SUPPORT_H_
+
+#include "core/check.h"
+#include "decide/transition.h"
+#include "decide/verdict.h"
+#include "tests/support.h"
+
+namespace headroom {
+
+using internal::decide;
+using internal::initial_numbers;
+using internal::inverse;
+using internal::ScaleNumbers;
+using internal::Verdict;
+
+/// One update, where nothing is known but whether the step overflowed.
+inline Alarm advance(const ScalePolicy& policy, bool overflow, ScaleNumbers* numbers) {
+  return internal::advance(policy, StepSeen{overflow, 0.0}, numbers);
+}
+
+}  // namespace headroom
+
+#endif  // HEADROOM_TESTS_DECIDE_SUPPORT_H_
