@@ -163,7 +163,9 @@ std::string to_string(const ScalePolicy& policy) {
   std::string text = to_string(policy.rule());
   char separator = ':';
   PolicySettings::visit(policy, [&](const Setting& setting, const auto& member) {
-    text += separator + std::string(setting.name) + "=" + number(static_cast<double>(member));
+    text += separator;
+    text += setting.name;
+    text += "=" + number(static_cast<double>(member));
     separator = ',';
   });
   return text;

@@ -12,7 +12,6 @@
 namespace headroom {
 namespace {
 
-using internal::number;
 using internal::ScaleNumbers;
 using internal::ScaleRecord;
 using nlohmann::json;
