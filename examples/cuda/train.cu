@@ -3,7 +3,7 @@
 // "// headroom".
 //
 // The model is logistic regression on small inputs: gradients around 1e-8, which are zero in FP16
-// unless the loss is scaled. With --unscaled the loss stays where it began.
+// unless the loss is scaled. With --unscaled they all become zero and the loss stops falling.
 #include <cuda_fp16.h>
 #include <headroom/cuda.h>      // headroom
 #include <headroom/headroom.h>  // headroom
