@@ -265,6 +265,7 @@ void GradScaler::update(double new_scale) {
   }
   ScaleRecord record = state().record();
   record.numbers.scale = record.numbers.dynamic.pending = scale;
+  record.numbers.headroom = {};
   set_record(record, "update(new_scale)");
 }
 

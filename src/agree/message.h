@@ -90,6 +90,15 @@ HEADROOM_HOST_DEVICE inline double fingerprint(double seed, double value) {
   return static_cast<double>((mixed ^ (mixed >> 31)) >> 12);
 }
 
+/// A visitor of named values that joins them into one fingerprint.
+struct Fingerprint {
+  double* sum;
+  template <typename Name, typename T>
+  HEADROOM_HOST_DEVICE void operator()(const Name&, const T& value) const {
+    *sum = fingerprint(*sum, static_cast<double>(value));
+  }
+};
+
 /// What this rank sends. Fills in the norm of the status.
 HEADROOM_HOST_DEVICE inline Message pack(const GradStats& stats, int rank, RankStatus status) {
   status.fields[RankStatus::kNorm] = status.replicated() ? finite_norm(stats) : 0.0;

@@ -8,6 +8,7 @@
 #include <map>
 #include <string>
 
+#include "apply/arena.h"
 #include "apply/checks.h"
 #include "apply/follow.h"
 #include "core/check.h"
@@ -17,10 +18,6 @@
 namespace headroom {
 namespace internal {
 namespace {
-
-// Lies between the masters, the first and the second state buffers of a group, so that walking them
-// side by side does not make them fight over the same cache sets.
-constexpr size_t kStagger = 272;
 
 std::string name_of(const Parameter& parameter, size_t index) {
   return parameter.name.empty() ? std::to_string(index) : parameter.name;
@@ -139,40 +136,6 @@ void follow(const TensorView& weight, const Slot& slot, bool at_random) {
     }
   }
 }
-
-// Room for masters and state on one device. All masters, then all first buffers, then all second
-// ones: small tensors, too, are walked in long streams that the processor can fetch ahead.
-class Arena {
- public:
-  void plan(int64_t count, bool master, bool states) {
-    if (states) states_ += whole_lines(count);
-    if (master) masters_ += whole_lines(count);
-  }
-  void allocate(const Device& device, size_t buffers, FusedState* state) {
-    const size_t count = masters_ + buffers * (states_ + kStagger);
-    if (device.type == DeviceType::kCUDA) {
-      state->cuda_memory.emplace_back(device.index, count * sizeof(float));
-      base_ = static_cast<float*>(state->cuda_memory.back().data());
-    } else {
-      base_ = state->memory.emplace_back(count).data();
-    }
-    next_[1] = masters_ + kStagger;
-    next_[2] = masters_ + states_ + 2 * kStagger;
-  }
-  // From array 0, the masters, or 1 and 2, the state buffers.
-  float* take(size_t array, int64_t count) {
-    if (count == 0) return nullptr;
-    float* const begin = base_ + next_[array];
-    next_[array] += whole_lines(count);
-    return begin;
-  }
-
- private:
-  size_t masters_ = 0;
-  size_t states_ = 0;
-  float* base_ = nullptr;
-  size_t next_[3] = {0, 0, 0};
-};
 
 void prepare_numbers(const std::vector<Parameter>& parameters, float multiplier,
                      FusedState* state) {

@@ -1,5 +1,7 @@
 #include "decide/call_order.h"
 
+#include <algorithm>
+
 namespace headroom::internal {
 
 using Refusal = CallOrder::Refusal;
@@ -42,10 +44,10 @@ Refusal CallOrder::may_step(uint64_t optimizer, bool one_optimizer_only) const {
   if (record.stage == Stage::kReady && !loss_scaled_ && !record.waiting) {
     return Refusal::kNothingScaled;
   }
-  for (const auto& [id, other] : optimizers_) {
-    if (one_optimizer_only && other.stage == Stage::kStepped) return Refusal::kSecondOptimizer;
-  }
-  return Refusal::kNone;
+  const bool another = std::any_of(optimizers_.begin(), optimizers_.end(), [](const auto& other) {
+    return other.second.stage == Stage::kStepped;
+  });
+  return one_optimizer_only && another ? Refusal::kSecondOptimizer : Refusal::kNone;
 }
 
 Refusal CallOrder::may_update() const {

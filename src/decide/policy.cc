@@ -147,7 +147,7 @@ ScalePolicy parse_policy(const std::string& text) {
       const auto result = std::from_chars(value.data(), value.data() + value.size(), parsed);
       require(result.ec == std::errc() && result.ptr == value.data() + value.size(),
               ErrorCode::kInvalidArgument, [&] {
-                return "'" + item + "' in the policy '" + text +
+                return std::string("'").append(item).append("' in the policy '").append(text) +
                        "' is not a setting; write it as growth_interval=500, with commas between "
                        "several.";
               });

@@ -111,6 +111,12 @@ HEADROOM_HOST_DEVICE inline Alarm advance_headroom(const HeadroomScale& rule, co
   return next.at_floor ? Alarm::kAtFloor : Alarm::kNone;
 }
 
+/// Adds what one optimizer's step or unscale_ found to what the update will decide by.
+HEADROOM_HOST_DEVICE inline void see(bool overflow, double amax, StepSeen* seen) {
+  seen->overflow = seen->overflow || overflow;
+  if (amax > seen->amax) seen->amax = amax;
+}
+
 /// How many skips in a row raise the alarm; 0: any number is allowed.
 HEADROOM_HOST_DEVICE inline int64_t max_skips_in_row(const ScalePolicy& policy) {
   constexpr int64_t kFourBatches = 32;  // each is given up after 8 passes

@@ -35,21 +35,6 @@ __global__ void scale_kernel(TensorView loss, float scale, const CudaScale* from
   out[i] = x * scale;
 }
 
-// Adds to what update() will decide by.
-__device__ void see(bool overflow, double amax, CudaScale* scale) {
-  scale->seen.overflow = scale->seen.overflow || overflow;
-  scale->seen.amax = fmax(scale->seen.amax, amax);
-}
-
-// A visitor that makes one number of everything that it visits.
-struct Fingerprint {
-  double* sum;
-  template <typename T>
-  __device__ void operator()(const char*, const T& value) const {
-    *sum = fingerprint(*sum, static_cast<double>(value));
-  }
-};
-
 // Makes the message of this rank.
 __global__ void pack_kernel(const GradStats* stats, int rank, RankStatus status, bool enabled,
                             CudaScale* scale, CudaAgreement* agreement) {
@@ -81,7 +66,7 @@ __global__ void unscaled_kernel(const GradStats* stats, const CudaAgreement* agr
   progress->unscaled = *stats;
   progress->unscaled_same_names = agreement == nullptr || agreement->same_names;
   progress->unscaled_bad = !stats->ok() || (agreement != nullptr && agreement->differ);
-  see(progress->unscaled_bad, stats->amax, scale);
+  see(progress->unscaled_bad, stats->amax, &scale->seen);
 }
 
 __device__ CudaReport report_on(const GradStats& stats, const CudaAgreement* agreement,
@@ -92,24 +77,19 @@ __device__ CudaReport report_on(const GradStats& stats, const CudaAgreement* agr
   report.scale = step.enabled                     ? scale->record.numbers.scale
                  : step.external.scale != nullptr ? *step.external.scale
                                                   : 1.0f;
-  report.verdict = decide(stats.finite(), norm_of(stats), stats.amax,
+  const bool unscaled_bad = step.unscaled && progress->unscaled_bad;
+  const bool bad = unscaled_bad || (agreement != nullptr && agreement->differ) ||
+                   (step.external.found_inf != nullptr && *step.external.found_inf != 0.0f);
+  report.verdict = decide(stats.finite() && !bad, norm_of(stats), stats.amax,
                           step.unscaled ? 1.0f : report.scale, step.limits);
-  if (agreement != nullptr && agreement->differ) report.verdict.skip = Skip::kNotFinite;
-  if (step.unscaled && progress->unscaled_bad) {
-    report.verdict.skip = Skip::kNotFinite;
-    const GradStats& unscaled = progress->unscaled;
-    if (unscaled.culprit >= 0) {
-      copy_culprit(unscaled, &report.stats);
-      report.same_names = progress->unscaled_same_names;
-    }
-  }
-  if (step.external.found_inf != nullptr && *step.external.found_inf != 0.0f) {
-    report.verdict.skip = Skip::kNotFinite;
+  if (unscaled_bad && progress->unscaled.culprit >= 0) {
+    copy_culprit(progress->unscaled, &report.stats);
+    report.same_names = progress->unscaled_same_names;
   }
   const bool skip = !report.verdict.apply();
   if (step.external.skipped != nullptr) *step.external.skipped = skip ? 1.0f : 0.0f;
   if (step.enabled) {
-    see(overflowed(report.verdict.skip), step.unscaled ? 0.0 : stats.amax, scale);
+    see(overflowed(report.verdict.skip), step.unscaled ? 0.0 : stats.amax, &scale->seen);
   }
   report.steps = ++progress->steps;
   report.skipped = progress->skipped += skip;

@@ -70,7 +70,6 @@ void ScalerAccess::begin_loss(GradScaler& scaler, const TensorView& one, const T
   scaler.impl_->order.loss_scaled();
 }
 
-// Tells the device where the gradients are.
 void Scaler::list_gradients(const Optimizer& optimizer, OptimizerEntry* entry) const {
   const uint64_t revision = optimizer.record_->revision;
   if (entry->listed_revision == revision) return;

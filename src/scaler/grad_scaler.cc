@@ -40,7 +40,8 @@ void GradScaler::set_policy(const ScalePolicy& policy) {
                                        rule->growth_interval - 1);
     memory.delay_left = std::min(memory.delay_left, rule->hysteresis);
   }
-  if (policy.rule() != impl_->record.policy.rule()) numbers.headroom = {};
+  const HeadroomScale* const headroom = policy.if_headroom();
+  if (headroom == nullptr || !valid(*headroom, numbers.headroom)) numbers.headroom = {};
   impl_->record = {policy, numbers};
   if (impl_->on_device()) impl_->cuda->set_record(impl_->record, 1.0f);
 }
@@ -75,7 +76,8 @@ GradStats GradScaler::unscale_(Optimizer& optimizer, Stream stream) {
                                                  internal::inverse(scaler.record.numbers.scale));
   scaler.order.unscaled(id, checked);
   optimizer.gradients_changed();
-  entry.unscaled = mine;
+  entry.unscaled = mine;  // for a step after an error of the ranks
+  entry.unscaled_culprit.clear();
   const internal::Finding found = scaler.agree(optimizer, &entry, nullptr, mine);
   entry.unscaled = found.stats;
   entry.unscaled_culprit = found.culprit;

@@ -13,15 +13,6 @@ namespace {
 // Ranks whose builds send other messages must not misunderstand each other.
 constexpr double kMessageVersion = 3.0;
 
-// A visitor that makes one number of everything that it visits.
-struct Fingerprint {
-  double* sum;
-  template <typename Name, typename T>
-  void operator()(const Name&, const T& value) const {
-    *sum = fingerprint(*sum, static_cast<double>(value));
-  }
-};
-
 // Of names and sizes, in their order.
 double fingerprint_of(const std::vector<Parameter>& parameters) {
   double sum = 0.0;
@@ -96,16 +87,16 @@ std::string Scaler::culprit_text(const GradStats& stats, bool same_names,
          describe_culprit(stats, known ? parameters : std::vector<Parameter>{});
 }
 
-// What all ranks found; alone, what this one did.
 Finding Scaler::agree(const Optimizer& optimizer, OptimizerEntry* entry, const StepOptions* step,
                       const GradStats& mine) {
   const std::vector<Parameter>& parameters = optimizer.parameters();
-  if (options.ranks == nullptr) return {mine, culprit_text(mine, true, parameters), true};
+  if (options.ranks == nullptr) return {mine, culprit_text(mine, true, parameters), true, 1.0f};
   const RankStatus status = rank_status(optimizer, entry, step);
   ++messages_;
   const Agreement agreement = internal::agree(*options.ranks, status, mine);
   const bool any = status.replicated() ? has_gradient(optimizer) : agreement.stats.count > 0;
-  return {agreement.stats, culprit_text(agreement.stats, agreement.same_names, parameters), any};
+  return {agreement.stats, culprit_text(agreement.stats, agreement.same_names, parameters), any,
+          1.0f};
 }
 
 }  // namespace headroom::internal

@@ -168,11 +168,9 @@ OptimizerEntry& Scaler::enter_step(Optimizer& optimizer, const StepOptions& give
   return entry;
 }
 
-// Adds to what update() will decide by.
-void Scaler::see(bool overflow, double amax, const std::string& bad) {
-  seen_.overflow = seen_.overflow || overflow;
-  seen_.amax = std::max(seen_.amax, amax);
-  if (overflow) culprit_ = bad;
+void Scaler::see(bool overflow, double amax, const std::string& culprit) {
+  internal::see(overflow, amax, &seen_);
+  if (overflow) culprit_ = culprit;
 }
 
 StepReport Scaler::step(Optimizer& optimizer, const StepOptions& given,
@@ -195,17 +193,13 @@ StepReport Scaler::step(Optimizer& optimizer, const StepOptions& given,
     return "step() was called for an optimizer none of whose parameters has a gradient on any "
            "rank; set them, or do not step it.";
   });
-  Verdict verdict = decide(stats.finite(), stats.norm(), stats.amax, scale,
+  const bool unscaled_bad = unscaled && !entry.unscaled.ok();
+  const bool bad = unscaled_bad || (external.found_inf != nullptr && *external.found_inf != 0.0f);
+  Verdict verdict = decide(stats.finite() && !bad, stats.norm(), stats.amax, scale,
                            {given.max_norm, given.skip_above_norm});
-  if (unscaled && !entry.unscaled.ok()) {
-    verdict.skip = Skip::kNotFinite;
-    if (!entry.unscaled_culprit.empty()) {
-      found.culprit = entry.unscaled_culprit;
-      copy_culprit(entry.unscaled, &found.stats);
-    }
-  }
-  if (external.found_inf != nullptr && *external.found_inf != 0.0f) {
-    verdict.skip = Skip::kNotFinite;
+  if (unscaled_bad && !entry.unscaled_culprit.empty()) {
+    found.culprit = entry.unscaled_culprit;
+    copy_culprit(entry.unscaled, &found.stats);
   }
   if (verdict.apply() && stats.new_inf > 0) {
     verdict.skip = Skip::kUnscaleOverflow;
@@ -217,7 +211,7 @@ StepReport Scaler::step(Optimizer& optimizer, const StepOptions& given,
           (usable(scale) ? "another rank: " : "") + describe_unscaling(stats.amax, scale);
     }
   }
-  entry.report.scale = made_with;
+  found.scale = made_with;
   StepReport report = conclude(optimizer, given, verdict, std::move(found), &entry);
   if (external.skipped != nullptr) *external.skipped = report.applied ? 0.0f : 1.0f;
   return report;
@@ -236,15 +230,13 @@ StepReport Scaler::skip(Optimizer& optimizer, const StepOptions& given,
   Verdict verdict;
   verdict.skip = Skip::kNotFinite;
   verdict.grad_norm = std::nan("");
-  entry.report.scale = record.numbers.scale;
-  return conclude(optimizer, given, verdict, {{}, culprit, true}, &entry);
+  return conclude(optimizer, given, verdict, {{}, culprit, true, record.numbers.scale}, &entry);
 }
 
 // Applies or skips, and reports.
 StepReport Scaler::conclude(Optimizer& optimizer, const StepOptions& given, const Verdict& verdict,
                             Finding found, OptimizerEntry* entry) {
   const bool unscaled = order.is_unscaled(id_of(optimizer));
-  const float scale = entry->report.scale;
   if (verdict.apply()) {
     optimizer.apply(verdict.multiplier, given.clear_grads == ClearGrads::kAlways);
     if (given.clear_grads == ClearGrads::kAlways) optimizer.gradients_changed();
@@ -258,7 +250,7 @@ StepReport Scaler::conclude(Optimizer& optimizer, const StepOptions& given, cons
   StepReport report;
   report.applied = verdict.apply();
   report.skip = verdict.skip;
-  report.scale = scale;
+  report.scale = found.scale;
   report.grad_norm = verdict.grad_norm;
   report.clip_factor = verdict.clip_factor;
   report.stats = found.stats;

@@ -37,7 +37,8 @@ struct OptimizerEntry {
 struct Finding {
   GradStats stats;
   std::string culprit;
-  bool any = true;  // there are gradients
+  bool any = true;     // there are gradients
+  float scale = 1.0f;  // that they were made with
 };
 
 class Scaler {
@@ -79,6 +80,20 @@ class Scaler {
 
   std::optional<StepReport> report_of(uint64_t optimizer, bool wait) const;
 
+  /// Combines what this rank found with the other ranks' results (ranks.cc). `step`: null in
+  /// unscale_().
+  Finding agree(const Optimizer& optimizer, OptimizerEntry* entry, const StepOptions* step,
+                const GradStats& mine);
+
+  /// Adds a result to what update() will decide by.
+  void see(bool overflow, double amax, const std::string& culprit);
+
+  /// Uploads the list of gradients, if it has changed; what the device needs to know of the ranks
+  /// (device.cc).
+  void list_gradients(const Optimizer& optimizer, OptimizerEntry* entry) const;
+  CudaRanks cuda_ranks(const Optimizer& optimizer, OptimizerEntry* entry,
+                       const StepOptions* step) const;
+
   ScalerOptions options;
   ScaleRecord record;  // on a CUDA device the numbers there count
   CallOrder order;
@@ -92,25 +107,18 @@ class Scaler {
                       Finding found, OptimizerEntry* entry);
   static bool beyond_its_format(const Optimizer& optimizer, const StepOptions& options,
                                 float scale);
-  void see(bool overflow, double amax, const std::string& bad);
   void prepare_rescales();
   void end_round(float from, float to);
   void raise(Alarm alarm, float scale, int64_t skips_in_row, const std::string& culprit) const;
 
   // Ranks (ranks.cc).
-  friend class headroom::GradScaler;
   void check_ranks() const;
-  Finding agree(const Optimizer& optimizer, OptimizerEntry* entry, const StepOptions* step,
-                const GradStats& mine);
   RankStatus rank_status(const Optimizer& optimizer, OptimizerEntry* entry,
                          const StepOptions* step) const;
   std::string culprit_text(const GradStats& stats, bool same_names,
                            const std::vector<Parameter>& parameters) const;
 
   // CUDA devices (device.cc).
-  void list_gradients(const Optimizer& optimizer, OptimizerEntry* entry) const;
-  CudaRanks cuda_ranks(const Optimizer& optimizer, OptimizerEntry* entry,
-                       const StepOptions* step) const;
   StepReport step_on_device(Optimizer& optimizer, const StepOptions& options,
                             const ExternalScale& external, OptimizerEntry* entry);
   StepReport wait_and_apply(Optimizer& optimizer, const StepOptions& options, bool unscaled,

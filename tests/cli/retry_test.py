@@ -34,7 +34,7 @@ with tempfile.TemporaryDirectory() as temp:
 
     check(history(f"{temp}/wild")[3]["results"]["retries"] == again, "the report shows it")
 
-    # What was run again says at which scale it failed, by which the run can be replayed.
+    # A retried step says at which scale it failed, by which the run can be replayed.
     check(all(step["overflow_at"] > step["scale"] for step in steps if step["retries"]), steps)
     result = subprocess.run([program, "replay", "--policy", "headroom-retry", f"{temp}/wild/history.jsonl"],
                             capture_output=True, text=True)

@@ -147,15 +147,11 @@ TEST(PolicyText, IsReadBackExactly) {
 }
 
 TEST(PolicyText, ThatIsNoneIsRefused) {
-  for (const char* bad : {"", "tourch", "torch:", "torch:growth_interval", "torch:growth_interval=",
-                          "torch:growth_interval=x", "torch:growth_interval=5 ", "static:1e999",
-                          "torch:growth_interval=0", "static:0", "static:nan", "torch:5",
-                          "headroom:init_scale=3", "torch:,"}) {
-    if (std::string(bad) == "torch:") {
-      EXPECT_NO_THROW(parse_policy(bad));
-    } else {
-      expect_error(ErrorCode::kInvalidArgument, "", [&] { parse_policy(bad); });
-    }
+  for (const char* bad :
+       {"", "tourch", "torch:growth_interval", "torch:growth_interval=", "torch:growth_interval=x",
+        "torch:growth_interval=5 ", "static:1e999", "torch:growth_interval=0", "static:0",
+        "static:nan", "torch:5", "headroom:init_scale=3", "torch:,"}) {
+    expect_error(ErrorCode::kInvalidArgument, "", [&] { parse_policy(bad); });
   }
 }
 

@@ -49,7 +49,7 @@ TEST(Step, UnscalesAndRunsTheOptimizer) {
   EXPECT_EQ(value(w[1]), 0.0);
 }
 
-TEST(Step, ABatchIsRunAgainUntilItFitsOrIsGivenUp) {
+TEST(Step, ABatchIsRetriedUntilItFitsOrIsGivenUp) {
   GradScaler scaler(preset("headroom-retry"));
   torch::Tensor w = leaf({0.0f}, torch::kHalf);
   FusedSGD optimizer({w}, torch::optim::SGDOptions(1.0));

@@ -18,7 +18,7 @@ def make(grad=1.0, dtype=np.float16, **options):
     return weight, grad, headroom.AdamW({"w": (weight, grad)}, **options)
 
 
-def test_a_batch_is_run_again_until_it_fits_or_is_given_up():
+def test_a_batch_is_retried_until_it_fits_or_is_given_up():
     _, grad, optimizer = make()
     scaler = headroom.GradScaler("headroom-retry")
     assert scaler.policy.retry and not headroom.preset("headroom").retry

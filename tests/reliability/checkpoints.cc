@@ -57,7 +57,7 @@ Outcome checkpoint_cut_short() {
   std::filesystem::resize_file(saved.newest, 2000);
   std::string why;
   expect(saved.load(&why) == 1 && !why.empty(), "not found");
-  return {"told", "the one before is used: the newest " + why};
+  return {"reported", "the one before is used: the newest " + why};
 }
 
 Outcome checkpoint_with_a_flipped_bit() {
@@ -68,7 +68,7 @@ Outcome checkpoint_with_a_flipped_bit() {
   file.close();
   std::string why;
   expect(saved.load(&why) == 1 && !why.empty(), "not found");
-  return {"told", "the one before is used: the newest " + why};
+  return {"reported", "the one before is used: the newest " + why};
 }
 
 Outcome disk_full_while_saving() {
@@ -86,8 +86,8 @@ Outcome disk_full_while_saving() {
   });
   std::string why;
   expect(saved.load(&why) == 2 && why.empty(), "the one before is gone");
-  return {"told", "could not be written" + outcome.what.substr(outcome.what.rfind(':')) +
-                      " The checkpoints before are whole."};
+  return {"reported", "could not be written" + outcome.what.substr(outcome.what.rfind(':')) +
+                          " The checkpoints before are whole."};
 }
 
 Outcome killed_while_saving() {

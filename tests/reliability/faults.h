@@ -15,7 +15,7 @@ struct Harm {  // the promise is broken
 };
 
 struct Outcome {
-  const char* word;  // fine or told
+  const char* word;  // fine or reported
   std::string what;
 };
 
@@ -28,7 +28,7 @@ inline Outcome refused(const std::function<void()>& call) {
   try {
     call();
   } catch (const hr::Error& error) {
-    return {"told", error.what()};
+    return {"reported", error.what()};
   }
   throw Harm{"accepted"};
 }

@@ -137,7 +137,7 @@ def fp16_loss_times_scale():
     scaled.sum().backward()
     scaler.step(optimizer)
     if bool((w == 1).all()) and scaler._found_inf_per_device(optimizer)[torch.device("cpu")].item():
-        return "told", "formed in FP16, inf: skipped"
+        return "reported", "formed in FP16, inf: skipped"
     return "silent", "the scaled loss is formed in FP16 and is inf, whatever comes of it"
 
 
@@ -269,14 +269,14 @@ def saved_between_step_and_update():
 def nan_in_bf16_gradients():
     w, optimizer, scaler = setup(dtype=torch.bfloat16)
     outcome = refused(lambda: step(w, optimizer, scaler, NAN), None)
-    return outcome or (("told", "skipped; a smaller scale tells") if (w == 1).all() else ("corrupted", "weights become nan"))
+    return outcome or (("reported", "skipped; a smaller scale tells") if (w == 1).all() else ("corrupted", "weights become nan"))
 
 
 @fault
 def minus_inf_only():
     w, optimizer, scaler = setup()
     step(w, optimizer, scaler, -INF)
-    return ("told", "skipped; a smaller scale tells") if (w == 1).all() else ("corrupted", "weights become inf")
+    return ("reported", "skipped; a smaller scale tells") if (w == 1).all() else ("corrupted", "weights become inf")
 
 
 @fault
@@ -310,7 +310,7 @@ def every_step_overflows():
 def loss_is_nan():
     w, optimizer, scaler = setup()
     step(w, optimizer, scaler, NAN)
-    return ("told", "skipped; a smaller scale tells") if (w == 1).all() else ("corrupted", "weights become nan")
+    return ("reported", "skipped; a smaller scale tells") if (w == 1).all() else ("corrupted", "weights become nan")
 
 
 @fault

@@ -37,5 +37,5 @@ def refused(call, otherwise):
     try:
         call()
     except Exception as error:  # noqa: BLE001
-        return "told", sentence(error)
+        return "reported", sentence(error)
     return otherwise

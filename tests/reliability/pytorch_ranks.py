@@ -74,7 +74,7 @@ def on_two_ranks(work):
 
 def both_skipped(ends):
     if ends == [(1.0, 32768.0)] * 2:
-        return "told", "skipped on both; a smaller scale tells"
+        return "reported", "skipped on both; a smaller scale tells"
     if all(isinstance(end, tuple) for end in ends):
         return "corrupted", "the ranks part: weights are {} and {}, scales {:g} and {:g}".format(
             *(f"{end[0]:.4g}" for end in ends), *(end[1] for end in ends))
@@ -84,7 +84,7 @@ def both_skipped(ends):
 def told(ends):
     """The error of a rank that was told."""
     errors = [end for end in ends if isinstance(end, str)]
-    return ("told", errors[0]) if errors else ("silent", "no word on any rank")
+    return ("reported", errors[0]) if errors else ("silent", "no word on any rank")
 
 
 def averaged_with_overflow(rank):

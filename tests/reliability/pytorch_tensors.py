@@ -23,7 +23,7 @@ def inf_behind_two_to_the_31():
     scaler.update()
     if w[0] != 1 or w[-1] != 1:
         return "corrupted", f"applied: the last weight is {w[-1].item()}"
-    return "told", "skipped; a smaller scale tells"
+    return "reported", "skipped; a smaller scale tells"
 
 
 @fault
@@ -64,7 +64,7 @@ def gradient_without_memory():
     if os.WIFSIGNALED(status):
         name = signal.Signals(os.WTERMSIG(status)).name
         return "corrupted", f"the process ends with {name}; what was not saved is lost"
-    return "told", "an exception"
+    return "reported", "an exception"
 
 
 @fault
@@ -119,7 +119,7 @@ def optimizer_state_of_another_model():
         return outcome
     outcome = refused(lambda: step_adam(ours, optimizer, (1.0, 1.0)), ("corrupted", "accepted and used"))
     changed = sum((w != 1).any().item() for w in ours.values())
-    if outcome[0] == "told" and changed:
+    if outcome[0] == "reported" and changed:
         return "corrupted", f"accepted; the next step changes {changed} of 2 weights, then {outcome[1]}"
     return outcome
 

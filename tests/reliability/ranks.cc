@@ -86,7 +86,7 @@ Outcome both_skipped(const std::array<End, 2>& ends) {
     expect(end.weight == 1.0f && end.scale == 32768.0f && end.what == ends[0].what,
            "the ranks part");
   }
-  return {"told", "on both: " + ends[0].what};
+  return {"reported", "on both: " + ends[0].what};
 }
 
 // `ranks` of the two have an error, and weights are what they were before it.
@@ -95,7 +95,7 @@ Outcome told(const std::array<End, 2>& ends, int ranks, float weight) {
   for (const End& end : ends) failed += end.failed;
   expect(failed >= ranks, "a rank was not told");
   expect(std::fabs(ends[0].weight - weight) < 1e-6f, "a weight was changed");
-  return {"told", ends[0].what.substr(0, ends[0].what.find(". "))};
+  return {"reported", ends[0].what.substr(0, ends[0].what.find(". "))};
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // Tries every fault of the table in docs/reliability.md on Headroom and prints what came of it, a
-// JSON object a line; 1 if weights, state or checkpoints came to harm, or nobody was told.
+// JSON object a line; 1 if weights, state or checkpoints came to harm, or nothing was reported.
 //     headroom_reliability
 // scripts/reliability-table makes the table of it. A new row is a function and a line in kFaults.
 #include <cmath>
@@ -44,16 +44,16 @@ struct Model {
 
 Outcome skipped(const hr::StepReport& report) {
   expect(!report.applied && !report.culprit.empty(), "applied");
-  return {"told", report.to_string()};
+  return {"reported", report.to_string()};
 }
 
 Outcome overflows_in_a_row() {
   Model model;
   for (int i = 0; i < 145; ++i) model.step(kInf);
-  expect(!model.alarm.empty(), "nobody was told");
+  expect(!model.alarm.empty(), "nothing was reported");
   model.step(1.0f);
   model.expect_weight(0.9);
-  return {"told", "every step; the scale stays at or above 2^-126 and the clean step is right"};
+  return {"reported", "every step; the scale stays at or above 2^-126 and the clean step is right"};
 }
 
 Outcome first_momentum_step_overflows() {
@@ -114,7 +114,7 @@ Outcome unscaling_overflows() {
   const hr::StepReport report = model.scaler.step(model.optimizer);
   expect(report.skip == hr::Skip::kUnscaleOverflow, "not found");
   model.expect_weight(1.0);
-  return {"told", report.to_string()};
+  return {"reported", report.to_string()};
 }
 
 Outcome fp16_loss_times_scale() {
@@ -263,9 +263,9 @@ Outcome growth_to_inf() {
 Outcome every_step_overflows() {
   Model model(hr::DynamicScale{});
   for (int i = 0; i < 200 && model.alarm.empty(); ++i) model.step(kInf);
-  expect(!model.alarm.empty() && model.scaler.get_scale() >= 1.0f, "nobody was told");
+  expect(!model.alarm.empty() && model.scaler.get_scale() >= 1.0f, "nothing was reported");
   model.expect_weight(1.0);
-  return {"told", model.alarm.substr(0, model.alarm.find(". "))};
+  return {"reported", model.alarm.substr(0, model.alarm.find(". "))};
 }
 
 Outcome loss_is_nan() {

@@ -47,7 +47,7 @@ Outcome inf_behind_two_to_the_31() {
   const bool right = !report.applied && static_cast<float>(w[kCount - 1]) == 0.0f;
   munmap(memory, 2 * bytes);
   expect(right, "applied");
-  return {"told", report.to_string()};
+  return {"reported", report.to_string()};
 }
 
 Outcome gradient_of_another_size() {
@@ -95,7 +95,7 @@ Outcome gradient_on_another_device() {
   expect(outcome.what.find("'w'") != std::string::npos &&
              outcome.what.find("device") != std::string::npos,
          "the sentence does not say what is wrong");
-  return {"told", "refused, with the parameter's name"};  // what it says depends on the build
+  return {"reported", "refused, with the parameter's name"};  // what it says depends on the build
 }
 
 // One block, since the sentences name what they find first in memory.

@@ -234,7 +234,7 @@ TEST(Order, AnOptimizerThatIsNotKnownYetIsRefusedInARoundWithoutALoss) {
   const float scaled = scaler.scale(1.0f);
   first.grad[0] = second.grad[0] = 0.5f * scaled;
   scaler.step(first.optimizer);
-  scaler.update();  // the scale doubles, and nobody has told the scaler of the second optimizer
+  scaler.update();  // the scale doubles; the scaler has not seen the second optimizer yet
   wrong_order("before any scale() in this round", [&] { scaler.step(second.optimizer); });
   EXPECT_EQ(second.weight[0], 1.0f);
 }
@@ -382,6 +382,18 @@ TEST(NewPolicy, LeavesAStateThatCanBeLoaded) {
       EXPECT_NO_THROW(other.load(scaler.save())) << from << " " << to;
     }
   }
+}
+
+TEST(NewPolicy, ThatShortensTheHeadroomRulesIntervalLeavesAStateThatCanBeLoaded) {
+  OneWeight loop;
+  GradScaler scaler(HeadroomScale{.growth_interval = 100}), other;
+  for (int i = 0; i < 90; ++i) {
+    loop.grad[0] = 1e-3f * scaler.scale(1.0f);
+    scaler.step(loop.optimizer);
+    scaler.update();
+  }
+  scaler.set_policy(HeadroomScale{.growth_interval = 2});
+  EXPECT_NO_THROW(other.load(scaler.save()));
 }
 
 TEST(NewScale, StartsTheGrowthCountAgain) {

@@ -57,7 +57,7 @@ TEST(Step, APendingReportSaysThatItsResultIsNotKnownYet) {
   EXPECT_EQ(report.to_string(), "pending: not known yet; call report() or try_report()");
 }
 
-TEST(Step, ABatchMayBeRunAgainInsteadOfBeingSkipped) {
+TEST(Step, ABatchMayBeRepeatedUntilItIsApplied) {
   for (const ScalePolicy& policy : {preset("headroom"), preset("torch"), preset("mxnet")}) {
     Loop loop, plain;
     GradScaler scaler(policy), one(StaticScale{1.0f});
@@ -78,7 +78,7 @@ TEST(Step, ABatchMayBeRunAgainInsteadOfBeingSkipped) {
   }
 }
 
-TEST(Step, APolicyThatRunsBatchesAgainSaysWhen) {
+TEST(Step, APolicyThatRetriesReturnsWhenToRetry) {
   Loop loop, plain;
   GradScaler scaler(preset("headroom-retry")), one(StaticScale{1.0f}),
       off(preset("headroom-retry"), {.enabled = false});
@@ -105,7 +105,7 @@ TEST(Step, APolicyThatRunsBatchesAgainSaysWhen) {
   EXPECT_EQ(loop.optimizer.master(0)[0], plain.optimizer.master(0)[0]);
 }
 
-TEST(Step, WhatWouldBeAppliedTwiceIsNotRunAgain) {
+TEST(Step, WhatWouldBeAppliedTwiceIsNotRetried) {
   Loop first, second;
   GradScaler scaler(preset("headroom-retry"));
   for (Loop* const loop : {&first, &second}) loop->backward(scaler.scale(1.0f), 0.25f);
@@ -469,38 +469,6 @@ TEST(Step, ANormAboveTheLimitSkipsTheStepAndLeavesTheScale) {
   EXPECT_EQ(scaler.state().skipped(), 0);
   loop.backward(scaler.scale(1.0f), 0.25f);
   EXPECT_TRUE(scaler.step(loop.optimizer, {.skip_above_norm = 1.0f}).applied);
-}
-
-// A framework that moves its tensors: refresh() comes before every use, gradients_changed() after
-// every write.
-TEST(Step, AWrapperIsAskedBeforeItsParametersAreUsed) {
-  struct Moving : Optimizer {
-    Moving() : Optimizer({}) {}
-    void apply(float, bool) override { ++applied; }
-    void refresh() override {
-      rebind({{"w", {}, view(memory[used])}});
-      ++refreshed;
-    }
-    void gradients_changed() override { ++changed; }
-    std::vector<float> memory[2] = {{1.0f}, {1.0f}};
-    size_t used = 0;
-    int applied = 0, refreshed = 0, changed = 0;
-  };
-  Moving optimizer;
-  GradScaler scaler(DynamicScale{.growth_interval = 1});
-  optimizer.memory[0][0] = scaler.scale(1.0f);
-  scaler.step(optimizer);
-  EXPECT_EQ(optimizer.refreshed, 1);
-  EXPECT_EQ(optimizer.changed, 0);
-  optimizer.used = 1;
-  optimizer.memory[1][0] = scaler.scale(1.0f);
-  scaler.update();  // the gradient waits, and has moved
-  EXPECT_EQ(optimizer.memory[1][0], 131072.0f);
-  EXPECT_EQ(optimizer.memory[0][0], 65536.0f);
-  EXPECT_EQ(optimizer.changed, 1);
-  EXPECT_EQ(scaler.unscale_(optimizer).norm(), 131072.0);
-  EXPECT_EQ(optimizer.memory[1][0], 1.0f);
-  EXPECT_EQ(optimizer.changed, 2);
 }
 
 }  // namespace

@@ -270,7 +270,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         stream = self._stream(self._params)
         scale = self._number(getattr(self, "grad_scale", None))
         found = self._number(getattr(self, "found_inf", None))
-        told = getattr(self, "skipped_there", None)  # our scaler's, which asks for more than torch's
+        skipped = getattr(self, "skipped_there", None)  # where our scaler wants the outcome
         if scale is None and found is None and self.max_norm == 0.0:
             self._core.apply(1.0, stream=stream)
         else:
@@ -282,7 +282,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                 stream=stream,
                 external_scale=0 if scale is None else scale.data_ptr(),
                 external_found_inf=0 if found is None else found.data_ptr(),
-                external_skipped=0 if told is None else told.data_ptr(),
+                external_skipped=0 if skipped is None else skipped.data_ptr(),
             )
         self._changes += 1
         increment_version([self._params[i] for i in self._stepped])

@@ -1,0 +1,49 @@
+// Memory for the masters and state buffers of a group of parameters.
+#ifndef HEADROOM_SRC_APPLY_ARENA_H_
+#define HEADROOM_SRC_APPLY_ARENA_H_
+
+#include "apply/fused.h"
+
+namespace headroom::internal {
+
+/// Floats between the masters, the first and the second state buffers of a group, so that reading
+/// them side by side does not compete for the same cache sets.
+inline constexpr size_t kStagger = 272;
+
+/// Memory on one device: all masters, then all first buffers, then all second ones, so that even
+/// small tensors are read in long streams that the processor can prefetch.
+class Arena {
+ public:
+  void plan(int64_t count, bool master, bool states) {
+    if (states) states_ += whole_lines(count);
+    if (master) masters_ += whole_lines(count);
+  }
+  void allocate(const Device& device, size_t buffers, FusedState* state) {
+    const size_t count = masters_ + buffers * (states_ + kStagger);
+    if (device.type == DeviceType::kCUDA) {
+      state->cuda_memory.emplace_back(device.index, count * sizeof(float));
+      base_ = static_cast<float*>(state->cuda_memory.back().data());
+    } else {
+      base_ = state->memory.emplace_back(count).data();
+    }
+    next_[1] = masters_ + kStagger;
+    next_[2] = masters_ + states_ + 2 * kStagger;
+  }
+  // From array 0, the masters, or 1 and 2, the state buffers.
+  float* take(size_t array, int64_t count) {
+    if (count == 0) return nullptr;
+    float* const begin = base_ + next_[array];
+    next_[array] += whole_lines(count);
+    return begin;
+  }
+
+ private:
+  size_t masters_ = 0;
+  size_t states_ = 0;
+  float* base_ = nullptr;
+  size_t next_[3] = {0, 0, 0};
+};
+
+}  // namespace headroom::internal
+
+#endif  // HEADROOM_SRC_APPLY_ARENA_H_
