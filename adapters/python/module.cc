@@ -25,6 +25,7 @@ PYBIND11_MODULE(_core, m) {
   bind_policy(m);
   bind_measure(m);
   bind_optimizers(m);
+  bind_callbacks(m);
   bind_scaler(m);
   bind_places(m);
   m.def("set_num_threads", &set_num_threads);

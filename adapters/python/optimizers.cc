@@ -9,7 +9,7 @@
 namespace headroom::python {
 namespace {
 
-// Triples (name, weight, gradient or None).
+// Tuples (name, weight, gradient or None), and optionally whether this rank counts the gradient.
 std::vector<Parameter> parameters_of(const py::sequence& items) {
   std::vector<Parameter> parameters;
   parameters.reserve(items.size());
@@ -17,6 +17,7 @@ std::vector<Parameter> parameters_of(const py::sequence& items) {
     const auto fields = py::reinterpret_borrow<py::sequence>(item);
     parameters.push_back(
         {py::cast<std::string>(fields[0]), view_of(fields[1]), view_of(fields[2])});
+    if (fields.size() > 3) parameters.back().counted = py::cast<bool>(fields[3]);
   }
   return parameters;
 }
@@ -34,6 +35,25 @@ Options options_of(const py::dict& from, const Options&) {
           from["weight_decay"].cast<double>()};
 }
 
+/// A fused optimizer over a framework's tensors, which may move: before it uses them the core calls
+/// `on_refresh`, which calls rebind().
+template <typename Core>
+class Refreshed : public Core {
+ public:
+  using Core::Core;
+  ~Refreshed() override {
+    const py::gil_scoped_acquire lock;
+    on_refresh = py::none();
+  }
+  Refreshed(const Refreshed&) = delete;
+  Refreshed& operator=(const Refreshed&) = delete;
+  void refresh() override {
+    const py::gil_scoped_acquire lock;
+    if (!on_refresh.is_none()) on_refresh();
+  }
+  py::object on_refresh = py::none();
+};
+
 void load_state(FusedOptimizer& self, const std::vector<int64_t>& steps,
                 const py::sequence& tensors, uintptr_t stream) {
   OptimizerState state;
@@ -49,20 +69,22 @@ void load_state(FusedOptimizer& self, const std::vector<int64_t>& steps,
 
 template <typename Core, typename Options>
 void bind_one(py::module_& m, const char* name) {
-  py::class_<Core, FusedOptimizer>(m, name)
+  py::class_<Refreshed<Core>, FusedOptimizer>(m, name)
       .def(py::init([](bool master_weights, bool stochastic_rounding, uint64_t seed) {
-        return std::make_unique<Core>(std::vector<Parameter>{}, Options{},
-                                      Precision{master_weights, stochastic_rounding, seed});
+        return std::make_unique<Refreshed<Core>>(
+            std::vector<Parameter>{}, Options{},
+            Precision{master_weights, stochastic_rounding, seed});
       }))
+      .def_readwrite("on_refresh", &Refreshed<Core>::on_refresh)
       .def("add_group",
-           [](Core& self, const py::sequence& parameters, const py::dict& options,
+           [](Refreshed<Core>& self, const py::sequence& parameters, const py::dict& options,
               uintptr_t stream) {
              auto list = parameters_of(parameters);
              const Options made = options_of(options, Options{});
              const Work work(stream);
              return self.add_group(std::move(list), made);
            })
-      .def("set_options", [](Core& self, size_t group, const py::dict& options) {
+      .def("set_options", [](Refreshed<Core>& self, size_t group, const py::dict& options) {
         self.set_options(options_of(options, Options{}), group);
       });
 }

@@ -7,6 +7,9 @@
 #include "tensors.h"
 
 namespace headroom::python {
+
+using internal::ScalerAccess;
+
 namespace {
 
 const char* name_of(Skip skip) {
@@ -59,6 +62,27 @@ void bind_scaler(py::module_& m) {
         const Work work(stream);
         return std::make_unique<GradScaler>(policy, std::move(options));
       }))
+      .def("set_ranks",
+           [](GradScaler& self, std::shared_ptr<Ranks> ranks, bool sharded) {
+             const auto kind = sharded ? RankGradients::kSharded : RankGradients::kReplicated;
+             ScalerAccess::set_ranks(self, std::move(ranks), kind);
+           })
+      .def("loss_scaled", &ScalerAccess::loss_scaled)
+      .def_property_readonly("round", &ScalerAccess::round)
+      .def("gradients_added", &ScalerAccess::gradients_added)
+      .def("is_unscaled", &ScalerAccess::is_unscaled)
+      .def("move_to_host", &ScalerAccess::move_to_host)
+      .def(
+          "numbers_of",
+          [](GradScaler& self, const Optimizer& optimizer) {
+            const internal::StepNumbers* const numbers = ScalerAccess::numbers_of(self, optimizer);
+            return reinterpret_cast<uintptr_t>(numbers);
+          },
+          "The address of {found_inf, divisor, grad_norm} of the optimizer's last step, or 0.")
+      .def("scale_address",
+           [](GradScaler& self) {
+             return reinterpret_cast<uintptr_t>(ScalerAccess::scale_address(self));
+           })
       .def_property_readonly("policy", [](const GradScaler& s) { return s.policy(); })
       .def("set_policy", &GradScaler::set_policy)
       .def_property_readonly("enabled", &GradScaler::enabled)
@@ -109,7 +133,10 @@ void bind_scaler(py::module_& m) {
       .def("retry", &GradScaler::retry, py::call_guard<py::gil_scoped_release>())
       .def("discard", &GradScaler::discard)
       .def("save", &GradScaler::save, py::call_guard<py::gil_scoped_release>())
-      .def("load", [](GradScaler& self, const std::string& json) { self.load(json); });
+      .def("load", [](GradScaler& self, const std::string& json) { self.load(json); })
+      .def(
+          "state", [](const GradScaler& self) { return self.state().save(); },
+          py::call_guard<py::gil_scoped_release>(), "save(), at any time.");
 }
 
 }  // namespace headroom::python

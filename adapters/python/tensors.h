@@ -32,10 +32,14 @@ std::vector<TensorView> views_of(const py::sequence& items);
 /// A Tensor over memory that `owner` keeps alive.
 Tensor owned_by(py::object owner, const TensorView& view);
 
+/// As a stream: the framework's current one on each device, see set_stream_getter().
+inline constexpr uintptr_t kCurrentStreams = ~uintptr_t{0};
+Stream stream_from(uintptr_t stream);
+
 /// Work without the interpreter lock, on this CUDA stream.
 class Work {
  public:
-  explicit Work(uintptr_t stream) : stream_(Stream(reinterpret_cast<void*>(stream))) {}
+  explicit Work(uintptr_t stream) : stream_(stream_from(stream)) {}
 
  private:
   py::gil_scoped_release release_;
@@ -48,6 +52,7 @@ void bind_measure(py::module_& m);
 void bind_optimizers(py::module_& m);
 void bind_scaler(py::module_& m);
 void bind_places(py::module_& m);
+void bind_callbacks(py::module_& m);
 
 }  // namespace headroom::python
 

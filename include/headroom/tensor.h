@@ -90,6 +90,10 @@ struct Parameter {
   TensorView master = {};
   TensorView first_moment = {};
   TensorView second_moment = {};
+
+  /// With RankGradients::kSharded: false for a copy of a gradient that another rank counts. It is
+  /// checked for inf and nan and updated like the others, but is not part of the norm.
+  bool counted = true;
 };
 
 /// Copies with conversion between f16, bf16 and f32: to nearest even, subnormals and NaN kept, the

@@ -15,6 +15,10 @@ bool CallOrder::is_unscaled(uint64_t optimizer) const {
   return record_of(optimizer).stage == Stage::kUnscaled;
 }
 
+bool CallOrder::is_used(uint64_t optimizer) const {
+  return record_of(optimizer).stage != Stage::kReady;
+}
+
 // A loss may reach the gradients of every optimizer.
 void CallOrder::gradients_added() {
   loss_scaled_ = true;

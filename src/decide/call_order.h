@@ -64,6 +64,9 @@ class CallOrder {
   /// Whether the gradients of this optimizer were unscaled in this round and not stepped yet.
   bool is_unscaled(uint64_t optimizer) const;
 
+  /// Whether it was unscaled or stepped in this round.
+  bool is_used(uint64_t optimizer) const;
+
   int64_t round() const { return round_; }
 
  private:

@@ -83,6 +83,21 @@ HEADROOM_HOST_DEVICE inline Verdict decide(bool finite, double norm, double amax
   return verdict;
 }
 
+/// What bindings of frameworks read of an optimizer's last unscale_ or step, as one float each: on
+/// the device where the scaler is there, else on the host.
+struct StepNumbers {
+  float found_inf;  // 1 if unscale_ found inf or nan, or the step was skipped; else 0. A binding
+                    // may set it between unscale_ and step to have the step skipped.
+  float divisor;    // gradient / divisor = the unscaled, clipped gradient
+  float grad_norm;  // L2 norm of the unscaled gradients before clipping
+};
+
+HEADROOM_HOST_DEVICE inline StepNumbers step_numbers(const Verdict& verdict, float scale) {
+  return {verdict.apply() ? 0.0f : 1.0f,
+          static_cast<float>(static_cast<double>(scale) / verdict.clip_factor),
+          static_cast<float>(verdict.grad_norm)};
+}
+
 }  // namespace headroom::internal
 
 #endif  // HEADROOM_SRC_DECIDE_VERDICT_H_

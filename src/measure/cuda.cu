@@ -384,7 +384,7 @@ CudaMeasure::CudaMeasure(int device) : device_(device) {
   finished_.reserve(device, 1);
 }
 
-const GradStats* CudaMeasure::stats() const { return partials_.data() + blocks_; }
+GradStats* CudaMeasure::stats() const { return partials_.data() + blocks_; }
 
 GradStats CudaMeasure::wait() const {
   GradStats found;

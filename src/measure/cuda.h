@@ -23,6 +23,7 @@ struct CudaTensor {
 class CudaMeasure {
  public:
   explicit CudaMeasure(int device);
+  int device() const { return device_; }
 
   /// The tensors to read from now on. Enqueues their table if it is not there already.
   void set_list(const std::vector<TensorView>& list);
@@ -41,7 +42,7 @@ class CudaMeasure {
   void enqueue_clear(const bool* keep);
 
   /// What the last read found: on the device, or here after waiting.
-  const GradStats* stats() const;
+  GradStats* stats() const;
   GradStats wait() const;
 
  private:

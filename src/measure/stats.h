@@ -30,6 +30,13 @@ HEADROOM_HOST_DEVICE inline void merge(const GradStats& part, GradStats* whole) 
   }
 }
 
+/// Adds what was found in copies of gradients that are counted elsewhere: all but the norm.
+HEADROOM_HOST_DEVICE inline void merge_copies(GradStats copies, GradStats* whole) {
+  copies.count = 0;
+  for (double& square : copies.squares) square = 0.0;
+  merge(copies, whole);
+}
+
 /// Counts elements of `tensor` that are inf or nan.
 HEADROOM_HOST_DEVICE inline void add_bad(int64_t tensor, int64_t inf, int64_t nan,
                                          GradStats* stats) {

@@ -35,6 +35,10 @@ __global__ void scale_kernel(TensorView loss, float scale, const CudaScale* from
   out[i] = x * scale;
 }
 
+__global__ void merge_copies_kernel(const GradStats* copies, GradStats* whole) {
+  merge_copies(*copies, whole);
+}
+
 // Makes the message of this rank.
 __global__ void pack_kernel(const GradStats* stats, int rank, RankStatus status, bool enabled,
                             CudaScale* scale, CudaAgreement* agreement) {
@@ -65,8 +69,9 @@ __global__ void unscaled_kernel(const GradStats* stats, const CudaAgreement* agr
                                 CudaScale* scale, CudaProgress* progress) {
   progress->unscaled = *stats;
   progress->unscaled_same_names = agreement == nullptr || agreement->same_names;
-  progress->unscaled_bad = !stats->ok() || (agreement != nullptr && agreement->differ);
-  see(progress->unscaled_bad, stats->amax, &scale->seen);
+  const bool bad = !stats->ok() || (agreement != nullptr && agreement->differ);
+  progress->numbers.found_inf = bad ? 1.0f : 0.0f;
+  see(bad, stats->amax, &scale->seen);
 }
 
 __device__ CudaReport report_on(const GradStats& stats, const CudaAgreement* agreement,
@@ -77,7 +82,7 @@ __device__ CudaReport report_on(const GradStats& stats, const CudaAgreement* agr
   report.scale = step.enabled                     ? scale->record.numbers.scale
                  : step.external.scale != nullptr ? *step.external.scale
                                                   : 1.0f;
-  const bool unscaled_bad = step.unscaled && progress->unscaled_bad;
+  const bool unscaled_bad = step.unscaled && progress->numbers.found_inf != 0.0f;
   const bool bad = unscaled_bad || (agreement != nullptr && agreement->differ) ||
                    (step.external.found_inf != nullptr && *step.external.found_inf != 0.0f);
   report.verdict = decide(stats.finite() && !bad, norm_of(stats), stats.amax,
@@ -94,6 +99,7 @@ __device__ CudaReport report_on(const GradStats& stats, const CudaAgreement* agr
   report.steps = ++progress->steps;
   report.skipped = progress->skipped += skip;
   progress->verdict = {!skip, report.verdict.multiplier};
+  progress->numbers = step_numbers(report.verdict, step.unscaled ? 1.0f : report.scale);
   return report;
 }
 
@@ -165,7 +171,33 @@ template class CudaMailbox<CudaReport>;
 template class CudaMailbox<CudaAlarm>;
 template class CudaMailbox<CudaDifference>;
 
-CudaOptimizer::CudaOptimizer(int device) : measure(device) { progress_.reserve(device, 1); }
+CudaOptimizer::CudaOptimizer(int device) : measure_(device) { progress_.reserve(device, 1); }
+
+void CudaOptimizer::set_lists(const std::vector<TensorView>& grads,
+                              const std::vector<TensorView>& copies) {
+  measure_.set_list(grads);
+  if (!copies.empty() && !copies_.has_value()) copies_.emplace(measure_.device());
+  if (copies_.has_value()) copies_->set_list(copies);
+}
+
+void CudaOptimizer::measure_gradients(const MeasureJob& job, const float* factor) {
+  measure_.enqueue(job, factor);
+  if (!copies_.has_value()) return;
+  const DeviceScope scope(measure_.device());
+  copies_->enqueue(job, factor);
+  merge_copies_kernel<<<1, 1, 0, current_stream()>>>(copies_->stats(), measure_.stats());
+  HEADROOM_CUDA(cudaGetLastError());
+}
+
+void CudaOptimizer::rescale(const float* factor) {
+  measure_.enqueue_rescale(factor);
+  if (copies_.has_value()) copies_->enqueue_rescale(factor);
+}
+
+void CudaOptimizer::clear(const bool* keep) {
+  measure_.enqueue_clear(keep);
+  if (copies_.has_value()) copies_->enqueue_clear(keep);
+}
 
 CudaScaler::CudaScaler(int device) : device_(device) { scale_.reserve(device, 1); }
 
@@ -185,17 +217,23 @@ ScaleNumbers CudaScaler::wait_numbers() const {
   return numbers;
 }
 
+StepSeen CudaScaler::wait_seen() const {
+  StepSeen seen;
+  cuda_copy(device_, &seen, &scale_.data()->seen, sizeof(seen));
+  return seen;
+}
+
 void CudaScaler::scale(const TensorView& loss, const TensorView& out) {
   launch_scale(loss, 0.0f, scale_.data(), out);
 }
 
-const float* CudaScaler::scale_address() const { return &scale_.data()->record.numbers.scale; }
+float* CudaScaler::scale_address() const { return &scale_.data()->record.numbers.scale; }
 
 // Combines what was measured with the other ranks, on the stream.
 void CudaScaler::agree(bool enabled, const CudaRanks& ranks, CudaOptimizer* optimizer) {
   if (ranks.ranks == nullptr) return;
   const cudaStream_t stream = current_stream();
-  const GradStats* const stats = optimizer->measure.stats();
+  const GradStats* const stats = optimizer->measured();
   optimizer->agreement.reserve(device_, 1);
   CudaAgreement* const agreement = optimizer->agreement.data();
   pack_kernel<<<1, 1, 0, stream>>>(stats, ranks.ranks->rank(), ranks.status, enabled, scale_.data(),
@@ -210,7 +248,7 @@ void CudaScaler::agree(bool enabled, const CudaRanks& ranks, CudaOptimizer* opti
 
 void CudaScaler::unscale(const CudaRanks& ranks, CudaOptimizer* optimizer) {
   const DeviceScope scope(device_);
-  optimizer->measure.enqueue({.unscale = true}, &scale_.data()->inverse);
+  optimizer->measure_gradients({.unscale = true}, &scale_.data()->inverse);
   agree(true, ranks, optimizer);
   unscaled_kernel<<<1, 1, 0, current_stream()>>>(optimizer->found(), optimizer->agreement.data(),
                                                  scale_.data(), optimizer->progress());
@@ -234,7 +272,7 @@ void CudaScaler::update() {
 void CudaScaler::rescale(bool unscaled, CudaOptimizer* optimizer) {
   const DeviceScope scope(device_);
   const CudaScale* const scale = scale_.data();
-  optimizer->measure.enqueue_rescale(unscaled ? &scale->record.numbers.scale : &scale->factor);
+  optimizer->rescale(unscaled ? &scale->record.numbers.scale : &scale->factor);
 }
 
 void cuda_scale(const TensorView& loss, float scale, const TensorView& out) {

@@ -94,8 +94,8 @@ struct CudaScale {
 
 /// What the device keeps for an optimizer under the scaler.
 struct CudaProgress {
-  GradStats unscaled;  // found by the last unscale_,
-  bool unscaled_bad;   // which therefore makes the step skip
+  GradStats unscaled;  // found by the last unscale_
+  StepNumbers numbers;
   bool unscaled_same_names;
   int64_t steps;
   int64_t skipped;
@@ -116,17 +116,29 @@ class CudaOptimizer {
   explicit CudaOptimizer(int device);
   CudaProgress* progress() const { return progress_.data(); }
 
+  /// What the last read of this rank's gradients found.
+  const GradStats* measured() const { return measure_.stats(); }
+
   /// What was found in its gradients, by all ranks if there are several.
   const GradStats* found() const {
-    return agreement.data() != nullptr ? &agreement.data()->stats : measure.stats();
+    return agreement.data() != nullptr ? &agreement.data()->stats : measured();
   }
 
-  CudaMeasure measure;
+  /// The gradients from now on, and copies of gradients that another rank counts.
+  void set_lists(const std::vector<TensorView>& grads, const std::vector<TensorView>& copies);
+
+  /// Enqueues one read of all gradients; see CudaMeasure for these three.
+  void measure_gradients(const MeasureJob& job, const float* factor = nullptr);
+  void rescale(const float* factor);
+  void clear(const bool* keep);
+
   CudaArray<CudaAgreement> agreement;  // null if there is one rank
   CudaMailbox<CudaReport> reports;
 
  private:
   CudaArray<CudaProgress> progress_;
+  CudaMeasure measure_;
+  std::optional<CudaMeasure> copies_;
 };
 
 class CudaScaler {
@@ -137,16 +149,17 @@ class CudaScaler {
   /// `factor`: the new scale over the old one.
   void set_record(const ScaleRecord& record, float factor);
   ScaleNumbers wait_numbers() const;
+  StepSeen wait_seen() const;
 
   /// out = loss x scale.
   void scale(const TensorView& loss, const TensorView& out);
-  const float* scale_address() const;
+  float* scale_address() const;
 
-  /// Unscales the gradients that optimizer->measure lists.
+  /// Unscales the optimizer's gradients.
   void unscale(const CudaRanks& ranks, CudaOptimizer* optimizer);
 
-  /// Decides on what optimizer->measure found, and prepares the optimizer's tables, which may be
-  /// empty.
+  /// Decides on what optimizer->measure_gradients() found, and prepares the optimizer's tables,
+  /// which may be empty.
   void decide(const CudaStep& step, const CudaTables& tables, const CudaRanks& ranks,
               CudaOptimizer* optimizer);
 

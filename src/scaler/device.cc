@@ -70,11 +70,27 @@ void ScalerAccess::begin_loss(GradScaler& scaler, const TensorView& one, const T
   scaler.impl_->order.loss_scaled();
 }
 
+void Scaler::move_to_host() {
+  if (!on_device()) return;
+  record.numbers = cuda->wait_numbers();
+  seen_ = cuda->wait_seen();
+  for (auto& [id, entry] : optimizers) {
+    if (entry.cuda == nullptr) continue;
+    if (const auto report = report_from_device(entry)) entry.report = *report;
+    CudaProgress progress;
+    cuda_copy(options.device.index, &progress, entry.cuda->progress(), sizeof(progress));
+    entry.numbers = progress.numbers;
+    entry.unscaled = progress.unscaled;
+    entry.cuda = nullptr;
+    entry.listed_revision = 0;
+  }
+  cuda = nullptr;
+  options.device = {};
+}
+
 void Scaler::list_gradients(const Optimizer& optimizer, OptimizerEntry* entry) const {
   const uint64_t revision = optimizer.record_->revision;
   if (entry->listed_revision == revision) return;
-  std::vector<TensorView> grads;
-  grads.reserve(optimizer.parameters().size());
   for (const Parameter& parameter : optimizer.parameters()) {
     const TensorView& grad = parameter.grad;
     const bool there =
@@ -84,10 +100,10 @@ void Scaler::list_gradients(const Optimizer& optimizer, OptimizerEntry* entry) c
              "' is not on the CUDA device where this scaler's scale is; use a scaler on the CPU "
              "for gradients in several places.";
     });
-    grads.push_back(grad);
   }
   if (entry->cuda == nullptr) entry->cuda = std::make_shared<CudaOptimizer>(options.device.index);
-  entry->cuda->measure.set_list(grads);
+  entry->cuda->set_lists(grads_of(optimizer), has_copies(optimizer) ? grads_of(optimizer, false)
+                                                                    : std::vector<TensorView>{});
   entry->listed_revision = revision;
 }
 
@@ -100,7 +116,7 @@ CudaRanks Scaler::cuda_ranks(const Optimizer& optimizer, OptimizerEntry* entry,
 StepReport Scaler::step_on_device(Optimizer& optimizer, const StepOptions& given,
                                   const ExternalScale& external, OptimizerEntry* entry) {
   list_gradients(optimizer, entry);
-  entry->cuda->measure.enqueue({});  // while it runs, the host prepares the rest
+  entry->cuda->measure_gradients({});  // while it runs, the host prepares the rest
   ApplyJob job{given.clear_grads == ClearGrads::kAlways, false};
   CudaApply* const fused = optimizer.cuda_side(options.device.index, &job);
   const bool unscaled = order.is_unscaled(id_of(optimizer));
@@ -118,7 +134,7 @@ StepReport Scaler::step_on_device(Optimizer& optimizer, const StepOptions& given
     fused->step(job, clear_skipped);
   } else if (const DeviceVerdict* const verdict = &entry->cuda->progress()->verdict;
              optimizer.apply_on_device(verdict, job.clear_grads, stream_on(options.device.index))) {
-    if (clear_skipped) entry->cuda->measure.enqueue_clear(&verdict->apply);
+    if (clear_skipped) entry->cuda->clear(&verdict->apply);
   } else {
     report = wait_and_apply(optimizer, given, unscaled, entry);
   }

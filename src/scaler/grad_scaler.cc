@@ -72,15 +72,17 @@ GradStats GradScaler::unscale_(Optimizer& optimizer, Stream stream) {
     optimizer.gradients_changed();
     return {};
   }
-  const GradStats mine = internal::unscale_bound(internal::grads_of(optimizer),
-                                                 internal::inverse(scaler.record.numbers.scale));
+  const GradStats mine =
+      internal::measure_gradients(optimizer, internal::inverse(scaler.record.numbers.scale));
   scaler.order.unscaled(id, checked);
   optimizer.gradients_changed();
   entry.unscaled = mine;  // for a step after an error of the ranks
+  entry.numbers.found_inf = mine.ok() ? 0.0f : 1.0f;
   entry.unscaled_culprit.clear();
   const internal::Finding found = scaler.agree(optimizer, &entry, nullptr, mine);
   entry.unscaled = found.stats;
   entry.unscaled_culprit = found.culprit;
+  entry.numbers.found_inf = found.stats.ok() ? 0.0f : 1.0f;
   if (checked) scaler.see(!found.stats.ok(), found.stats.amax, found.culprit);
   return found.stats;
 }
@@ -154,6 +156,31 @@ float ScalerAccess::begin_loss(GradScaler& scaler) {
   });
   scaler.impl_->order.loss_scaled();
   return scaler.impl_->record.numbers.scale;
+}
+
+void ScalerAccess::loss_scaled(GradScaler& scaler) { scaler.impl_->order.loss_scaled(); }
+
+void ScalerAccess::set_ranks(GradScaler& scaler, std::shared_ptr<Ranks> ranks,
+                             RankGradients gradients) {
+  scaler.impl_->set_ranks(std::move(ranks), gradients);
+}
+
+bool ScalerAccess::is_unscaled(const GradScaler& scaler, const Optimizer& optimizer) {
+  return scaler.impl_->order.is_unscaled(Scaler::id_of(optimizer));
+}
+
+void ScalerAccess::move_to_host(GradScaler& scaler) { scaler.impl_->move_to_host(); }
+
+float* ScalerAccess::scale_address(GradScaler& scaler) {
+  Scaler& impl = *scaler.impl_;
+  return impl.on_device() ? impl.cuda->scale_address() : &impl.record.numbers.scale;
+}
+
+StepNumbers* ScalerAccess::numbers_of(GradScaler& scaler, const Optimizer& optimizer) {
+  const auto found = scaler.impl_->optimizers.find(Scaler::id_of(optimizer));
+  if (found == scaler.impl_->optimizers.end()) return nullptr;
+  OptimizerEntry& entry = found->second;
+  return entry.cuda != nullptr ? &entry.cuda->progress()->numbers : &entry.numbers;
 }
 
 int64_t ScalerAccess::round(const GradScaler& scaler) { return scaler.impl_->order.round(); }

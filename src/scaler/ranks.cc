@@ -45,6 +45,15 @@ void Scaler::check_ranks() const {
           });
 }
 
+void Scaler::set_ranks(std::shared_ptr<Ranks> ranks, RankGradients gradients) {
+  require(messages_ == 0, ErrorCode::kWrongOrder, [] {
+    return "The ranks were given after the first step; give them when the scaler is made.";
+  });
+  options.ranks = std::move(ranks);
+  options.gradients = gradients;
+  check_ranks();
+}
+
 // The status of this rank before it asks the others about an optimizer. `step`: null in unscale_().
 RankStatus Scaler::rank_status(const Optimizer& optimizer, OptimizerEntry* entry,
                                const StepOptions* step) const {

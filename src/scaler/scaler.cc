@@ -61,11 +61,26 @@ void check_norm(const char* name, float norm) {
 
 }  // namespace
 
-std::vector<TensorView> grads_of(const Optimizer& optimizer) {
+std::vector<TensorView> grads_of(const Optimizer& optimizer, bool counted) {
   std::vector<TensorView> grads;
   grads.reserve(optimizer.parameters().size());
-  for (const Parameter& parameter : optimizer.parameters()) grads.push_back(parameter.grad);
+  for (const Parameter& parameter : optimizer.parameters()) {
+    grads.push_back(parameter.counted == counted ? parameter.grad : TensorView{});
+  }
   return grads;
+}
+
+bool has_copies(const Optimizer& optimizer) {
+  return std::any_of(optimizer.parameters().begin(), optimizer.parameters().end(),
+                     [](const Parameter& parameter) { return !parameter.counted; });
+}
+
+GradStats measure_gradients(const Optimizer& optimizer, float factor) {
+  GradStats stats = unscale_bound(grads_of(optimizer), factor);
+  if (has_copies(optimizer)) {
+    merge_copies(unscale_bound(grads_of(optimizer, false), factor), &stats);
+  }
+  return stats;
 }
 
 std::string allowed_scales(const ScalePolicy& policy) {
@@ -110,7 +125,8 @@ bool Scaler::has_gradient(const Optimizer& optimizer) {
                      [](const Parameter& parameter) { return parameter.grad.data != nullptr; });
 }
 
-// A parameter in two optimizers would be unscaled and updated twice.
+// A parameter in two optimizers would be unscaled and updated twice. One after the other, in rounds
+// of their own, they may use it: the earlier one is forgotten.
 OptimizerEntry& Scaler::enter(Optimizer& optimizer) {
   const uint64_t id = id_of(optimizer);
   optimizer.refresh();
@@ -125,17 +141,23 @@ OptimizerEntry& Scaler::enter(Optimizer& optimizer) {
     return true;
   });
   std::vector<TensorView> memory = memory_of(optimizer);
+  std::vector<uint64_t> replaced;
   for (auto& [other_id, other] : optimizers) {
     if (other_id == id) continue;
     const auto other_record = other.record.lock();
     const bool stale = other_record->revision != other.checked_revision;
     if (!stale && !share_memory(memory, other.memory)) continue;
     other_record->owner->refresh();  // its tensors may have moved away
-    require(
-        !share_memory(memory, memory_of(*other_record->owner)), ErrorCode::kInvalidArgument, [] {
-          return "A parameter of this optimizer belongs to another optimizer under the same scaler "
-                 "too; give each parameter to one optimizer only.";
-        });
+    if (!share_memory(memory, memory_of(*other_record->owner))) continue;
+    require(!order.is_used(other_id), ErrorCode::kInvalidArgument, [] {
+      return "A parameter of this optimizer belongs to another optimizer too that was used since "
+             "the last update(); give each parameter to one optimizer only.";
+    });
+    replaced.push_back(other_id);
+  }
+  for (const uint64_t other : replaced) {
+    order.forget(other);
+    optimizers.erase(other);
   }
   OptimizerEntry& entry = optimizers[id];  // one that is refused leaves nothing behind
   if (entry.checked_revision == 0) entry.ordinal = optimizers_seen_++;
@@ -185,7 +207,7 @@ StepReport Scaler::step(Optimizer& optimizer, const StepOptions& given,
   const float made_with = external.scale != nullptr ? *external.scale : own;
   const float scale = unscaled ? 1.0f : made_with;
 
-  GradStats mine = measure_bound(grads_of(optimizer));
+  GradStats mine = measure_gradients(optimizer);
   mine.new_inf = beyond_its_format(optimizer, given, scale) ? 1 : 0;
   Finding found = agree(optimizer, &entry, &given, mine);
   const GradStats& stats = found.stats;
@@ -193,7 +215,7 @@ StepReport Scaler::step(Optimizer& optimizer, const StepOptions& given,
     return "step() was called for an optimizer none of whose parameters has a gradient on any "
            "rank; set them, or do not step it.";
   });
-  const bool unscaled_bad = unscaled && !entry.unscaled.ok();
+  const bool unscaled_bad = unscaled && entry.numbers.found_inf != 0.0f;
   const bool bad = unscaled_bad || (external.found_inf != nullptr && *external.found_inf != 0.0f);
   Verdict verdict = decide(stats.finite() && !bad, stats.norm(), stats.amax, scale,
                            {given.max_norm, given.skip_above_norm});
@@ -237,6 +259,7 @@ StepReport Scaler::skip(Optimizer& optimizer, const StepOptions& given,
 StepReport Scaler::conclude(Optimizer& optimizer, const StepOptions& given, const Verdict& verdict,
                             Finding found, OptimizerEntry* entry) {
   const bool unscaled = order.is_unscaled(id_of(optimizer));
+  entry->numbers = step_numbers(verdict, unscaled ? 1.0f : found.scale);
   if (verdict.apply()) {
     optimizer.apply(verdict.multiplier, given.clear_grads == ClearGrads::kAlways);
     if (given.clear_grads == ClearGrads::kAlways) optimizer.gradients_changed();
@@ -309,7 +332,7 @@ void Scaler::end_round(float from, float to) {
     if (on_device()) {
       cuda->rescale(rescale.unscaled, entry.cuda.get());
     } else if (factor != 1.0f) {
-      unscale_bound(grads_of(*owner->owner), factor);
+      measure_gradients(*owner->owner, factor);
     } else {
       continue;
     }

@@ -29,6 +29,7 @@ struct OptimizerEntry {
   StepReport report;             // of the last step
   GradStats unscaled;            // found by the last unscale_, if its gradients are unscaled;
   std::string unscaled_culprit;  // not empty if that was bad
+  StepNumbers numbers = {};      // on a CUDA device those in `cuda` count
   std::shared_ptr<CudaOptimizer> cuda;
   uint64_t listed_revision = 0;  // whose gradients the device has a list of
 };
@@ -74,6 +75,12 @@ class Scaler {
 
   /// Takes over a scale that was set or loaded by hand, and begins the next round.
   void replace(const ScaleRecord& next, const char* call);
+
+  /// See ScalerAccess::set_ranks().
+  void set_ranks(std::shared_ptr<Ranks> ranks, RankGradients gradients);
+
+  /// Fetches the state from the CUDA device, for gradients that are in several places. Waits.
+  void move_to_host();
 
   /// Losses may be scaled without notice: see GradScaler::device_scale().
   void assume_loss();
@@ -141,6 +148,8 @@ struct HEADROOM_API ScalerAccess {
   static float begin_loss(GradScaler& scaler);
   static void begin_loss(GradScaler& scaler, const TensorView& one, const TensorView& factor,
                          Stream stream);
+  /// The same, for a binding that reads the factor at scale_address().
+  static void loss_scaled(GradScaler& scaler);
   static int64_t round(const GradScaler& scaler);
 
   /// Backward of a loss that was scaled in `round` has added to gradients. Throws
@@ -154,11 +163,29 @@ struct HEADROOM_API ScalerAccess {
   /// load_state(), with `call` for the sentence of a refusal.
   static void set_record(GradScaler& scaler, const ScaleRecord& record, const char* call);
 
+  /// Ranks that are known only once the first optimizer is. Throws Error(kWrongOrder) after the
+  /// first message.
+  static void set_ranks(GradScaler& scaler, std::shared_ptr<Ranks> ranks, RankGradients gradients);
+
+  static bool is_unscaled(const GradScaler& scaler, const Optimizer& optimizer);
+  static void move_to_host(GradScaler& scaler);
+
+  /// Where the scale is, on the host or on the scaler's CUDA device; what the optimizer's last
+  /// step found, there too, or null before its first.
+  static float* scale_address(GradScaler& scaler);
+  static StepNumbers* numbers_of(GradScaler& scaler, const Optimizer& optimizer);
+
   static StepReport skip(GradScaler& scaler, Optimizer& optimizer, const StepOptions& options,
                          const std::string& culprit);
 };
 
-std::vector<TensorView> grads_of(const Optimizer& optimizer);
+/// The gradients that this rank counts, or the copies that another one does. The others are empty
+/// in the list, so that indices stay.
+std::vector<TensorView> grads_of(const Optimizer& optimizer, bool counted = true);
+bool has_copies(const Optimizer& optimizer);
+
+/// Reads all gradients; with a factor other than 1 also multiplies them by it, in place.
+GradStats measure_gradients(const Optimizer& optimizer, float factor = 1.0f);
 
 /// "1 to 65536", for sentences.
 HEADROOM_API std::string allowed_scales(const ScalePolicy& policy);

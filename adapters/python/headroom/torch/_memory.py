@@ -9,12 +9,14 @@ from typing import Any, Optional
 import torch
 
 from headroom import _core
+from headroom._errors import make
 
 View = tuple[int, int, int, int]
 
 _CODES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float64: 3}
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _STRIDED = torch.strided
+_EMPTY = 64
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # a tenth of the time
 
 
@@ -47,10 +49,12 @@ def view_of(tensor: torch.Tensor) -> Optional[View]:
         return None
     if not (tensor.is_contiguous() or is_dense(tensor)) or tensor.is_neg():
         return None
+    # Empty tensors have no address, but a gradient is told from none by it. It is never read.
+    address = tensor.data_ptr() or _EMPTY
     if tensor.is_cpu:
-        return (tensor.data_ptr(), code, tensor.numel(), -1)
+        return (address, code, tensor.numel(), -1)
     if tensor.is_cuda and _has_cuda():
-        return (tensor.data_ptr(), code, tensor.numel(), tensor.device.index)
+        return (address, code, tensor.numel(), tensor.device.index)
     return None
 
 
@@ -61,6 +65,22 @@ def is_whole(tensor: torch.Tensor) -> bool:
     last = tensor.storage_offset()
     last += sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
     return tensor.untyped_storage().nbytes() >= (last + 1) * tensor.element_size()
+
+
+def local_of(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    """The part of a DTensor that is in this process; any other tensor as it is."""
+    if type(tensor) in _PLAIN or not hasattr(tensor, "_local_tensor"):
+        return tensor
+    if any(placement.is_partial() for placement in tensor.placements):
+        raise make("unsupported", f"The gradient of {name} is a DTensor whose sum over the ranks is not made yet "
+                   "(Partial); redistribute it first.")
+    return tensor._local_tensor
+
+
+def tensor_at(address: int, device: torch.device, owner: Any) -> torch.Tensor:
+    """A float in the core's memory as a tensor without dimensions; keeps ``owner`` alive."""
+    index = device.index if device.type == "cuda" else -1
+    return torch.from_dlpack(_core.Tensor.from_pointer(address, "float32", 1, index, False, owner)).view(())
 
 
 class _Places:
@@ -109,6 +129,13 @@ def places() -> _core.Places | _Places:
         return _core.Places(api, list(_PLAIN))
     except TypeError:
         return _Places()
+
+
+def _current_stream(device: int) -> int:
+    return torch.cuda.current_stream(device).cuda_stream
+
+
+_core.set_stream_getter(_raw_stream or _current_stream)
 
 
 def stream_of(device: torch.device) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, Optional
@@ -13,7 +14,8 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from headroom import _core
 from headroom._errors import Error, make
-from headroom.torch._memory import View, is_whole, places, stream_of, view_of
+from headroom.torch._binding import Call, Names
+from headroom.torch._memory import View, is_whole, places, stream_of, tensor_at, view_of
 
 
 # Arguments of torch's optimizers: True where any value goes, because it changes no numbers.
@@ -72,11 +74,15 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._written: list[int] = []  # parameters that somebody else has written to
         self._settled = False  # the core has everything as it was at the last look
         self._weights_moved = False  # since the core was last shown them
-        self._walked = 0  # steps under a scaler, or with max_norm
         self._changes = 0  # steps, loads and groups
         self._published = -1  # changes when `state` was last filled
         self._stepped: list[int] = []  # parameters with a gradient
-        self._scaler: Optional[_core.GradScaler] = None  # walks measure, decide and apply
+        self._scaler: Optional[_core.GradScaler] = None  # measures, decides and applies without ours
+        self._call: Optional[Call] = None  # of our scaler, while its step runs
+        self._numbers: tuple[int, list[torch.Tensor]] = (0, [])
+        self._names_revision = -1
+        refresh = weakref.WeakMethod(self._refresh)
+        self._core.on_refresh = lambda: (refresh() or (lambda: None))()
         self._loading: Optional[dict[str, Any]] = None  # a state dict, while it is loaded
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -130,8 +136,43 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _stream(params: list[torch.Tensor]) -> int:
         return stream_of(params[0].device) if params else 0
 
-    def _bind(self) -> list[torch.Tensor]:
-        """Shows the core memory and options as they are now; returns what must be kept alive."""
+    def bind(self, names: Names) -> _core.FusedOptimizer:
+        """What our scaler steps, with everything as it is now. Reports use these names."""
+        if names.revision != self._names_revision:
+            self._names_revision = names.revision
+            self._labels = [names.of(param, group, g, i) for g, group in enumerate(self.param_groups)
+                            for i, param in enumerate(group["params"])]
+            self._settled = False
+        self._bind()
+        return self._core
+
+    def _refresh(self) -> None:
+        if self._call is None:  # else step() has just bound everything
+            self._bind()
+
+    def step_under(self, call: Call) -> Any:
+        """A step under our scaler. It goes through step(), for the sake of hooks and of those who patched it."""
+        self._call = call
+        try:
+            call.run(self)
+            return call.result
+        finally:
+            self._call = None
+
+    @property
+    def device(self) -> torch.device:
+        return self._params[0].device
+
+    def numbers(self, scaler: _core.GradScaler, device: torch.device) -> list[torch.Tensor]:
+        """found_inf, divisor and norm of the last unscale_ or step: views of the core's memory."""
+        address = scaler.numbers_of(self._core)
+        if self._numbers[0] != address:
+            owner = (self._core, scaler)
+            self._numbers = (address, [tensor_at(address + 4 * i, device, owner) for i in range(3)])
+        return self._numbers[1]
+
+    def _bind(self) -> None:
+        """Shows the core memory and options as they are now."""
         params = [param for group in self.param_groups for param in group["params"]]
         if not self._places.same(params, self._params):
             raise make("unsupported", "The parameters of a group were changed after the optimizer was "
@@ -142,9 +183,9 @@ class FusedOptimizer(torch.optim.Optimizer):
                 self._core.set_options(g + 1, options)  # the core's first group is empty
                 self._options[g] = options
         self._look()
-        kept = [] if self._settled else self._rebind(with_gradients=True)
+        if not self._settled:
+            self._rebind(with_gradients=True)
         self._follow_written()
-        return kept
 
     def _look(self) -> None:
         moved, weights_moved, written = self._places.look(self._params, self._has_masters)
@@ -171,8 +212,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         for i in range(len(self._params)):
             self._core.refresh_master(i, self._stream(self._params))
 
-    def _rebind(self, with_gradients: bool) -> list[torch.Tensor]:
-        kept = []
+    def _rebind(self, with_gradients: bool) -> None:
         triples: list[tuple[str, Optional[View], Optional[View]]] = []
         for label, param in zip(self._labels, self._params):
             grad, view = param.grad if with_gradients else None, None
@@ -180,8 +220,8 @@ class FusedOptimizer(torch.optim.Optimizer):
             if grad is not None:
                 if grad.is_sparse or grad.stride() != param.stride():
                     dense = grad.detach().to_dense() if grad.is_sparse else grad.detach()
-                    grad = torch.empty_like(param.detach(), dtype=grad.dtype).copy_(dense)
-                    kept.append(grad)
+                    # In the order of the weight, and in place of the old one.
+                    param.grad = grad = torch.empty_like(param.detach(), dtype=grad.dtype).copy_(dense)
                 view = view_of(grad)
                 if view is None:
                     raise make("unsupported", f"The gradient of {label} is of a type or on a device "
@@ -197,10 +237,9 @@ class FusedOptimizer(torch.optim.Optimizer):
         if self._weights_moved:
             self._held = self._with_masters(self._params)
         self._weights_moved = False
-        self._settled = with_gradients and not kept  # copies have to be made in every step
+        self._settled = with_gradients
         if with_gradients:
             self._stepped = [i for i, param in enumerate(self._params) if _has_gradient(param)]
-        return kept
 
     def _with_masters(self, params: list[torch.Tensor]) -> list[torch.Tensor]:
         """Their memory, kept so that ``.data = other`` cannot bring another weight to an address that
@@ -264,51 +303,39 @@ class FusedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        kept = self._bind()
-        if not self._stepped:
+        if self._call is None:
+            self._bind()
+        if not self._stepped and self._call is None:
             return loss
         stream = self._stream(self._params)
         scale = self._number(getattr(self, "grad_scale", None))
         found = self._number(getattr(self, "found_inf", None))
-        skipped = getattr(self, "skipped_there", None)  # where our scaler wants the outcome
-        if scale is None and found is None and self.max_norm == 0.0:
+        call = self._call
+        if call is not None:
+            max_norm = call.max_norm or self.max_norm
+            call.scaler.step(self._core, max_norm, call.skip_above_norm, "never", call.stream)
+        elif scale is None and found is None and self.max_norm == 0.0:
             self._core.apply(1.0, stream=stream)
         else:
-            self._walked += 1
-            self._walk().step(
+            self._own_scaler().step(
                 self._core,
                 self.max_norm,
                 clear_grads="never",
                 stream=stream,
                 external_scale=0 if scale is None else scale.data_ptr(),
                 external_found_inf=0 if found is None else found.data_ptr(),
-                external_skipped=0 if skipped is None else skipped.data_ptr(),
             )
         self._changes += 1
         increment_version([self._params[i] for i in self._stepped])
         self._places.advance(self._stepped)
-        del kept
         return loss
 
     _watched_step = torch.optim.Optimizer.profile_hook_step(_step)
 
-    @property
-    def walked(self) -> int:
-        """Steps so far of which report() tells the last."""
-        return self._walked
-
-    @property
-    def listed(self) -> list[torch.Tensor]:
-        """The parameters of all groups, as reports count them."""
-        return self._params
-
-    def has_gradients_on(self, device: torch.device) -> bool:
-        """Whether this device has the parameters, and a step would do something."""
-        return any(map(_has_gradient, self._params)) and self._params[0].device == device
-
     def report(self) -> _core.StepReport:
-        """What the last step under a scaler, or with ``max_norm``, did. Waits for a CUDA device."""
-        return self._walk().report()
+        """What the last step under torch's scaler, or with ``max_norm`` and no scaler, did. Waits for a CUDA
+        device. Our scaler has a report() of its own."""
+        return self._own_scaler().report()
 
     def _number(self, given: Any) -> Optional[torch.Tensor]:
         """An FP32 number where the parameters are."""
@@ -319,9 +346,9 @@ class FusedOptimizer(torch.optim.Optimizer):
             return given
         return torch.as_tensor(given, dtype=torch.float32, device=device)
 
-    def _walk(self) -> _core.GradScaler:
-        """What measures, decides and applies in the core, with the scale that step() is given. On a
-        CUDA device all of it is enqueued."""
+    def _own_scaler(self) -> _core.GradScaler:
+        """What measures, decides and applies under torch's scaler or none, with the scale that step() is given.
+        On a CUDA device all of it is enqueued."""
         if self._scaler is None:
             device = self._params[0].device
             place = device.index if device.type == "cuda" else -1

@@ -1,296 +1,472 @@
-"""torch.amp.GradScaler, with Headroom's one-pass kernel inside."""
+"""torch.amp.GradScaler's interface over the core's GradScaler: converts tensors, settings and state."""
 
 from __future__ import annotations
 
-import inspect
+import functools
+import json
+import warnings
 import weakref
-from dataclasses import dataclass
-from typing import Any, Optional
+from collections import abc, defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any, Optional, Union
 
 import torch
-from torch.amp.grad_scaler import OptState, _MultiDeviceReplicator
-from torch.utils.weak import WeakTensorKeyDictionary
+import torch.distributed as dist
+from torch.amp.grad_scaler import OptState, _refresh_per_optimizer_state
 
 from headroom import _core
-from headroom.torch._memory import View, stream_of, view_of
+from headroom._errors import Error, make
+from headroom.torch._binding import Binding, Call, Names
+from headroom.torch._memory import stream_of, tensor_at
 from headroom.torch._optim import FusedOptimizer
+from headroom.torch._ranks import group_of, is_sharded, ranks_over, share_counting
 
-
-@dataclass
-class Report:
-    """What the last step did."""
-
-    applied: bool
-    scale: float  #: the scale that the gradients were made with
-    grad_norm: Optional[float]  #: of the unscaled gradients; None where it is not known
-    culprit: str  #: the first bad tensor: "layer.weight: 3 inf, 0 nan"; empty if none or not known
-
-    def __str__(self) -> str:
-        if self.applied:
-            norm = "" if self.grad_norm is None else f": norm {self.grad_norm:g}"
-            return f"applied at scale {self.scale:g}{norm}"
-        return f"skipped at scale {self.scale:g}: {self.culprit or 'inf or nan in the gradients'}"
-
-
-@dataclass
-class _Seen:
-    """What was found in the gradients of one optimizer in this round."""
-
-    scale: Optional[torch.Tensor]  # a copy, which no update() moves; None: `fused` knows it
-    found: dict[torch.device, torch.Tensor]
-    fused: Optional[weakref.ref[FusedOptimizer]] = None  # that knows more,
-    walked: int = 0  # as long as it has made so many steps
-    culprit: str = ""
-
-    def knower(self) -> Optional[FusedOptimizer]:
-        """`fused`, if it lives and has made no other step since."""
-        fused = None if self.fused is None else self.fused()
-        return fused if fused is not None and fused.walked == self.walked else None
+_TORCH_DEFAULTS = {"init_scale": 2.0**16, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000}
 
 
 class GradScaler(torch.amp.GradScaler):
-    """``torch.amp.GradScaler``: the same constructor, methods, exceptions, state dict and pickles,
-    except that FP16 gradients do not raise.
+    """Scales losses, unscales gradients, skips bad steps, adapts the scale.
 
-    Beyond it: FP16 and BF16 gradients are taken; ``last_step_applied`` and ``report()`` say
-    whether the last step ran and which parameter was at fault. With ``headroom.torch.AdamW`` and
-    ``SGD`` the step is two passes over memory, clipping included.
+    A drop-in for ``torch.amp.GradScaler``: the same constructor, methods, state dict and pickles, and without
+    ``policy`` the same scales. Beyond it:
+
+    * ``policy``: any preset or policy, such as ``"headroom"`` or ``"torch:growth_interval=500"``; with one
+      that retries, ``attempts()`` runs a batch again instead of losing it.
+    * ``report()``, ``try_report()`` and ``last_step_applied`` say whether the last step ran and which parameter
+      was at fault. Names come from ``model``, from ``name_parameters()``, or from an optimizer that was made
+      with ``named_parameters()``.
+    * ``ranks``: the processes that decide together: a process group, a DeviceMesh, or True for all. By default
+      all do where parameters are sharded (DTensor, FSDP), and none otherwise.
+    * ``step(optimizer, max_norm=1.0)`` clips in the same pass.
+    * Nothing corrupts weights: impossible scales are refused, gradients are checked again after ``unscale_``,
+      and calls in an order that would mix scales are refused or handled. docs/python.md has the list.
 
     >>> import torch, headroom.torch
     >>> layer = torch.nn.Linear(2, 1)
     >>> optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-    >>> scaler = headroom.torch.GradScaler("cpu")
-    >>> scaler.name_parameters(layer)
+    >>> scaler = headroom.torch.GradScaler("cpu", model=layer)
     >>> scaler.scale(layer(torch.tensor([[1.0, float("inf")]])).sum()).backward()
     >>> scaler.step(optimizer)
     >>> scaler.update()
     >>> print(scaler.report(), "->", scaler.get_scale())
     skipped at scale 65536: weight: 1 inf, 0 nan -> 32768.0
-
-    In-place unscaling for torch's own optimizers is left to torch's kernel, which is fast and never
-    waits; BF16 gradients on CUDA, which it does not take, go through Headroom's.
     """
 
-    __signature__ = inspect.signature(torch.amp.GradScaler)
+    def __init__(
+        self,
+        device: str = "cuda",
+        init_scale: float = 2.0**16,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        enabled: bool = True,
+        *,
+        policy: Union[_core.ScalePolicy, str, None] = None,
+        model: Optional[torch.nn.Module] = None,
+        ranks: Any = "auto",
+        on_alarm: Optional[Callable[[_core.AlarmReport], None]] = None,
+    ) -> None:
+        _check_device(device)
+        if enabled and device == "cuda" and not torch.cuda.is_available():
+            warnings.warn(
+                "torch.cuda.amp.GradScaler is enabled, but CUDA is not available.  Disabling.", stacklevel=2
+            )
+            enabled = False
+        self._device = device
+        self._enabled = enabled
+        self._follows_torch = policy is None
+        given = dict(init_scale=init_scale, growth_factor=growth_factor, backoff_factor=backoff_factor,
+                     growth_interval=growth_interval)
+        self._on_alarm = on_alarm
+        self._ranks = ranks
+        self._begin(_policy_of(policy, given, enabled))
+        if model is not None:
+            self.name_parameters(model)
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> GradScaler:
-        # Not in __init__: torch's warns whoever calls it, which has to stay the user.
-        self = super().__new__(cls)
-        self._forget()
-        return self
-
-    def _forget(self) -> None:
-        self._seen: dict[int, _Seen] = {}
-        self._last: Optional[_Seen] = None
-        self._stepped = False
-        self._names = WeakTensorKeyDictionary()
-        self._flags: weakref.WeakKeyDictionary[FusedOptimizer, torch.Tensor]
-        self._flags = weakref.WeakKeyDictionary()
+    def _begin(self, policy: _core.ScalePolicy) -> None:
+        self._core = _core.GradScaler(policy, self._enabled, -1, self._on_alarm, 0)
+        self._place: Optional[torch.device] = None  # where the scale is, once a loss was scaled
+        self._scale_view: Optional[torch.Tensor] = None
+        self._names = Names()
+        self._group: Any = None  # that decides together, once the first optimizer is known
+        self._counted: weakref.WeakKeyDictionary[Any, Optional[list[bool]]] = weakref.WeakKeyDictionary()
+        self._bindings: weakref.WeakKeyDictionary[Any, Binding] = weakref.WeakKeyDictionary()
+        self._last: Optional[weakref.ref[Any]] = None  # the optimizer that was stepped last
+        self._per_optimizer_states: dict[int, dict[str, Any]] = defaultdict(_refresh_per_optimizer_state)
 
     def name_parameters(self, module: torch.nn.Module) -> None:
         """From now on reports call the module's parameters by their names."""
-        for name, parameter in module.named_parameters():
-            self._names[parameter] = name
+        self._names.add(module)
 
-    def report(self) -> Report:
+    # Scaling.
+
+    def scale(self, outputs: Any) -> Any:
+        """loss x scale, of a tensor or of every tensor in nested lists and tuples. FP16 and BF16 losses become
+        FP32, because the scaled loss may not fit into 16 bits."""
+        if not self._enabled:
+            return outputs
+        if isinstance(outputs, torch.Tensor):
+            return self._scale_one(outputs)
+        if isinstance(outputs, abc.Iterable):
+            scaled = map(self.scale, outputs)
+            return type(outputs)(scaled) if isinstance(outputs, (list, tuple)) else scaled
+        raise ValueError("outputs must be a Tensor or an iterable of Tensors")
+
+    @torch.compiler.disable
+    def _scale_one(self, loss: torch.Tensor) -> torch.Tensor:
+        if self._scale_view is None:
+            self._lazy_init_scale_growth_tracker(loss.device)
+        wide = loss.float() if loss.is_floating_point() and loss.element_size() < 4 else loss
+        # A copy: backward needs the factor after an update may have moved the scale.
+        scaled = wide * self._scale_view.clone().to(loss.device, non_blocking=True)
+        self._core.loss_scaled()
+        if scaled.requires_grad:  # gradients exist once backward has run
+            scaled.register_hook(functools.partial(_gradients_added, self._core, self._core.round))
+        return scaled
+
+    def _lazy_init_scale_growth_tracker(self, dev: torch.device) -> None:
+        if dev.type == "cuda":
+            state = self._core.state()
+            self._core = _core.GradScaler(
+                self._core.policy, self._enabled, dev.index, self._on_alarm, stream_of(dev))
+            self._core.load(state)
+        elif dev.type != "cpu":
+            raise make("unsupported", f"The loss is on {dev}; headroom.torch.GradScaler works on the CPU and on "
+                       "CUDA devices. Use torch.amp.GradScaler there.")
+        self._set_place(dev)
+
+    def _set_place(self, device: torch.device) -> None:
+        self._place = device
+        self._scale_view = tensor_at(self._core.scale_address(), device, self._core)
+
+    @property
+    def _scale(self) -> Optional[torch.Tensor]:
+        return self._scale_view
+
+    @property
+    def _growth_tracker(self) -> Optional[torch.Tensor]:
+        if self._place is None:
+            return None
+        return torch.tensor(self._get_growth_tracker(), dtype=torch.int32, device=self._place)
+
+    # Steps.
+
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        """Divides the gradients by the scale, in place, to clip or inspect them before ``step()``. FP16 and
+        BF16 gradients are taken. ``step(optimizer, max_norm=...)`` clips with one pass less."""
+        if not self._enabled:
+            return
+        self._check_scale_growth_tracker("unscale_")
+        core = self._bound(optimizer)
+        self._core.unscale_(core, self._stream)
+        self._note(optimizer, core, OptState.UNSCALED)
+
+    @torch.compiler.disable
+    def step(
+        self,
+        optimizer: torch.optim.Optimizer,
+        *args: Any,
+        max_norm: Optional[float] = None,
+        skip_above_norm: float = 0.0,
+        **kwargs: Any,
+    ) -> Any:
+        """Measures the gradients, decides, and applies or skips ``optimizer.step(*args, **kwargs)``.
+
+        ``max_norm`` clips the norm of the unscaled gradients, and the norm before clipping is returned, as a
+        tensor that nobody waits for. ``skip_above_norm`` skips a step whose norm is above it. Without
+        ``max_norm`` the result is that of ``optimizer.step()``, None for a skipped one."""
+        closure = kwargs.get("closure", args[0] if args else None)
+        if not self._enabled and closure is not None:
+            return optimizer.step(*args, **kwargs)  # a closure may run several times
+        if self._enabled:
+            if closure is not None:
+                raise RuntimeError("Closure use is not currently supported if GradScaler is enabled.")
+            self._check_scale_growth_tracker("step")
+        core = self._bound(optimizer)
+        if self._group is None and not any(
+            param.grad is not None for group in optimizer.param_groups for param in group["params"]
+        ):
+            if not self._enabled:
+                return optimizer.step(*args, **kwargs)
+            raise AssertionError("No inf checks were recorded for this optimizer.")
+        place = self._place or torch.device("cpu")
+        limits = (max_norm or 0.0, skip_above_norm)
+        call = Call(self._core, place, self._stream, limits, args, kwargs)
+        if isinstance(optimizer, FusedOptimizer):
+            result = optimizer.step_under(call)
+        elif core.wants_scaler:
+            result = self._step_with_itself(optimizer, core, call)
+        else:
+            result = core.step(call)
+        self._last = weakref.ref(optimizer)
+        self._note(optimizer, core, OptState.STEPPED)
+        return result if max_norm is None else self._numbers(optimizer, core)[2].clone()
+
+    def _step_with_itself(self, optimizer: torch.optim.Optimizer, core: Binding, call: Call) -> Any:
+        warnings.warn(
+            "GradScaler is going to stop passing itself as a keyword argument to the passed "
+            "optimizer. In the near future GradScaler registers `grad_scale: Tensor` and "
+            "`found_inf: Tensor` to the passed optimizer and let the optimizer use them directly.",
+            FutureWarning,
+            stacklevel=3,
+        )
+        result = optimizer.step(*call.args, **call.kwargs, grad_scaler=self)
+        core.step(call)
+        return result
+
+    def _bound(self, optimizer: torch.optim.Optimizer) -> Any:
+        """What the core knows the optimizer by."""
+        if self._ranks is not None and optimizer not in self._counted:
+            self._counted[optimizer] = self._join(optimizer)
+        if isinstance(optimizer, FusedOptimizer):
+            core = optimizer.bind(self._names)
+            devices = {optimizer.device}
+        else:
+            core = self._bindings.get(optimizer)
+            if core is None:
+                core = self._bindings[optimizer] = Binding(optimizer, self._names)
+                core.counted = self._counted.get(optimizer)
+            devices = {param.grad.device for group in optimizer.param_groups for param in group["params"]
+                       if param.grad is not None}
+        if devices - {self._place}:
+            self._decide_on_host()
+        return core
+
+    def _decide_on_host(self) -> None:
+        """For gradients in several places, and for ranks that communicate on the host."""
+        if self._place is not None and self._place.type == "cuda":
+            self._core.move_to_host()
+            self._set_place(torch.device("cpu"))
+
+    def _join(self, optimizer: torch.optim.Optimizer) -> Optional[list[bool]]:
+        """Lets the ranks decide together if they have to; returns which gradients this one counts."""
+        params = [param for group in optimizer.param_groups for param in group["params"]]
+        if self._ranks == "auto":
+            if not dist.is_available() or not dist.is_initialized() or not any(map(is_sharded, params)):
+                return None
+        group = dist.group.WORLD if self._ranks == "auto" else group_of(self._ranks)
+        if dist.get_world_size(group) == 1:
+            return None
+        counted, replicated = share_counting(group, self._names.of_all(optimizer), params)
+        if self._group is None:
+            ranks = ranks_over(group)
+            if not ranks.enqueues:
+                self._decide_on_host()
+            self._core.set_ranks(ranks, not replicated)
+            self._group, self._replicated = group, replicated
+        if self._replicated != replicated:
+            raise make("unsupported", "Some optimizers under this scaler have sharded parameters and others do not; "
+                       "give them scalers of their own.")
+        return None if replicated else counted
+
+    @property
+    def _stream(self) -> int:
+        if self._place is not None and self._place.type == "cuda":
+            return stream_of(self._place)
+        return _core.CURRENT_STREAMS
+
+    def _numbers(self, optimizer: torch.optim.Optimizer, core: Any) -> list[torch.Tensor]:
+        """found_inf, divisor and norm of the optimizer's last unscale_ or step."""
+        numbers_of = optimizer.numbers if isinstance(optimizer, FusedOptimizer) else core.numbers
+        return numbers_of(self._core, self._place or torch.device("cpu"))
+
+    def _note(self, optimizer: torch.optim.Optimizer, core: Any, stage: OptState) -> None:
+        """For code that reads torch's private table. The rules of call order are the core's."""
+        if self._enabled and self._core.numbers_of(core):  # 0: a hook prevented the step
+            found = self._numbers(optimizer, core)[0]
+            self._per_optimizer_states[id(optimizer)] = {
+                "stage": stage, "found_inf_per_device": {found.device: found}}
+
+    @torch.compiler.disable
+    def update(self, new_scale: Union[float, torch.Tensor, None] = None) -> None:
+        """Moves the scale by what the steps since the last update found, or sets it."""
+        if not self._enabled:
+            return
+        self._check_scale_growth_tracker("update")
+        if new_scale is not None:
+            self._set_scale(new_scale)
+        else:
+            try:
+                self._core.update(self._stream)
+            except Error as error:
+                if error.code != "wrong order":
+                    self._per_optimizer_states.clear()  # an alarm: the update is done
+                    raise
+                raise AssertionError(f"No inf checks were recorded prior to update. {error}") from None
+        self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
+
+    def _set_scale(self, new_scale: Union[float, torch.Tensor]) -> None:
+        if isinstance(new_scale, torch.Tensor):
+            if new_scale.numel() != 1 or new_scale.requires_grad:
+                raise AssertionError("new_scale should be a float or a 1-element tensor that needs no gradient.")
+            new_scale = new_scale.item()
+        state = json.loads(self._core.state())
+        state["state"]["scale"] = float(new_scale)
+        if "pending" in state["state"]:
+            state["state"]["pending"] = float(new_scale)
+        self._load(state)
+
+    def _load(self, state: dict[str, Any]) -> None:
+        try:
+            self._core.load(json.dumps(state))
+        except Error as error:
+            raise make("invalid argument", str(error)) if error.code == "bad state" else error from None
+
+    def attempts(self) -> Iterator[int]:
+        """For policies that retry (``policy="headroom-retry"``): runs the body of a loop again while the batch
+        overflowed and a lower scale may help.
+
+            for attempt in scaler.attempts():
+                optimizer.zero_grad()
+                scaler.scale(loss_of(model, batch)).backward()
+                scaler.step(optimizer)
+                scaler.update()
+        """
+        attempt = 0
+        yield attempt
+        while self._core.retry():
+            attempt += 1
+            yield attempt
+
+    # What happened.
+
+    def report(self) -> _core.StepReport:
         """What the last step did. Waits for a CUDA device."""
-        if self._last is None and self._stepped:
-            raise RuntimeError("report() knows nothing of the last step: the scaler is disabled, or the "
-                               "optimizer took care of the scale itself.")
-        if self._last is None:
-            raise RuntimeError("report() was called before any step(); step first.")
-        last = self._last
-        if last.fused is not None:
-            fused = last.knower()
-            if fused is None:
-                raise RuntimeError("report() cannot tell: the optimizer was stepped by others since, or "
-                                   "is gone.")
-            told = fused.report()
-            culprit = self._culprit(told.stats, fused, fused.listed) or told.culprit
-            scale = told.scale if last.scale is None else float(last.scale)
-            return Report(told.applied, scale, told.grad_norm, "" if told.applied else culprit)
-        applied = not sum(float(found) for found in last.found.values())
-        return Report(applied, float(last.scale), None, "" if applied else last.culprit)
+        return self._core.report()
+
+    def try_report(self) -> Optional[_core.StepReport]:
+        """The newest step that is done, without waiting; None if there is none."""
+        return self._core.try_report()
 
     @property
     def last_step_applied(self) -> bool:
-        """Whether the last step ran; a disabled scaler runs every one. Waits for a CUDA device."""
-        last = self._last
-        if last is not None and last.fused is not None and last.knower() is None:
-            return not any(map(float, last.found.values()))
-        return not self._enabled or self.report().applied
+        """Whether the last step ran. Waits for a CUDA device."""
+        if self._last is None:
+            return not self._enabled or self.report().applied
+        return self.report().applied
 
-    def _views(self, optimizer: torch.optim.Optimizer) -> tuple[list[View], list[torch.Tensor]]:
-        """The gradients that the core can read, and their parameters."""
-        views, owners = [], []
-        for group in optimizer.param_groups:
-            for param in group["params"]:
-                grad = param.grad
-                if grad is not None:
-                    view = view_of(grad._values() if grad.is_sparse else grad)
-                    if view is not None:
-                        views.append(view)
-                        owners.append(param)
-        return views, owners
+    def discard(self) -> None:
+        """Call after gradients of scaled losses were dropped without a step."""
+        self._core.discard()
 
-    def _culprit(
-        self, stats: _core.GradStats, optimizer: torch.optim.Optimizer, owners: list[torch.Tensor]
-    ) -> str:
-        if stats.culprit < 0:
-            return ""
-        parameter = owners[stats.culprit]
-        name = self._names.get(parameter)
-        for g, group in enumerate(optimizer.param_groups if name is None else ()):
-            for i, member in enumerate(group["params"]):
-                if member is parameter:
-                    name = f"param_groups[{g}].params[{i}]"
-        return f"{name}: {stats.culprit_inf} inf, {stats.culprit_nan} nan"
+    # Settings and state.
 
-    def _unscale_grads_(
-        self,
-        optimizer: torch.optim.Optimizer,
-        inv_scale: torch.Tensor,
-        found_inf: torch.Tensor,
-        allow_fp16: bool,
-    ) -> dict[torch.device, torch.Tensor]:
-        # As torch's, with one look at each gradient, and BF16 on CUDA to Headroom's kernel.
-        lists: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
-        for group in optimizer.param_groups:
-            for param in group["params"]:
-                try:
-                    grad = param.grad
-                except AttributeError:
-                    told = f"expected param to be torch.Tensor, got {type(param).__name__}"
-                    raise AssertionError(told) from None
-                if grad is None:
-                    continue
-                dtype = grad.dtype
-                if grad.is_sparse:
-                    if dtype is torch.float16:  # the sum of duplicates may overflow
-                        param.grad = grad = grad.coalesce()
-                    grad = grad._values()
-                key = (grad.device, dtype)
-                if key in lists:
-                    lists[key].append(grad)
-                else:
-                    lists[key] = [grad]
-        inverses, founds = _MultiDeviceReplicator(inv_scale), _MultiDeviceReplicator(found_inf)
-        with torch.no_grad():
-            for (device, dtype), grads in lists.items():
-                found = founds.get(device)
-                views = None
-                if dtype is torch.bfloat16 and device.type == "cuda":
-                    views = [view_of(grad) for grad in grads]
-                if views is None or None in views:
-                    inverse = inverses.get(device)
-                    torch._amp_foreach_non_finite_check_and_unscale_(grads, found, inverse)
-                    if dtype is torch.float16:  # a scale below 1 may have made inf of them: once more
-                        torch._amp_foreach_non_finite_check_and_unscale_(
-                            grads, found, torch.ones_like(inverse))
-                elif not _core.unscale_(views, float(inv_scale), stream=stream_of(device)).ok:
-                    found.fill_(1.0)
-        found_by_device = founds._per_device_tensors
-        if self._scale is not None:
-            self._seen[id(optimizer)] = _Seen(self._scale.clone(), found_by_device)
-        return found_by_device
+    @property
+    def policy(self) -> _core.ScalePolicy:
+        """Set it to change how the scale moves: ``scaler.policy.replace(growth_interval=100)``."""
+        return self._core.policy
 
-    def _find_culprit(self, optimizer: torch.optim.Optimizer) -> None:
-        views, owners = self._views(optimizer)
-        seen = self._seen.get(id(optimizer))
-        if seen is not None and len({view[3] for view in views}) == 1:
-            stats = _core.measure(views, stream=stream_of(owners[0].grad.device))
-            seen.culprit = self._culprit(stats, optimizer, owners)
+    @policy.setter
+    def policy(self, policy: _core.ScalePolicy) -> None:
+        self._core.set_policy(policy)
 
-    def _maybe_opt_step(
-        self,
-        optimizer: torch.optim.Optimizer,
-        optimizer_state: dict[str, Any],
-        *args: Any,
-        **kwargs: Any,
-    ) -> Optional[float]:
-        # As torch's, which waits for the flags here.
-        if not sum(found.item() for found in optimizer_state["found_inf_per_device"].values()):
-            return optimizer.step(*args, **kwargs)
-        self._find_culprit(optimizer)
-        return None
+    def get_scale(self) -> float:
+        """The scale that the next loss is multiplied by; waits for a CUDA device."""
+        return self._core.get_scale()
 
-    def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Optional[float]:
-        fused = isinstance(optimizer, FusedOptimizer) and self._enabled
-        if fused and not args and not kwargs and self._can_walk(optimizer):
-            return self._step_fused(optimizer)
-        if fused and optimizer.listed:
-            result = self._step_told(optimizer, *args, **kwargs)
-        else:
-            result = super().step(optimizer, *args, **kwargs)
-        self._stepped = True
-        self._last = self._seen.get(id(optimizer))
-        if self._last is not None and fused:
-            self._last.fused, self._last.walked = weakref.ref(optimizer), optimizer.walked
-        elif self._last is not None and not self._last.culprit:
-            found = self._last.found.values()  # on CUDA, asking a fused optimizer's would wait
-            if all(flag.is_cpu for flag in found) and any(map(float, found)):
-                self._find_culprit(optimizer)
-        return result
+    def _setting(self, name: str) -> Any:
+        if not self._enabled:
+            raise AttributeError(f"'GradScaler' object has no attribute '_{name}'")
+        return getattr(self._core.policy, name)
 
-    def _step_told(self, optimizer: FusedOptimizer, *args: Any, **kwargs: Any) -> Optional[float]:
-        """torch's way, and what the optimizer skips for reasons of its own counts as well: nan that
-        came in after unscale_()."""
-        told = torch.zeros(1, device=optimizer.listed[0].device)
-        optimizer.skipped_there = told
-        try:
-            result = super().step(optimizer, *args, **kwargs)
-        finally:
-            del optimizer.skipped_there
-        for found in self._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values():
-            found.copy_(torch.maximum(found, told.to(found.device, non_blocking=True).view_as(found)))
-        return result
+    _init_scale = property(lambda self: self._setting("init_scale"))
+    _growth_factor = property(lambda self: self._setting("growth_factor"))
+    _backoff_factor = property(lambda self: self._setting("backoff_factor"))
+    _growth_interval = property(lambda self: self._setting("growth_interval"))
 
-    def _can_walk(self, optimizer: FusedOptimizer) -> bool:
-        """Whether all is in order for a step in which the optimizer itself looks for inf and nan; if
-        not, torch's way says so, or goes about it."""
-        state = self._per_optimizer_states[id(optimizer)]
-        return (
-            self._scale is not None
-            and state["stage"] is OptState.READY
-            and optimizer.has_gradients_on(self._scale.device)
-            and getattr(optimizer, "grad_scale", None) is None
-        )
+    def set_growth_factor(self, new_factor: float) -> None:
+        self._core.set_policy(self._core.policy.replace(growth_factor=new_factor))
 
-    def _step_fused(self, optimizer: FusedOptimizer) -> None:
-        state = self._per_optimizer_states[id(optimizer)]
-        found = self._flags.get(optimizer)  # in which the step says whether it skipped
-        if found is None:
-            found = self._flags[optimizer] = torch.empty_like(self._scale, dtype=torch.float32)
-        seen = _Seen(None, {found.device: found}, weakref.ref(optimizer))
-        walked = optimizer.walked
-        optimizer.grad_scale, optimizer.skipped_there = self._scale, found
-        try:
-            optimizer.step()
-        except BaseException:
-            state["found_inf_per_device"] = {found.device: found.zero_()}  # update() goes on from here
-            raise
-        finally:
-            del optimizer.grad_scale, optimizer.skipped_there
-        state["stage"] = OptState.STEPPED
-        state["found_inf_per_device"] = seen.found
-        seen.walked = optimizer.walked
-        self._stepped = True
-        if optimizer.walked == walked:  # a hook or a subclass made no step of it
-            found.zero_()
-            self._last = None
-        else:
-            self._seen[id(optimizer)] = self._last = seen
+    def set_backoff_factor(self, new_factor: float) -> None:
+        self._core.set_policy(self._core.policy.replace(backoff_factor=new_factor))
 
-    def update(self, new_scale: Any = None) -> None:
-        super().update(new_scale)
-        self._seen = {}
+    def set_growth_interval(self, new_interval: int) -> None:
+        self._core.set_policy(self._core.policy.replace(growth_interval=new_interval))
+
+    def _get_growth_tracker(self) -> int:
+        return max(json.loads(self._core.state())["state"].get("growth_tracker", 0), 0) if self._enabled else 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Without ``policy``: torch's five keys. With one: ``"headroom"``, policy and state as JSON text."""
+        if not self._enabled:
+            return {}
+        if not self._follows_torch:
+            return {"headroom": self._core.state()}
+        return {
+            "scale": self.get_scale(),
+            "growth_factor": self.get_growth_factor(),
+            "backoff_factor": self.get_backoff_factor(),
+            "growth_interval": self.get_growth_interval(),
+            "_growth_tracker": self._get_growth_tracker(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes torch's keys or our own. Raises, changing nothing, if a value is impossible."""
+        if not self._enabled:
+            return
+        if len(state_dict) == 0:
+            raise RuntimeError(
+                "The source state dict is empty, possibly because it was saved "
+                "from a disabled instance of GradScaler."
+            )
+        if "headroom" in state_dict:
+            self._load(json.loads(state_dict["headroom"]))
+            return
+        state = json.loads(self._core.state())
+        if state["policy"]["rule"] != "dynamic":
+            raise make("bad state", "This state dict is that of a torch.amp.GradScaler; load it into a scaler "
+                       "without policy, or with one of torch's rule (policy=\"torch\").")
+        for name in ("growth_factor", "backoff_factor", "growth_interval"):
+            state["policy"][name] = state_dict[name]
+        interval = int(state_dict["growth_interval"])
+        numbers = state["state"]
+        numbers["scale"] = numbers["pending"] = float(state_dict["scale"])
+        # torch leaves the count where it is when the interval is made shorter.
+        numbers["growth_tracker"] = min(int(state_dict["_growth_tracker"]), interval - 1)
+        self._load(state)
 
     def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
-        for own in ("_seen", "_last", "_names", "_flags", "_stepped"):
-            state.pop(own)
-        return state
+        if self._per_optimizer_states:
+            raise AssertionError(
+                "A GradScaler instance may only be pickled at the beginning "
+                "of an iteration, or at the end after scaler.update()."
+            )
+        kept = ("_device", "_enabled", "_follows_torch", "_on_alarm", "_ranks")
+        return {name: self.__dict__[name] for name in kept} | {"state": self._core.state()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        saved = state.pop("state")
+        self.__dict__.update(state)
+        self._begin(_core.ScalePolicy("torch"))
+        self._core.load(saved)
 
 
-GradScaler.step.__doc__ = torch.amp.GradScaler.step.__doc__
-GradScaler.update.__doc__ = torch.amp.GradScaler.update.__doc__
+def _gradients_added(core: _core.GradScaler, round: int, grad: torch.Tensor) -> None:
+    core.gradients_added(round)
+
+
+def _check_device(device: Any) -> None:
+    if isinstance(device, str) and device.partition(":")[0] in _core.presets():
+        raise make("invalid argument", f"{device!r} is a policy, not a device: GradScaler(\"cuda\", policy={device!r}).")
+    try:
+        torch.device(device)
+    except RuntimeError as error:
+        raise make("invalid argument", f"The device {device!r} is unknown: {error}") from None
+
+
+def _policy_of(
+    policy: Union[_core.ScalePolicy, str, None], given: dict[str, Any], enabled: bool
+) -> _core.ScalePolicy:
+    if policy is not None:
+        changed = [name for name, value in given.items() if value != _TORCH_DEFAULTS[name]]
+        if changed:
+            raise make("invalid argument", f"{changed[0]} is given beside a policy; make it part of the policy: "
+                       f"\"torch:{changed[0]}={given[changed[0]]}\".")
+        return _core.ScalePolicy(policy) if isinstance(policy, str) else policy
+    if not enabled:
+        return _core.ScalePolicy("torch")
+    if given["growth_factor"] <= 1.0:
+        raise AssertionError("The growth factor must be > 1.0.")
+    if given["backoff_factor"] >= 1.0:
+        raise AssertionError("The backoff factor must be < 1.0.")
+    return _core.ScalePolicy("torch").replace(**given)

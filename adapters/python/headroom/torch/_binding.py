@@ -1,0 +1,221 @@
+"""How a torch optimizer looks to the core: a list of gradients, and a way to step."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from typing import Any, Optional
+
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from headroom import _core
+from headroom._errors import make
+from headroom.torch._memory import View, local_of, places, tensor_at, view_of
+
+
+class Names:
+    """What reports call a parameter: its name in the model, or its place in the optimizer."""
+
+    def __init__(self) -> None:
+        self._names = WeakTensorKeyDictionary()
+        self.revision = 0  # grows with every change, so that bindings notice
+
+    def add(self, module: torch.nn.Module) -> None:
+        for name, parameter in module.named_parameters():
+            self._names[parameter] = name
+        self.revision += 1
+
+    def of_all(self, optimizer: torch.optim.Optimizer) -> list[str]:
+        return [self.of(param, group, g, i) for g, group in enumerate(optimizer.param_groups)
+                for i, param in enumerate(group["params"])]
+
+    def of(self, parameter: torch.Tensor, group: dict[str, Any], g: int, i: int) -> str:
+        name = self._names.get(parameter)
+        if name is not None:
+            return name
+        given = group.get("param_names")  # the optimizer was made from named_parameters()
+        return given[i] if given else f"param_groups[{g}].params[{i}]"
+
+
+def takes_scale(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its step() unscales and skips by itself, given ``grad_scale`` and ``found_inf``."""
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+
+
+class Call:
+    """The arguments of one GradScaler.step(), and what the optimizer's step() returned."""
+
+    def __init__(
+        self,
+        scaler: _core.GradScaler,
+        device: torch.device,
+        stream: int,
+        limits: tuple[float, float],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        self.scaler = scaler
+        self.device = device
+        self.stream = stream
+        self.max_norm, self.skip_above_norm = limits
+        self.args = args
+        self.kwargs = kwargs
+        self.result: Any = None
+
+    def run(self, optimizer: torch.optim.Optimizer) -> None:
+        self.result = optimizer.step(*self.args, **self.kwargs)
+
+
+class Binding(_core.CallbackOptimizer):
+    """Any torch optimizer under the core's scaler.
+
+    Ordinary optimizers: the core waits for the verdict, gradients are unscaled in place, and their own
+    ``step()`` runs. Optimizers that take the scale themselves (torch's with ``fused=True``) get the divisor
+    and the verdict as tensors; on a CUDA device the host does not wait for these.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, names: Names) -> None:
+        super().__init__()
+        self._optimizer = weakref.ref(optimizer)
+        self._names = names
+        self._names_revision = -1
+        self._params: list[torch.Tensor] = []
+        self.counted: Optional[list[bool]] = None  # with ranks: which gradients this one counts in the norm
+        self._places = places()
+        self._views: list[View] = []
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # gradients, and dense copies of them
+        self._numbers: tuple[int, list[torch.Tensor]] = (0, [])
+        self._call: Optional[Call] = None  # while step() runs
+        # The contract before torch 1.13: the optimizer gets the scaler and does everything itself.
+        self.wants_scaler = (
+            takes_scale(optimizer) and "grad_scaler" in inspect.signature(optimizer.step).parameters
+        )
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        optimizer = self._optimizer()
+        if optimizer is None:
+            raise make("wrong order", "The optimizer of these gradients was deleted; discard() them.")
+        return optimizer
+
+    def step(self, call: Call) -> Any:
+        """One step under the scaler. Returns what the optimizer's own step() did, None if it was skipped."""
+        self._call = call
+        try:
+            call.scaler.step(self, call.max_norm, call.skip_above_norm, "never", call.stream)
+            return call.result
+        finally:
+            self._call = None
+            self._copies = []
+
+    def numbers(self, scaler: _core.GradScaler, device: torch.device) -> list[torch.Tensor]:
+        """found_inf, divisor and norm of the last unscale_ or step: views of the core's memory."""
+        address = scaler.numbers_of(self)
+        if self._numbers[0] != address:
+            owner = (self, scaler)
+            self._numbers = (address, [tensor_at(address + 4 * i, device, owner) for i in range(3)])
+        return self._numbers[1]
+
+    # What the core calls.
+
+    def refresh(self) -> None:
+        optimizer = self.optimizer
+        params = [param for group in optimizer.param_groups for param in group["params"]]
+        moved, _, _ = self._places.look(params, False)
+        same = self._places.same(params, self._params) and self._names_revision == self._names.revision
+        if same and not moved and not self._copies:
+            return
+        self._params, self._names_revision = params, self._names.revision
+        self._views, self._copies = [], []
+        counted = self.counted or [True] * len(params)
+        bound: list[tuple[str, Optional[View], Optional[View], bool]] = []
+        for name, param in zip(self._names.of_all(optimizer), params):
+            view = None if param.grad is None else self._view(param, name)
+            bound.append((name, None, view, counted[len(bound)]))
+        self.rebind(bound, 0)
+
+    def _view(self, param: torch.Tensor, name: str) -> View:
+        grad = local_of(param.grad, name)
+        if grad.is_sparse:
+            if grad.dtype is torch.float16 and not grad.is_coalesced():
+                param.grad = grad = grad.coalesce()  # the sum of duplicates may overflow
+            grad = grad._values()
+        view = view_of(grad)
+        if view is None:
+            dense = grad.detach().clone(memory_format=torch.contiguous_format).resolve_neg()
+            view = view_of(dense)
+            self._copies.append((grad, dense))
+        if view is None:
+            raise make("unsupported", f"The gradient of {name} is a {type(grad).__name__} of {grad.dtype} on "
+                       f"{grad.device}; Headroom takes FP16, BF16, FP32 and FP64 on the CPU and on CUDA devices.")
+        self._views.append(view)
+        return view
+
+    def gradients_changed(self) -> None:
+        with torch.no_grad():
+            for grad, dense in self._copies:
+                grad.copy_(dense)
+
+    def overflows(self, multiplier: float) -> bool:
+        """Whether FP16 gradients x multiplier, unscaled where they are, would be inf."""
+        halves = [view for view in self._views if view[1] == 0]
+        return _core.measure(halves, self._stream).amax * multiplier >= 65520.0
+
+    @property
+    def _stream(self) -> int:
+        return _core.CURRENT_STREAMS if self._call is None else self._call.stream
+
+    def apply(self, multiplier: float, clear_grads: bool) -> None:
+        assert self._call is not None
+        if self.wants_scaler:
+            return  # it has stepped already
+        if takes_scale(self.optimizer):
+            self._step_scaled(self._call, multiplier != 1.0)
+            return
+        if multiplier != 1.0:
+            self._multiply(multiplier)
+        try:
+            self._call.run(self.optimizer)
+        except BaseException:
+            if multiplier != 1.0:
+                self._multiply(1.0 / multiplier)
+            raise
+
+    def apply_on_device(self, verdict: int, clear_grads: bool, stream: int) -> bool:
+        call = self._call
+        assert call is not None
+        if self.wants_scaler or not takes_scale(self.optimizer) or _lacks_momentum(self.optimizer):
+            return False
+        self._step_scaled(call, call.max_norm > 0.0 or not call.scaler.is_unscaled(self))
+        return True
+
+    def _step_scaled(self, call: Call, divide: bool) -> None:
+        optimizer: Any = self.optimizer
+        found_inf, divisor, _ = self.numbers(call.scaler, call.device)
+        preset = getattr(optimizer, "grad_scale", None)  # a factor of the user's own
+        if preset is not None:
+            divisor = divisor * preset if divide else preset
+        optimizer.grad_scale = divisor if divide or preset is not None else None
+        optimizer.found_inf = found_inf
+        try:
+            call.run(optimizer)
+        finally:
+            del optimizer.grad_scale, optimizer.found_inf
+
+    def _multiply(self, factor: float) -> None:
+        _core.unscale_(self._views, factor, self._stream)
+        self.gradients_changed()
+
+
+def _lacks_momentum(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether torch's fused SGD would make a momentum buffer in this step. Its kernel leaves the buffer
+    uninitialised when the step is skipped, and the next step uses it: the host has to wait once."""
+    if not isinstance(optimizer, torch.optim.SGD):
+        return False
+    return any(
+        group["momentum"] != 0 and optimizer.state[param].get("momentum_buffer") is None
+        for group in optimizer.param_groups
+        for param in group["params"]
+        if param.grad is not None
+    )

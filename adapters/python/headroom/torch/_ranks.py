@@ -1,0 +1,89 @@
+"""Several processes that train one model: one verdict, one norm, over torch.distributed."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+import torch.distributed as dist
+
+from headroom import _core
+from headroom._errors import make
+
+
+def group_of(ranks: Any) -> Any:
+    """The process group that ``ranks`` stands for: one, a DeviceMesh, or True for all processes."""
+    if ranks is True:
+        return dist.group.WORLD
+    if hasattr(ranks, "get_group"):  # a DeviceMesh
+        return ranks.get_group() if ranks.ndim == 1 else ranks._flatten().get_group()
+    return ranks
+
+
+def is_sharded(parameter: torch.Tensor) -> bool:
+    """Whether this process may have a part of the parameter only: DTensor (FSDP2, tensor and expert
+    parallelism), or flattened by FSDP1."""
+    return hasattr(parameter, "_local_tensor") or getattr(parameter, "_fsdp_flattened", False)
+
+
+def ranks_over(group: Any) -> _core.CallbackRanks:
+    """The core's ranks, which exchange some 300 bytes in every step."""
+    size = dist.get_world_size(group)
+    on_cuda = "nccl" in dist.get_backend(group)
+    device = torch.device("cuda", torch.cuda.current_device()) if on_cuda else torch.device("cpu")
+
+    def reduce(sums: memoryview, maxima: memoryview) -> None:
+        mine = torch.tensor([*sums, *maxima], dtype=torch.float64, device=device)
+        everybody = [torch.empty_like(mine) for _ in range(size)]
+        try:
+            dist.all_gather(everybody, mine, group=group)
+            numbers = [each.tolist() for each in everybody]
+        except RuntimeError as error:
+            why = str(error).partition("\n")[0].rstrip(".")
+            raise make("rank lost", f"Another rank did not come to the same step ({why}); it is gone, stuck or out "
+                       "of step. Look at its output, end the job and start from the last checkpoint.") from error
+        # Added in the order of the ranks, so that all of them get the same bits.
+        count = len(sums)
+        for i in range(count):
+            sums[i] = sum(each[i] for each in numbers)
+        for i in range(len(maxima)):
+            maxima[i] = max(each[count + i] for each in numbers)
+
+    def enqueue(sums: int, sum_count: int, maxima: int, maximum_count: int, stream: int) -> None:
+        def at(address: int, count: int) -> torch.Tensor:
+            view = _core.Tensor.from_pointer(address, "float64", count, device.index, False, None)
+            return torch.from_dlpack(view)
+
+        dist.all_reduce(at(sums, sum_count), dist.ReduceOp.SUM, group=group)
+        dist.all_reduce(at(maxima, maximum_count), dist.ReduceOp.MAX, group=group)
+
+    return _core.CallbackRanks(dist.get_rank(group), size, reduce, enqueue if on_cuda else None)
+
+
+def _block_of(name: str, parameter: torch.Tensor, named: bool, rank: int) -> tuple[Any, ...]:
+    """Which elements of which parameter this process has. Two processes with the same block have copies."""
+    if getattr(parameter, "_fsdp_flattened", False):
+        return (name, "flat", rank)
+    if not hasattr(parameter, "_local_tensor"):
+        return (name, (0,) * parameter.dim(), tuple(parameter.shape))
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    dtensor: Any = parameter
+    mesh = dtensor.device_mesh
+    shape, offset = compute_local_shape_and_global_offset(dtensor.shape, mesh, dtensor.placements)
+    # Names from the model tell parameters apart. Without them two meshes may be two stages of a pipeline.
+    place = () if named else tuple(mesh.mesh.flatten().tolist())
+    return (name, tuple(offset), tuple(shape), *place)
+
+
+def share_counting(group: Any, names: list[str], parameters: list[torch.Tensor]) -> tuple[list[bool], bool]:
+    """Which gradients this process counts in the norm, so that every element is counted once; and whether all
+    processes have the same whole gradients. Every process of the group has to call it."""
+    rank = dist.get_rank(group)
+    mine = [_block_of(name, parameter, not name.startswith("param_groups["), rank)
+            for name, parameter in zip(names, parameters)]
+    everybody: list[Optional[list[tuple[Any, ...]]]] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everybody, mine, group=group)
+    earlier = {block for blocks in everybody[:rank] for block in blocks or ()}
+    replicated = all(blocks == mine for blocks in everybody) and not any(map(is_sharded, parameters))
+    return [block not in earlier for block in mine], replicated
