@@ -365,10 +365,10 @@ void Scaler::raise(Alarm alarm, float scale, int64_t skips_in_row,
                                 : std::to_string(skips_in_row) + what +
                                       (policy.retries() ? "es" : "s") + " in a row were skipped";
   report.sentence = alarm == Alarm::kAtFloor
-                        ? "The gradients overflowed at a scale of " + number(scale) +
+                        ? "The gradients overflowed at a scale of " + short_number(scale) +
                               " and the policy allows none smaller (min_scale " +
-                              number(policy.min_scale()) + "); " + skips
-                        : skips + ", the last at a scale of " + number(scale) + "; the limit is " +
+                              short_number(policy.min_scale()) + "); " + skips
+                        : skips + ", the last at a scale of " + short_number(scale) + "; the limit is " +
                               std::to_string(max_skips_in_row(policy));
   report.sentence += ". The last culprit was " +
                      (culprit.empty() ? std::string("not named") : culprit) +

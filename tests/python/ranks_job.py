@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""One of four processes over Gloo: trains a small model in each layout of sharded training, with one inf in one
-shard of one gradient, and compares what the ranks decided. Rank 0 writes the outcomes as JSON.
+"""One of four processes over Gloo: steps a small model in each layout of sharded training, with one inf in one shard of
+one gradient, and compares what the ranks decided. Rank 0 writes the outcomes as JSON.
 
-    torchrun-like environment: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; arguments: OUTPUT torch|headroom"""
+    ranks_job.py OUTPUT torch|headroom [STEPS]      with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the environment
 
-import copy
+With STEPS it trains the layouts whose backward runs over Gloo for so many steps with random faults."""
+
 import json
 import pathlib
+import random
 import sys
 
 import torch
@@ -19,17 +21,18 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 RANKS = 4
 WIDTH = 8
+INF = float("inf")
 
 
 class Block(nn.Module):
-    """A norm and two matrices, in this order."""
+    """A norm and two matrices; the optimizer lists them in the order in which they are made."""
 
-    def __init__(self, norm_last=False):
+    def __init__(self, norm_last=False, outputs=WIDTH):
         super().__init__()
         if not norm_last:
             self.norm = nn.LayerNorm(WIDTH)
         self.up = nn.Linear(WIDTH, 2 * WIDTH, bias=False)
-        self.down = nn.Linear(2 * WIDTH, WIDTH, bias=False)
+        self.down = nn.Linear(2 * WIDTH, outputs, bias=False)
         if norm_last:
             self.norm = nn.LayerNorm(WIDTH)
 
@@ -42,126 +45,91 @@ def block(**options):
     return Block(**options)
 
 
+def mesh_of(*shape, names=None):
+    return init_device_mesh("cpu", shape, mesh_dim_names=names)
+
+
 def tensor_parallel(module, mesh):
     return parallelize_module(module, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
 
 
-def replicate(module, mesh):
-    """The norm as DTensors that every rank has whole."""
+def replicate_norm(module, mesh):
+    """Makes DTensors of the norm, whole on every rank."""
     for name, parameter in list(module.norm.named_parameters()):
-        whole = distribute_tensor(parameter.data, mesh, [Replicate()] * mesh.ndim)
-        setattr(module.norm, name, nn.Parameter(whole))
+        setattr(module.norm, name, nn.Parameter(distribute_tensor(parameter.data, mesh, [Replicate()])))
     return module
 
 
-class Layout:
-    """A model in its layout, and how to fill its gradients from those of the whole model."""
-
-    def __init__(self, module, backward=None):
-        self.module = module
-        self.parameters = dict(module.named_parameters())
-
-    def set_gradients(self, whole):
-        """What backward and the reductions of the layout leave behind, made from the whole model's gradients."""
-        for name, parameter in self.parameters.items():
-            grad = whole[name]
-            if isinstance(parameter, DTensor):
-                grad = distribute_tensor(grad.clone(), parameter.device_mesh, parameter.placements)
-            parameter.grad = grad.clone()
+def dp():
+    return fully_shard(block(), mesh=mesh_of(RANKS))
 
 
-def fsdp2(mesh, **options):
+def hsdp():
+    return fully_shard(block(), mesh=mesh_of(2, 2, names=("replicate", "shard")))
+
+
+def tp():
+    return tensor_parallel(block(), mesh_of(RANKS))
+
+
+def dp_tp():
+    mesh = mesh_of(2, 2, names=("dp", "tp"))
+    return fully_shard(tensor_parallel(block(), mesh["tp"]), mesh=mesh["dp"])
+
+
+def dp_ep():
+    """Experts: each matrix is split over two ranks and sharded over two; the norm is sharded over all four."""
+    mesh = mesh_of(2, 2, names=("edp", "ep"))
     module = block()
-    fully_shard(module, mesh=mesh, **options)
-    return module
-
-
-def two_dimensional():
-    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-
-
-def layout_dp():
-    return fsdp2(init_device_mesh("cpu", (RANKS,)))
-
-
-def layout_hsdp():
-    return fsdp2(init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")))
-
-
-def layout_tp():
-    return tensor_parallel(block(), init_device_mesh("cpu", (RANKS,)))
-
-
-def layout_dp_tp():
-    mesh = two_dimensional()
-    module = tensor_parallel(block(), mesh["tp"])
-    fully_shard(module, mesh=mesh["dp"])
-    return module
-
-
-def layout_replicated_first():
-    mesh = two_dimensional()
-    return tensor_parallel(replicate(block(), mesh["tp"]), mesh["tp"])
-
-
-def layout_replicated_last():
-    mesh = two_dimensional()
-    return tensor_parallel(replicate(block(norm_last=True), mesh["tp"]), mesh["tp"])
-
-
-def layout_dp_ep():
-    """Two experts, each on two of the ranks; the norm on all four."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("edp", "ep"))
-    module = block()
-    for name in ("up", "down"):
-        linear = getattr(module, name)
+    for linear in (module.up, module.down):
         linear.weight = nn.Parameter(distribute_tensor(linear.weight.data, mesh["ep"], [Shard(0)]))
         fully_shard(linear, mesh=mesh["edp"])
-    fully_shard(module.norm, mesh=init_device_mesh("cpu", (RANKS,)))
+    fully_shard(module.norm, mesh=mesh_of(RANKS))
     return module
 
 
-def layout_pp_dp():
-    """Stages of a pipeline: ranks 0 and 1 have the first half of the model, 2 and 3 the second."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
+def pp_dp():
+    """Stages of a pipeline: two ranks have the first part of the model, two the rest."""
+    mesh = mesh_of(2, 2, names=("pp", "dp"))
     module = block()
-    stage = mesh.get_coordinate()[0]
-    for name in (("down",) if stage == 0 else ("norm", "up")):
+    first_stage = mesh.get_coordinate()[0] == 0
+    for name in ("down",) if first_stage else ("norm", "up"):
         setattr(module, name, nn.Identity())
-    fully_shard(module, mesh=mesh["dp"])
-    return module
+    return fully_shard(module, mesh=mesh["dp"])
 
 
-def layout_plain_beside():
-    """The matrices are sharded, the norm is an ordinary tensor on every rank."""
+def replicated_first():
+    mesh = mesh_of(2, 2, names=("dp", "tp"))["tp"]
+    return tensor_parallel(replicate_norm(block(), mesh), mesh)
+
+
+def replicated_last():
+    mesh = mesh_of(2, 2, names=("dp", "tp"))["tp"]
+    return tensor_parallel(replicate_norm(block(norm_last=True), mesh), mesh)
+
+
+def plain_beside_dtensor():
     module = block()
-    mesh = init_device_mesh("cpu", (RANKS,))
-    for name in ("up", "down"):
-        fully_shard(getattr(module, name), mesh=mesh)
+    for linear in (module.up, module.down):
+        fully_shard(linear, mesh=mesh_of(RANKS))
     return module
 
 
-def layout_empty_shards():
-    module = block()
-    module.down = nn.Linear(2 * WIDTH, 3, bias=False)  # three rows over four ranks
-    fully_shard(module, mesh=init_device_mesh("cpu", (RANKS,)))
-    return module
+def empty_shards():
+    return fully_shard(block(outputs=3), mesh=mesh_of(RANKS))  # three rows for four ranks
 
 
-def layout_offload():
-    return fsdp2(init_device_mesh("cpu", (RANKS,)), offload_policy=CPUOffloadPolicy(pin_memory=False))
+def cpu_offload():
+    return fully_shard(block(), mesh=mesh_of(RANKS), offload_policy=CPUOffloadPolicy(pin_memory=False))
 
 
-LAYOUTS = {name[len("layout_"):]: made for name, made in list(globals().items()) if name.startswith("layout_")}
+def fsdp1():
+    return FullyShardedDataParallel(block(), device_id=torch.device("cpu"))
 
 
-def whole_gradients(module_like):
-    """Gradients of the whole model, the same on every rank."""
-    torch.manual_seed(11)
-    grads = {}
-    for name, shape in module_like.items():
-        grads[name] = torch.randn(shape)
-    return grads
+LAYOUTS = [dp, hsdp, tp, dp_tp, dp_ep, pp_dp, replicated_first, replicated_last, plain_beside_dtensor, empty_shards,
+           cpu_offload, fsdp1]
+TRAINED = [dp, hsdp, tp, dp_tp, empty_shards, cpu_offload]  # whose backward needs nothing that Gloo lacks
 
 
 def gather(value):
@@ -170,69 +138,124 @@ def gather(value):
     return everybody
 
 
-def run(name, scaler_class, bad_rank, which, steps=1):
-    """One step with an inf in local gradient `which` of `bad_rank`; None: nowhere."""
-    module = LAYOUTS[name]()
-    layout = Layout(module)
+def local(tensor):
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def whole_gradients(layout, parameters):
+    """Gradients of the whole model by name, the same on every rank."""
     shapes = {}
-    for each in gather({key: tuple(p.shape) for key, p in layout.parameters.items()}):
-        shapes.update(each)
-    whole = whole_gradients(shapes)
+    for each in gather({name: tuple(parameter.shape) for name, parameter in parameters.items()}):
+        shapes |= each
+    if layout is fsdp1:  # one flat parameter, of which each rank has its own quarter
+        shapes = {name: (RANKS * count,) for name, (count,) in shapes.items()}
+    torch.manual_seed(11)
+    return {name: torch.randn(shape) for name, shape in shapes.items()}
+
+
+def set_gradients(layout, parameters, whole):
+    """What backward and the reductions of the layout leave behind."""
+    for name, parameter in parameters.items():
+        grad = whole[name].clone()
+        if layout is fsdp1:
+            grad = grad.chunk(RANKS)[dist.get_rank()].clone()
+        elif isinstance(parameter, DTensor):
+            grad = distribute_tensor(grad, parameter.device_mesh, parameter.placements)
+        parameter.grad = grad
+
+
+def place_of_inf(layout, parameters, rank, which):
+    """The name of gradient `which` of a rank, and an element of the whole gradient that is in that rank's shard."""
+    name = list(parameters)[which]
+    shape = tuple(local(parameters[name]).shape)
+    numbers = torch.arange(parameters[name].numel() * (RANKS if layout is fsdp1 else 1)).view(
+        -1 if layout is fsdp1 else parameters[name].shape)
+    set_gradients(layout, {name: parameters[name]}, {name: numbers.float()})
+    element = int(local(parameters[name].grad).flatten()[0]) if 0 not in shape else None
+    return gather((name, element))[rank]
+
+
+def run(layout, make_scaler, bad=None):
+    """One step; with `bad`, (rank, index of a gradient there), an inf in an element of that rank's shard."""
+    module = layout()
+    parameters = dict(module.named_parameters())
+    whole = {name: 4.0 * grad for name, grad in whole_gradients(layout, parameters).items()}
+    norm = float(torch.cat([grad.flatten() for grad in whole.values()]).norm()) / 4.0
+    if bad is not None:
+        counts = gather(len(parameters))
+        name, element = place_of_inf(layout, parameters, bad[0], min(bad[1], counts[dist.get_rank()] - 1))
+        if element is None:
+            return None
+        whole[name].view(-1)[element] = INF
     optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
-    options = {} if scaler_class is torch.amp.GradScaler else {"model": module}
-    if name == "pp_dp" and options:
-        options["ranks"] = True
-    scaler = scaler_class("cpu", init_scale=4.0, **options)
+    scaler = make_scaler(module, layout)
     scaler.scale(torch.ones(()))
-    layout.set_gradients({key: 4.0 * grad for key, grad in whole.items()})
-    locals_ = [p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad for p in layout.parameters.values()]
-    if dist.get_rank() == bad_rank and which is not None:
-        locals_[which].view(-1)[0] = float("inf")
-    before = [p.detach().clone() for p in layout.parameters.values()]
-    norm = None
+    set_gradients(layout, parameters, whole)
+    before = [local(parameter.detach()).clone() for parameter in parameters.values()]
     try:
-        if options:
-            norm = float(scaler.step(optimizer, max_norm=1e9))
-        else:
-            scaler.step(optimizer)
+        clip = {} if type(scaler) is torch.amp.GradScaler else {"max_norm": 1e9}
+        measured = scaler.step(optimizer, **clip)
         scaler.update()
-        moved = not all(
-            torch.equal(a.to_local() if isinstance(a, DTensor) else a, b.to_local() if isinstance(b, DTensor) else b)
-            for a, b in zip(before, layout.parameters.values()))
-        mine = {"scale": scaler.get_scale(), "moved": moved, "norm": norm}
+        moved = any(not torch.equal(old, local(new)) for old, new in zip(before, parameters.values()))
+        mine = {"scale": scaler.get_scale(), "moved": moved, "norm": None if measured is None else float(measured)}
     except Exception as error:
         mine = {"error": f"{type(error).__name__}: {error}".partition("\n")[0][:200]}
-    everybody = gather(mine)
-    expected = float(torch.cat([grad.flatten() for grad in whole.values()]).norm())
-    return {"ranks": everybody, "norm": expected, "locals": gather([g.numel() for g in locals_])}
+    return {"ranks": gather(mine), "norm": norm}
 
 
-def agreed(outcome):
-    ranks = outcome["ranks"]
-    return all(each == ranks[0] for each in ranks) and "error" not in ranks[0]
+def try_all(layout, make_scaler):
+    clean = run(layout, make_scaler)
+    counts = gather(len(dict(layout().named_parameters())))
+    bad = [run(layout, make_scaler, (rank, which)) for rank in range(RANKS) for which in range(counts[rank])]
+    return {"clean": clean, "bad": [each for each in bad if each is not None]}
+
+
+def train(layout, make_scaler, steps):
+    """Trains with random faults beside the whole model; every rank has to decide as that one does."""
+    whole = block(outputs=3) if layout is empty_shards else block()
+    module = layout()
+    scaler, other = make_scaler(module, layout), torch.amp.GradScaler("cpu", growth_interval=5)
+    optimizer, expected = torch.optim.SGD(module.parameters(), lr=0.01), torch.optim.SGD(whole.parameters(), lr=0.01)
+    chance = random.Random(5)
+    worst, skipped = 0.0, 0
+    for _ in range(steps):
+        x = torch.tensor([[chance.gauss(0, 1) for _ in range(WIDTH)]])
+        if chance.random() < 0.1:
+            x[0, chance.randrange(WIDTH)] = chance.choice([INF, float("nan")])
+        for model, each, by in ((module, optimizer, scaler), (whole, expected, other)):
+            each.zero_grad()
+            by.scale(local(model(x)).square().sum()).backward()
+        grads = [p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad for p in module.parameters()]
+        right = float(nn.utils.get_total_norm(grads)) / scaler.get_scale()
+        norm = float(scaler.step(optimizer, max_norm=1e9))
+        other.step(expected)
+        scaler.update(), other.update()
+        if scaler.last_step_applied:
+            worst = max(worst, abs(norm / right - 1.0))
+        skipped += not scaler.last_step_applied
+        assert scaler.get_scale() == other.get_scale()
+    numbers = [scaler.get_scale(), skipped, norm]
+    gap = max(float((p.full_tensor() - q).abs().max()) if isinstance(p, DTensor) else float((p - q).abs().max())
+              for p, q in zip(module.parameters(), whole.parameters()))
+    return {"same": all(str(each) == str(numbers) for each in gather(numbers)), "worst": worst, "skipped": skipped, "gap": gap}
 
 
 def main():
-    output, kind = sys.argv[1:]
+    output, kind, *steps = sys.argv[1:]
     dist.init_process_group("gloo")
-    if kind == "torch":
-        scaler_class = torch.amp.GradScaler
-    else:
+
+    def make_scaler(module, layout):
+        if kind == "torch":
+            return torch.amp.GradScaler("cpu", init_scale=4.0)
         import headroom.torch
 
-        scaler_class = headroom.torch.GradScaler
-    found = {}
-    for name in LAYOUTS:
-        try:
-            clean = run(name, scaler_class, 0, None)
-        except Exception as error:
-            found[name] = {"error": f"{type(error).__name__}: {error}"}
-            continue
-        found[name] = {"clean": clean, "bad": {}}
-        for rank in range(RANKS):
-            for which, count in enumerate(clean["locals"][rank]):
-                if count > 0:
-                    found[name]["bad"][f"{rank}.{which}"] = run(name, scaler_class, rank, which)
+        options = {"growth_interval": 5} if steps else {"init_scale": 4.0}
+        return headroom.torch.GradScaler("cpu", model=module, ranks=True if layout is pp_dp else "auto", **options)
+
+    if steps:
+        found = {layout.__name__: train(layout, make_scaler, int(steps[0])) for layout in TRAINED}
+    else:
+        found = {layout.__name__: try_all(layout, make_scaler) for layout in LAYOUTS}
     if dist.get_rank() == 0:
         pathlib.Path(output).write_text(json.dumps(found, indent=1))
     dist.destroy_process_group()

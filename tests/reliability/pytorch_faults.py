@@ -1,7 +1,34 @@
-"""What PyTorch's faults share: a register of them, a small model, and words for what came of it."""
+"""What PyTorch's faults share: a register of them, a small model, and words for what came of it.
+
+The environment says whose scaler is tried, and with which optimizers: HEADROOM_FAULTS_SCALER is torch (the default) or
+headroom, HEADROOM_FAULTS_OPTIMIZER plain (the default), foreach, fused or headroom."""
+import functools
+import os
 import re
 
 import torch
+
+OURS = os.environ.get("HEADROOM_FAULTS_SCALER", "torch") == "headroom"
+OPTIMIZER = os.environ.get("HEADROOM_FAULTS_OPTIMIZER", "plain")
+if OURS:
+    import headroom.torch
+
+    GradScaler: type[torch.amp.GradScaler] = headroom.torch.GradScaler
+    load, save = headroom.torch.load, headroom.torch.save
+else:
+    GradScaler = torch.amp.GradScaler
+    load, save = torch.load, torch.save
+
+
+def optimizer_class(name):
+    """SGD or AdamW of the kind that is tried."""
+    if OPTIMIZER == "headroom":
+        return getattr(headroom.torch, name)
+    flags = {} if OPTIMIZER == "plain" else {OPTIMIZER: True}
+    return functools.partial(getattr(torch.optim, name), **flags)
+
+
+SGD, AdamW = optimizer_class("SGD"), optimizer_class("AdamW")
 
 INF, NAN = float("inf"), float("nan")
 FAULTS = {}
@@ -12,10 +39,15 @@ def fault(function):
     return function
 
 
-def setup(optimizer=torch.optim.SGD, dtype=torch.float32, **options):
+def setup(dtype=torch.float32, **options):
     w = torch.ones(4, dtype=dtype, requires_grad=True)
     options = {"lr": 0.1, **options}
-    return w, optimizer([w], **options), torch.amp.GradScaler("cpu")
+    return w, SGD([w], **options), GradScaler("cpu")
+
+
+def skipped(scaler):
+    """How a user learns of a skipped step."""
+    return f"{scaler.report()}" if OURS else "skipped; a smaller scale tells"
 
 
 def step(w, optimizer, scaler, grad):

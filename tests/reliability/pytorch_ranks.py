@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
-from pytorch_faults import INF, fault, sentence
+from pytorch_faults import INF, OURS, SGD, GradScaler, fault, sentence
 
 LIMIT = 5  # seconds that ranks wait for each other; PyTorch's own choice is half an hour
 
@@ -33,8 +33,12 @@ class Rank:
         self.rank = rank
         self.model = Model() if sharded else torch.nn.parallel.DistributedDataParallel(Model())
         self.w = next(self.model.parameters())
-        self.optimizer = torch.optim.SGD([self.w], lr=0.1)
-        self.scaler = (ShardedGradScaler if sharded else torch.amp.GradScaler)("cpu", **options)
+        self.optimizer = SGD([self.w], lr=0.1)
+        if OURS:
+            options |= {"ranks": True, "gradients": "sharded" if sharded else None}
+            self.scaler = GradScaler("cpu", **options)
+        else:
+            self.scaler = (ShardedGradScaler if sharded else GradScaler)("cpu", **options)
 
     def backward(self, grad):
         self.optimizer.zero_grad()
@@ -78,11 +82,11 @@ def both_skipped(ends):
     if all(isinstance(end, tuple) for end in ends):
         return "corrupted", "the ranks part: weights are {} and {}, scales {:g} and {:g}".format(
             *(f"{end[0]:.4g}" for end in ends), *(end[1] for end in ends))
-    return told(ends)
+    return error_of(ends)
 
 
-def told(ends):
-    """The error of a rank that was told."""
+def error_of(ends):
+    """The error that a rank raised."""
     errors = [end for end in ends if isinstance(end, str)]
     return ("reported", errors[0]) if errors else ("silent", "no word on any rank")
 
@@ -123,7 +127,7 @@ def bad_shard(rank):
 @fault
 def rank_overflows_in_its_shard():
     outcome, what = both_skipped(on_two_ranks(bad_shard))
-    return outcome, f"FSDP's ShardedGradScaler: {what}"
+    return outcome, what if OURS else f"FSDP's ShardedGradScaler: {what}"
 
 
 def shard_without_gradients(rank):
@@ -139,7 +143,7 @@ def shard_without_gradients(rank):
 def rank_without_gradients():
     ends = on_two_ranks(shard_without_gradients)
     if any(isinstance(end, str) for end in ends):
-        return told(ends)
+        return error_of(ends)
     weights = [end[0] for end in ends]
     return ("fine", "it takes part") if weights == [0.9, 1.0] else ("corrupted", f"weights are {weights}")
 
@@ -156,7 +160,7 @@ def dies(rank):
 
 @fault
 def rank_dies():
-    return told(on_two_ranks(dies))
+    return error_of(on_two_ranks(dies))
 
 
 def leaves_out_a_step(rank):
@@ -172,7 +176,7 @@ def leaves_out_a_step(rank):
 def rank_leaves_out_a_step():
     ends = on_two_ranks(leaves_out_a_step)
     if any(isinstance(end, str) for end in ends):
-        return told(ends)
+        return error_of(ends)
     return "corrupted", "the ranks part: weights are {:.4g} and {:.4g}, and no word of it".format(*(end[0] for end in ends))
 
 
@@ -188,7 +192,7 @@ def has_a_batch_less(rank):
 
 @fault
 def rank_has_a_batch_less():
-    return told(on_two_ranks(has_a_batch_less))
+    return error_of(on_two_ranks(has_a_batch_less))
 
 
 def different_scales(rank):
@@ -202,7 +206,7 @@ def different_scales(rank):
 def ranks_begin_with_different_scales():
     ends = on_two_ranks(different_scales)
     if any(isinstance(end, str) for end in ends):
-        return told(ends)
+        return error_of(ends)
     if all(abs(end[0] - 0.9) < 1e-6 for end in ends):
         return "fine", ""
     return "corrupted", "each divides the average by its own scale: weights are {:.4g} and {:.4g}, and not 0.9".format(

@@ -4,7 +4,7 @@ import signal
 
 import torch
 
-from pytorch_faults import INF, fault, refused, setup
+from pytorch_faults import INF, SGD, AdamW, GradScaler, fault, refused, setup, skipped
 
 
 @fault
@@ -17,13 +17,13 @@ def inf_behind_two_to_the_31():
     w = torch.ones(count, dtype=torch.bfloat16, requires_grad=True)
     w.grad = torch.zeros(count, dtype=torch.bfloat16)
     w.grad[-1] = INF
-    optimizer, scaler = torch.optim.SGD([w], lr=0.1), torch.amp.GradScaler("cpu")
+    optimizer, scaler = SGD([w], lr=0.1), GradScaler("cpu")
     scaler.scale(torch.zeros(1))
     scaler.step(optimizer)
     scaler.update()
     if w[0] != 1 or w[-1] != 1:
         return "corrupted", f"applied: the last weight is {w[-1].item()}"
-    return "reported", "skipped; a smaller scale tells"
+    return "reported", skipped(scaler)
 
 
 @fault
@@ -88,7 +88,7 @@ def gradient_on_another_device():
 @fault
 def gradient_of_two_parameters():
     a, b = (torch.ones(4, requires_grad=True) for _ in range(2))
-    optimizer, scaler = torch.optim.SGD([a, b], lr=0.1), torch.amp.GradScaler("cpu")
+    optimizer, scaler = SGD([a, b], lr=0.1), GradScaler("cpu")
     scaler.scale(a.sum()).backward()
     b.grad = a.grad
     outcome = refused(lambda: scaler.step(optimizer), None)
@@ -100,7 +100,7 @@ def gradient_of_two_parameters():
 def adam_of(**sizes):
     """Weights of 1 by name, and their optimizer, which keeps the names in its state."""
     weights = {name: torch.ones(size, requires_grad=True) for name, size in sizes.items()}
-    return weights, torch.optim.AdamW(list(weights.items()), lr=0.1)
+    return weights, AdamW(list(weights.items()), lr=0.1)
 
 
 def step_adam(weights, optimizer, grads):

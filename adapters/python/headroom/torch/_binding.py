@@ -11,7 +11,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from headroom import _core
 from headroom._errors import make
-from headroom.torch._memory import View, local_of, places, tensor_at, view_of
+from headroom.torch._memory import View, check_whole, local_of, places, tensor_at, view_of
 
 
 class Names:
@@ -44,7 +44,7 @@ def takes_scale(optimizer: torch.optim.Optimizer) -> bool:
 
 
 class Call:
-    """The arguments of one GradScaler.step(), and what the optimizer's step() returned."""
+    """The arguments of one GradScaler.step(), and what came of it."""
 
     def __init__(
         self,
@@ -61,7 +61,8 @@ class Call:
         self.max_norm, self.skip_above_norm = limits
         self.args = args
         self.kwargs = kwargs
-        self.result: Any = None
+        self.result: Any = None  # of the optimizer's step()
+        self.counted = False  # the core has decided on it
 
     def run(self, optimizer: torch.optim.Optimizer) -> None:
         self.result = optimizer.step(*self.args, **self.kwargs)
@@ -104,6 +105,7 @@ class Binding(_core.CallbackOptimizer):
         self._call = call
         try:
             call.scaler.step(self, call.max_norm, call.skip_above_norm, "never", call.stream)
+            call.counted = True
             return call.result
         finally:
             self._call = None
@@ -137,6 +139,7 @@ class Binding(_core.CallbackOptimizer):
 
     def _view(self, param: torch.Tensor, name: str) -> View:
         grad = local_of(param.grad, name)
+        check_whole(name, local_of(param, name), grad)
         if grad.is_sparse:
             if grad.dtype is torch.float16 and not grad.is_coalesced():
                 param.grad = grad = grad.coalesce()  # the sum of duplicates may overflow

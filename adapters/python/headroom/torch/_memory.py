@@ -83,6 +83,17 @@ def tensor_at(address: int, device: torch.device, owner: Any) -> torch.Tensor:
     return torch.from_dlpack(_core.Tensor.from_pointer(address, "float32", 1, index, False, owner)).view(())
 
 
+def check_whole(name: str, param: torch.Tensor, grad: Optional[torch.Tensor]) -> None:
+    """Refuses tensors that were resized in place, or whose storage was."""
+    if grad is not None and grad.shape != param.shape:
+        raise make("mismatch", f"{name} has shape {tuple(param.shape)} and a gradient of shape "
+                   f"{tuple(grad.shape)}; they have to be equal.")
+    for tensor, what in ((param, name), (grad, f"The gradient of {name}")):
+        if tensor is not None and not is_whole(tensor):
+            raise make("invalid argument", f"{what} has less memory than its shape asks for; its "
+                       "storage was given back or cut. Run backward again, or restore it.")
+
+
 class _Places:
     """What ``_core.Places`` does, for a torch without DLPack's exchange API."""
 

@@ -15,7 +15,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from headroom import _core
 from headroom._errors import Error, make
 from headroom.torch._binding import Call, Names
-from headroom.torch._memory import View, is_whole, places, stream_of, tensor_at, view_of
+from headroom.torch._memory import View, check_whole, places, stream_of, tensor_at, view_of
 
 
 # Arguments of torch's optimizers: True where any value goes, because it changes no numbers.
@@ -216,7 +216,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         triples: list[tuple[str, Optional[View], Optional[View]]] = []
         for label, param in zip(self._labels, self._params):
             grad, view = param.grad if with_gradients else None, None
-            self._check_whole(label, param, grad)
+            check_whole(label, param, grad)
             if grad is not None:
                 if grad.is_sparse or grad.stride() != param.stride():
                     dense = grad.detach().to_dense() if grad.is_sparse else grad.detach()
@@ -268,17 +268,6 @@ class FusedOptimizer(torch.optim.Optimizer):
                 flat.copy_(values.as_strided((flat.numel(),), (1,)))
             self._layouts[i] = (shape, now)
 
-    @staticmethod
-    def _check_whole(label: str, param: torch.Tensor, grad: Optional[torch.Tensor]) -> None:
-        """Refuses tensors that were resized in place, or whose storage was."""
-        if grad is not None and grad.shape != param.shape:
-            raise make("mismatch", f"{label} has shape {tuple(param.shape)} and a gradient of shape "
-                       f"{tuple(grad.shape)}; they have to be equal.")
-        for tensor, what in ((param, label), (grad, f"The gradient of {label}")):
-            if tensor is not None and not is_whole(tensor):
-                raise make("invalid argument", f"{what} has less memory than its shape asks for; its "
-                           "storage was given back or cut. Run backward again, or restore it.")
-
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """One step; with a closure, after it. Under GradScaler.step() this is called by it."""
         if not self._is_watched():
@@ -314,6 +303,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         if call is not None:
             max_norm = call.max_norm or self.max_norm
             call.scaler.step(self._core, max_norm, call.skip_above_norm, "never", call.stream)
+            call.counted = True
         elif scale is None and found is None and self.max_norm == 0.0:
             self._core.apply(1.0, stream=stream)
         else:
@@ -404,6 +394,11 @@ class FusedOptimizer(torch.optim.Optimizer):
             self._loading = given
             return {**given, "state": {}}  # torch would round moments to 16 bits
 
+        for mine, saved in zip(self.param_groups, state_dict["param_groups"]):
+            names, theirs = mine.get("param_names"), saved.get("param_names")
+            if names is not None and theirs is not None and list(names) != list(theirs):
+                raise make("bad state", f"The saved state is of parameters {theirs}; this group has {names}. Moments are "
+                           "taken over by place: list the parameters in the same order.")
         before = [dict(group) for group in self.param_groups]
         last = self.register_load_state_dict_pre_hook(keep_state)
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import warnings
 import weakref
 from collections import abc, defaultdict
@@ -36,7 +37,8 @@ class GradScaler(torch.amp.GradScaler):
       was at fault. Names come from ``model``, from ``name_parameters()``, or from an optimizer that was made
       with ``named_parameters()``.
     * ``ranks``: the processes that decide together: a process group, a DeviceMesh, or True for all. By default
-      all do where parameters are sharded (DTensor, FSDP), and none otherwise.
+      all do where parameters are sharded (DTensor, FSDP), and none otherwise. ``gradients="sharded"`` says that
+      ordinary tensors, too, are each process's own part; otherwise equal names and shapes mean copies.
     * ``step(optimizer, max_norm=1.0)`` clips in the same pass.
     * Nothing corrupts weights: impossible scales are refused, gradients are checked again after ``unscale_``,
       and calls in an order that would mix scales are refused or handled. docs/python.md has the list.
@@ -64,6 +66,7 @@ class GradScaler(torch.amp.GradScaler):
         policy: Union[_core.ScalePolicy, str, None] = None,
         model: Optional[torch.nn.Module] = None,
         ranks: Any = "auto",
+        gradients: Optional[str] = None,
         on_alarm: Optional[Callable[[_core.AlarmReport], None]] = None,
     ) -> None:
         _check_device(device)
@@ -79,6 +82,9 @@ class GradScaler(torch.amp.GradScaler):
                      growth_interval=growth_interval)
         self._on_alarm = on_alarm
         self._ranks = ranks
+        if gradients not in (None, "replicated", "sharded"):
+            raise make("invalid argument", f"gradients is {gradients!r}; it is 'replicated', 'sharded' or None.")
+        self._gradients = gradients
         self._begin(_policy_of(policy, given, enabled))
         if model is not None:
             self.name_parameters(model)
@@ -91,6 +97,7 @@ class GradScaler(torch.amp.GradScaler):
         self._group: Any = None  # that decides together, once the first optimizer is known
         self._counted: weakref.WeakKeyDictionary[Any, Optional[list[bool]]] = weakref.WeakKeyDictionary()
         self._bindings: weakref.WeakKeyDictionary[Any, Binding] = weakref.WeakKeyDictionary()
+        self._uncounted = False  # the last step() raised, or a hook prevented it: update() has nothing to go by
         self._last: Optional[weakref.ref[Any]] = None  # the optimizer that was stepped last
         self._per_optimizer_states: dict[int, dict[str, Any]] = defaultdict(_refresh_per_optimizer_state)
 
@@ -192,12 +199,15 @@ class GradScaler(torch.amp.GradScaler):
         place = self._place or torch.device("cpu")
         limits = (max_norm or 0.0, skip_above_norm)
         call = Call(self._core, place, self._stream, limits, args, kwargs)
-        if isinstance(optimizer, FusedOptimizer):
-            result = optimizer.step_under(call)
-        elif core.wants_scaler:
-            result = self._step_with_itself(optimizer, core, call)
-        else:
-            result = core.step(call)
+        try:
+            if isinstance(optimizer, FusedOptimizer):
+                result = optimizer.step_under(call)
+            elif core.wants_scaler:
+                result = self._step_with_itself(optimizer, core, call)
+            else:
+                result = core.step(call)
+        finally:
+            self._uncounted = not call.counted
         self._last = weakref.ref(optimizer)
         self._note(optimizer, core, OptState.STEPPED)
         return result if max_norm is None else self._numbers(optimizer, core)[2].clone()
@@ -247,7 +257,10 @@ class GradScaler(torch.amp.GradScaler):
         group = dist.group.WORLD if self._ranks == "auto" else group_of(self._ranks)
         if dist.get_world_size(group) == 1:
             return None
-        counted, replicated = share_counting(group, self._names.of_all(optimizer), params)
+        if self._gradients is not None:
+            counted, replicated = [True] * len(params), self._gradients == "replicated"
+        else:
+            counted, replicated = share_counting(group, self._names.of_all(optimizer), params)
         if self._group is None:
             ranks = ranks_over(group)
             if not ranks.enqueues:
@@ -289,10 +302,11 @@ class GradScaler(torch.amp.GradScaler):
             try:
                 self._core.update(self._stream)
             except Error as error:
+                self._per_optimizer_states.clear()
                 if error.code != "wrong order":
-                    self._per_optimizer_states.clear()  # an alarm: the update is done
-                    raise
-                raise AssertionError(f"No inf checks were recorded prior to update. {error}") from None
+                    raise  # an alarm: the update is done
+                if not self._uncounted:
+                    raise AssertionError(f"No inf checks were recorded prior to update. {error}") from None
         self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
 
     def _set_scale(self, new_scale: Union[float, torch.Tensor]) -> None:
@@ -300,6 +314,8 @@ class GradScaler(torch.amp.GradScaler):
             if new_scale.numel() != 1 or new_scale.requires_grad:
                 raise AssertionError("new_scale should be a float or a 1-element tensor that needs no gradient.")
             new_scale = new_scale.item()
+        if not math.isfinite(new_scale):
+            raise make("invalid argument", f"A scale of {new_scale} cannot be set.")
         state = json.loads(self._core.state())
         state["state"]["scale"] = float(new_scale)
         if "pending" in state["state"]:
@@ -387,11 +403,13 @@ class GradScaler(torch.amp.GradScaler):
         return max(json.loads(self._core.state())["state"].get("growth_tracker", 0), 0) if self._enabled else 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Without ``policy``: torch's five keys. With one: ``"headroom"``, policy and state as JSON text."""
+        """Without ``policy``: torch's five keys. With one: ``"headroom"``, policy and state as JSON text. Raises
+        between ``step()`` and ``update()``, when an overflow would be forgotten."""
         if not self._enabled:
             return {}
+        saved = self._core.save()  # raises between step() and update()
         if not self._follows_torch:
-            return {"headroom": self._core.state()}
+            return {"headroom": saved}
         return {
             "scale": self.get_scale(),
             "growth_factor": self.get_growth_factor(),
@@ -418,6 +436,8 @@ class GradScaler(torch.amp.GradScaler):
                        "without policy, or with one of torch's rule (policy=\"torch\").")
         for name in ("growth_factor", "backoff_factor", "growth_interval"):
             state["policy"][name] = state_dict[name]
+        if not math.isfinite(state_dict["scale"]):
+            raise make("invalid argument", f"The saved scale is {state_dict['scale']}.")
         interval = int(state_dict["growth_interval"])
         numbers = state["state"]
         numbers["scale"] = numbers["pending"] = float(state_dict["scale"])
@@ -431,7 +451,7 @@ class GradScaler(torch.amp.GradScaler):
                 "A GradScaler instance may only be pickled at the beginning "
                 "of an iteration, or at the end after scaler.update()."
             )
-        kept = ("_device", "_enabled", "_follows_torch", "_on_alarm", "_ranks")
+        kept = ("_device", "_enabled", "_follows_torch", "_on_alarm", "_ranks", "_gradients")
         return {name: self.__dict__[name] for name in kept} | {"state": self._core.state()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
