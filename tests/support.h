@@ -1,4 +1,4 @@
-// What the tests share.
+// Helpers that all C++ tests share: error expectations, random data, comparison of bits.
 #ifndef HEADROOM_TESTS_SUPPORT_H_
 #define HEADROOM_TESTS_SUPPORT_H_
 
@@ -19,7 +19,8 @@
 
 namespace headroom {
 
-/// A test body that runs once on every SIMD target of this machine.
+/// Fixture that runs each test on every SIMD target that this machine supports, and restores the
+/// previous target and thread count.
 class EveryTarget : public testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
@@ -39,12 +40,12 @@ class EveryTarget : public testing::TestWithParam<std::string> {
   INSTANTIATE_TEST_SUITE_P(Targets, Suite, testing::ValuesIn(simd_targets()), \
                            [](const auto& target) { return target.param; })
 
-/// Expects `call` to throw an Error of this code whose sentence contains `part`.
+/// Expects `call` to throw an Error with this code and a message that contains `part`.
 inline void expect_error(ErrorCode code, const std::string& part,
                          const std::function<void()>& call) {
   try {
     call();
-    ADD_FAILURE() << "nothing was thrown; expected '" << part << "'";
+    ADD_FAILURE() << "no error was thrown; expected '" << part << "'";
   } catch (const Error& error) {
     EXPECT_EQ(to_string(error.code()), std::string(to_string(code))) << error.what();
     EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
@@ -80,7 +81,7 @@ constexpr DType dtype_of() {
   return DType::kF32;
 }
 
-/// Ordinary gradients of both signs.
+/// Normally distributed values with a standard deviation of `size`.
 template <typename T>
 std::vector<T> random_values(size_t count, uint32_t seed, double size = 1.0) {
   std::mt19937 generator(seed);
@@ -90,13 +91,13 @@ std::vector<T> random_values(size_t count, uint32_t seed, double size = 1.0) {
   return values;
 }
 
-/// New values in the same memory, so that views of it stay valid.
+/// Overwrites `to` in place, so that views of it stay valid. Both vectors have the same size.
 template <typename T>
 void refill(std::vector<T>& to, const std::vector<T>& from) {
   std::copy(from.begin(), from.end(), to.begin());
 }
 
-/// Every pattern of a 16-bit type, once.
+/// Every bit pattern of a 16-bit type, in order.
 template <typename T>
 std::vector<T> all_patterns() {
   std::vector<T> values(65536);
@@ -104,7 +105,7 @@ std::vector<T> all_patterns() {
   return values;
 }
 
-/// Bytes of any vector, to compare bit for bit.
+/// The bytes of a vector, for bitwise comparison (NaN compares equal to itself).
 template <typename T>
 std::vector<unsigned char> bytes_of(const std::vector<T>& values) {
   std::vector<unsigned char> bytes(values.size() * sizeof(T));
@@ -112,7 +113,7 @@ std::vector<unsigned char> bytes_of(const std::vector<T>& values) {
   return bytes;
 }
 
-/// Everything in stats that must be the same bits on every target and thread count.
+/// The fields of `stats` that must have the same bits on every SIMD target and thread count.
 inline std::string fingerprint(const GradStats& stats) {
   std::string text;
   for (const int64_t value : {stats.count, stats.inf_count, stats.nan_count, stats.culprit,

@@ -9,19 +9,19 @@
 
 int main(int argc, char** argv) {
   using namespace headroom;
-  const JobOptions options = job_options(argc, argv);
+  const JobOptions options = parse_job_options(argc, argv);
   const int rank = std::atoi(std::getenv("RANK"));
   const int size = std::atoi(std::getenv("WORLD_SIZE"));
-  c10d::TCPStoreOptions where;
-  where.port = static_cast<uint16_t>(std::atoi(std::getenv("MASTER_PORT")));
-  where.isServer = rank == 0;
-  where.numWorkers = size;
-  auto store = c10::make_intrusive<c10d::TCPStore>(std::getenv("MASTER_ADDR"), where);
+  c10d::TCPStoreOptions store_options;
+  store_options.port = static_cast<uint16_t>(std::atoi(std::getenv("MASTER_PORT")));
+  store_options.isServer = rank == 0;
+  store_options.numWorkers = size;
+  auto store = c10::make_intrusive<c10d::TCPStore>(std::getenv("MASTER_ADDR"), store_options);
   auto settings = c10d::ProcessGroupGloo::Options::create();
   settings->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
   auto group = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, settings);
   const auto ranks = std::make_shared<libtorch::ProcessGroupRanks>(group, options.time_limit);
-  const int code = run_job(ranks, options, [&](float* data, size_t count) {
+  Job job(ranks, options, [&](float* data, size_t count) {
     std::vector<torch::Tensor> tensors = {
         torch::from_blob(data, {static_cast<int64_t>(count)}, torch::kFloat)};
     try {
@@ -30,11 +30,12 @@ int main(int argc, char** argv) {
       throw Error(ErrorCode::kRankLost, error.what());
     }
   });
-  if (code == 0) {  // the store lives in rank 0, which has to go last
+  const int code = job.run();
+  if (code == 0) {  // rank 0 hosts the store and has to exit last
     try {
       group->barrier()->wait();
     } catch (const std::exception&) {
     }
   }
-  std::_Exit(code);  // the group would wait for the others
+  std::_Exit(code);  // the destructor of the group would wait for the other ranks
 }

@@ -1,5 +1,5 @@
-// A job of several processes that trains a small model together, with faults on purpose. What
-// connects the processes is the caller's.
+// A job of several processes that train a small model together while faults are injected. The
+// program that includes this header provides the transport.
 #ifndef HEADROOM_TESTS_AGREE_JOB_H_
 #define HEADROOM_TESTS_AGREE_JOB_H_
 
@@ -18,13 +18,13 @@
 namespace headroom {
 
 struct JobOptions {
-  std::string mode;    // see run_job()
-  std::string folder;  // each rank writes what it ended with to <folder>/<rank>
+  std::string mode;    // see Job
+  std::string folder;  // each rank writes its result to <folder>/<rank>
   int64_t steps = 1000;
   std::chrono::milliseconds time_limit{60000};
 };
 
-inline JobOptions job_options(int argc, char** argv) {
+inline JobOptions parse_job_options(int argc, char** argv) {
   if (argc != 5) {
     std::fprintf(stderr, "usage: %s MODE FOLDER STEPS MILLISECONDS\n", argv[0]);
     std::exit(2);
@@ -46,87 +46,130 @@ class Hash {
   uint64_t value_ = 0xCBF29CE484222325u;
 };
 
-enum class Mishap { kNone, kBeforeAveraging, kAfterAveraging };
+/// A non-finite gradient element on one rank, before or after the gradients are averaged.
+enum class GradientFault { kNone, kBeforeAveraging, kAfterAveraging };
 
-inline Mishap fault_in(int64_t step) {
-  if (step % 37 == 5) return Mishap::kBeforeAveraging;
-  return step % 53 == 7 ? Mishap::kAfterAveraging : Mishap::kNone;
+/// The fault of a step, the same on all ranks. job_test.py counts the same steps.
+inline GradientFault gradient_fault(int64_t step) {
+  if (step % 37 == 5) return GradientFault::kBeforeAveraging;
+  return step % 53 == 7 ? GradientFault::kAfterAveraging : GradientFault::kNone;
 }
 
-/// Modes:
-///   replicated  gradients are averaged, and some are bad on one rank, before or after that
-///   sharded     each rank has tensors of its own, and some are bad on one rank
-///   kill        rank 1 is gone in the middle; `stop`: it hangs; `leave`: it ends early, all right
-///   drift       the gradients of rank 1 go astray; `scale`: its scale does
-/// `add_up` makes each element the sum over all ranks. Returns the exit code: 0, 1 for a check that
-/// failed, 3 for a rank that was lost, 4 for ranks that differ.
-inline int run_job(std::shared_ptr<Ranks> ranks, const JobOptions& options,
-                   const std::function<void(float*, size_t)>& add_up) {
-  const int rank = ranks->rank();
-  const int size = ranks->size();
-  const bool sharded = options.mode == "sharded";
-  const bool faulty = sharded || options.mode == "replicated";
-  constexpr size_t kElements = 100;
-  std::vector<float> weights(2 * kElements), grads(2 * kElements);
-  for (size_t i = 0; i < weights.size(); ++i) weights[i] = 0.01f * static_cast<float>(i);
-  const auto half = static_cast<int64_t>(kElements);
-  AdamW optimizer({{"a", view(weights.data(), half), view(grads.data(), half)},
-                   {"b", view(weights.data() + half, half), view(grads.data() + half, half)}},
-                  {.lr = 0.01});
-  GradScaler scaler(DynamicScale{.growth_interval = 10},
-                    {.ranks = ranks,
-                     .gradients = sharded ? RankGradients::kSharded : RankGradients::kReplicated});
-  std::mt19937 random(static_cast<unsigned>(rank) + 1u);
-  std::normal_distribution<float> noise(0.0f, 0.1f);
-  Hash told;  // what all ranks have to know alike
-  int64_t skipped = 0, wrong = 0;
-  try {
-    for (int64_t step = 0; step < options.steps; ++step) {
-      const bool chosen = step % size == rank;
-      const bool middle = step == options.steps / 2 && rank == 1;
-      const Mishap fault = faulty ? fault_in(step) : Mishap::kNone;
-      const float scale = scaler.scale(1.0f);
-      for (size_t i = 0; i < grads.size(); ++i) {
-        grads[i] = scale * (0.1f * weights[i] + noise(random));
+/// Replaces each element by its sum over all ranks.
+using AllReduceSum = std::function<void(float*, size_t)>;
+
+/// One rank of the job. Modes:
+///   replicated  gradients are averaged over the ranks; some steps have a gradient fault
+///   sharded     each rank owns its tensors; some steps have a gradient fault
+///   kill        rank 1 dies in the middle; `stop`: it hangs; `leave`: it exits early with code 0
+///   drift       rank 1 computes a wrong gradient; `scale`: rank 1 changes its scale
+class Job {
+ public:
+  Job(std::shared_ptr<Ranks> ranks, const JobOptions& options, AllReduceSum all_reduce_sum)
+      : options_(options),
+        all_reduce_sum_(std::move(all_reduce_sum)),
+        rank_(ranks->rank()),
+        size_(ranks->size()),
+        sharded_(options.mode == "sharded"),
+        scaler_(DynamicScale{.growth_interval = 10},
+                {.ranks = ranks,
+                 .gradients = sharded_ ? RankGradients::kSharded : RankGradients::kReplicated}),
+        random_(static_cast<unsigned>(rank_) + 1u) {}
+
+  /// Returns the exit code: 0, 1 for a failed check, 3 for a lost rank, 4 for ranks that differ.
+  int run() {
+    try {
+      for (int64_t step = 0; step < options_.steps; ++step) {
+        const bool fails_here = step == options_.steps / 2 && rank_ == 1;
+        if (!train_step(step, fails_here)) return 0;
       }
-      const float bad = step % 2 == 0 ? HUGE_VALF : std::nanf("");
-      const size_t place = static_cast<size_t>(step * 7) % grads.size();
-      if (fault == Mishap::kBeforeAveraging && chosen) grads[place] = bad;
-      if (!sharded) {
-        add_up(grads.data(), grads.size());
-        for (float& grad : grads) grad /= static_cast<float>(size);
-      }
-      if (fault == Mishap::kAfterAveraging && chosen) grads[place] = bad;
-      if (middle && options.mode == "kill") std::raise(SIGKILL);
-      if (middle && options.mode == "stop") std::raise(SIGSTOP);
-      if (middle && options.mode == "leave") return 0;
-      if (middle && options.mode == "drift") grads[3] += 0.5f * scale;
-      const StepReport report = scaler.step(optimizer, {.max_norm = 1.0f});
-      scaler.update();
-      if (middle && options.mode == "scale") scaler.set_scale(scaler.get_scale() * 2.0f);
-      skipped += !report.applied;
-      wrong += report.applied != (fault == Mishap::kNone);
-      // After averaging all ranks have it, and the first one is named.
-      const bool everywhere = fault == Mishap::kBeforeAveraging && !sharded;
-      const int culprit = everywhere ? 0 : static_cast<int>(step % size);
-      if (!report.applied) wrong += report.stats.culprit_rank != culprit;
-      const float next = scaler.get_scale();
-      told.add(&next, sizeof(next));
-      told.add(&report.applied, sizeof(report.applied));
-      if (report.applied) told.add(&report.grad_norm, sizeof(report.grad_norm));
+    } catch (const Error& error) {
+      std::fprintf(stderr, "rank %d: %s\n", rank_, error.what());
+      if (error.code() == ErrorCode::kRankLost) return 3;
+      return error.code() == ErrorCode::kRanksDiffer ? 4 : 1;
     }
-  } catch (const Error& error) {
-    std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
-    if (error.code() == ErrorCode::kRankLost) return 3;
-    return error.code() == ErrorCode::kRanksDiffer ? 4 : 1;
+    return write_result() && wrong_ == 0 ? 0 : 1;
   }
-  if (!sharded) told.add(weights.data(), weights.size() * sizeof(float));
-  std::FILE* const file = std::fopen((options.folder + "/" + std::to_string(rank)).c_str(), "w");
-  if (file == nullptr) return 1;
-  std::fprintf(file, "%llx %lld %lld %a\n", told.value(), static_cast<long long>(skipped),
-               static_cast<long long>(wrong), static_cast<double>(scaler.get_scale()));
-  return std::fclose(file) == 0 && wrong == 0 ? 0 : 1;
-}
+
+ private:
+  /// False if this rank leaves the job, between averaging and the scaler's step.
+  bool train_step(int64_t step, bool fails_here) {
+    const bool faulty = sharded_ || options_.mode == "replicated";
+    const GradientFault fault = faulty ? gradient_fault(step) : GradientFault::kNone;
+    const float scale = scaler_.scale(1.0f);
+    backward(step, scale, fault);
+    if (fails_here && options_.mode == "kill") std::raise(SIGKILL);
+    if (fails_here && options_.mode == "stop") std::raise(SIGSTOP);
+    if (fails_here && options_.mode == "leave") return false;
+    if (fails_here && options_.mode == "drift") grads_[3] += 0.5f * scale;
+    const StepReport report = scaler_.step(optimizer_, {.max_norm = 1.0f});
+    scaler_.update();
+    if (fails_here && options_.mode == "scale") scaler_.set_scale(scaler_.get_scale() * 2.0f);
+    check(step, fault, report);
+    const float next = scaler_.get_scale();
+    results_.add(&next, sizeof(next));
+    results_.add(&report.applied, sizeof(report.applied));
+    if (report.applied) results_.add(&report.grad_norm, sizeof(report.grad_norm));
+    return true;
+  }
+
+  void backward(int64_t step, float scale, GradientFault fault) {
+    for (size_t i = 0; i < grads_.size(); ++i) {
+      grads_[i] = scale * (0.1f * weights_[i] + noise_(random_));
+    }
+    const bool faulty_rank = step % size_ == rank_;
+    const float bad = step % 2 == 0 ? HUGE_VALF : std::nanf("");
+    const size_t position = static_cast<size_t>(step * 7) % grads_.size();
+    if (fault == GradientFault::kBeforeAveraging && faulty_rank) grads_[position] = bad;
+    if (!sharded_) {
+      all_reduce_sum_(grads_.data(), grads_.size());
+      for (float& grad : grads_) grad /= static_cast<float>(size_);
+    }
+    if (fault == GradientFault::kAfterAveraging && faulty_rank) grads_[position] = bad;
+  }
+
+  /// Averaging spreads a fault to all ranks; the culprit is then the lowest one.
+  void check(int64_t step, GradientFault fault, const StepReport& report) {
+    skipped_ += !report.applied;
+    wrong_ += report.applied != (fault == GradientFault::kNone);
+    const bool on_all_ranks = fault == GradientFault::kBeforeAveraging && !sharded_;
+    const int culprit = on_all_ranks ? 0 : static_cast<int>(step % size_);
+    if (!report.applied) wrong_ += report.stats.culprit_rank != culprit;
+  }
+
+  bool write_result() {
+    if (!sharded_) results_.add(weights_.data(), weights_.size() * sizeof(float));
+    std::FILE* const file =
+        std::fopen((options_.folder + "/" + std::to_string(rank_)).c_str(), "w");
+    if (file == nullptr) return false;
+    std::fprintf(file, "%llx %lld %lld %a\n", results_.value(), static_cast<long long>(skipped_),
+                 static_cast<long long>(wrong_), static_cast<double>(scaler_.get_scale()));
+    return std::fclose(file) == 0;
+  }
+
+  static std::vector<float> initial_weights() {
+    std::vector<float> weights(2 * kElements);
+    for (size_t i = 0; i < weights.size(); ++i) weights[i] = 0.01f * static_cast<float>(i);
+    return weights;
+  }
+
+  static constexpr int64_t kElements = 100;
+  JobOptions options_;
+  AllReduceSum all_reduce_sum_;
+  int rank_, size_;
+  bool sharded_;
+  std::vector<float> weights_ = initial_weights();
+  std::vector<float> grads_ = std::vector<float>(2 * kElements);
+  GradScaler scaler_;
+  AdamW optimizer_{{{"a", view(weights_.data(), kElements), view(grads_.data(), kElements)},
+                    {"b", view(weights_.data() + kElements, kElements),
+                     view(grads_.data() + kElements, kElements)}},
+                   {.lr = 0.01}};
+  std::mt19937 random_;
+  std::normal_distribution<float> noise_{0.0f, 0.1f};
+  Hash results_;  // everything that must be the same on all ranks
+  int64_t skipped_ = 0, wrong_ = 0;
+};
 
 }  // namespace headroom
 

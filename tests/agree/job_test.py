@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Jobs of several processes over MPI or Gloo: they agree, and end when a rank is gone or astray.
+"""Jobs of several processes over MPI or Gloo: all ranks agree, and all of them stop with an error when
+one rank is lost or diverges.
 
     job_test.py mpi|gloo JOB CASE RANKS
 """
@@ -11,30 +12,30 @@ import sys
 import tempfile
 import time
 
-way, job, case, ranks = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
-LIMIT = 3000  # milliseconds that ranks wait for each other where one goes missing
+transport, job, case, ranks = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
+LIMIT_MS = 3000  # time limit of the ranks in the cases that lose one
 
 
 def start(mode, folder, steps, limit):
     arguments = [job, mode, folder, str(steps), str(limit)]
-    plain = {"OMP_NUM_THREADS": "1"}
-    if way == "mpi":
-        # Ranks are on their own: mpirun does not end them when one of them dies.
+    one_thread = {"OMP_NUM_THREADS": "1"}
+    if transport == "mpi":
+        # With recovery enabled mpirun does not end the other ranks when one dies.
         command = ["mpirun", "--oversubscribe", "--enable-recovery", "-n", str(ranks), *arguments]
         root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-        return [subprocess.Popen(command, env={**os.environ, **plain, **root}, text=True,
+        return [subprocess.Popen(command, env={**os.environ, **one_thread, **root}, text=True,
                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT)]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     return [subprocess.Popen(arguments, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                             env={**os.environ, **plain, "RANK": str(rank), "WORLD_SIZE": str(ranks),
+                             env={**os.environ, **one_thread, "RANK": str(rank), "WORLD_SIZE": str(ranks),
                                   "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port})
             for rank in range(ranks)]
 
 
 def wait(processes, seconds):
-    """The output of all, and their exit codes; those that hang are killed."""
+    """The combined output and the exit codes of all processes; kills those that hang."""
     end = time.time() + seconds
     output = ""
     for process in processes:
@@ -46,8 +47,8 @@ def wait(processes, seconds):
     return output, [process.returncode for process in processes]
 
 
-def stopped(folder):
-    """The ranks of this test that hang on purpose."""
+def stopped_processes(folder):
+    """The process ids of this test's ranks that have stopped themselves."""
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -70,21 +71,21 @@ with tempfile.TemporaryDirectory() as folder:
         print(f"{ranks} ranks, 1000 steps, {bad} skipped, all the same bits: {ends[0][0]}")
     else:
         began = time.time()
-        processes = start(case, folder, 100, 60000 if case in ("drift", "scale") else LIMIT)
+        processes = start(case, folder, 100, 60000 if case in ("drift", "scale") else LIMIT_MS)
         if case == "stop":
-            while not stopped(folder) and time.time() < began + 60:
+            while not stopped_processes(folder) and time.time() < began + 60:
                 time.sleep(0.1)
-            time.sleep(LIMIT / 1000 + 3)
-            for pid in stopped(folder):
+            time.sleep(LIMIT_MS / 1000 + 3)
+            for pid in stopped_processes(folder):
                 os.kill(pid, signal.SIGKILL)
         output, codes = wait(processes, 100)
         took = time.time() - began
         lines = [line for line in output.splitlines() if line.startswith("rank ")]
         print("\n".join(lines), f"\n{took:.1f} s")
-        told = "The ranks" if case in ("drift", "scale") else "Another rank"
-        # Everyone who is left says so: all of them, or all but rank 1.
-        left = ranks if case in ("drift", "scale") else ranks - 1
-        assert sum(told in line for line in lines) == left, output
-        assert took < 100, took  # a machine may be busy, but nobody waits for ever
+        message = "The ranks" if case in ("drift", "scale") else "Another rank"
+        # Every remaining rank reports the error: all of them, or all but rank 1.
+        remaining = ranks if case in ("drift", "scale") else ranks - 1
+        assert sum(message in line for line in lines) == remaining, output
+        assert took < 100, took  # generous for a busy machine; no rank may wait forever
         assert not os.listdir(folder), os.listdir(folder)
-        assert way == "mpi" or any(code != 0 for code in codes), codes
+        assert transport == "mpi" or any(code != 0 for code in codes), codes

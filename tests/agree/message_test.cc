@@ -1,4 +1,4 @@
-// What goes over the wire, and what comes out of it.
+// The message that ranks exchange: pack(), an all-reduce, unpack().
 #include "agree/message.h"
 
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 namespace headroom::internal {
 namespace {
 
-// What a network does.
+// The all-reduce of a network.
 Message reduced(const std::vector<Message>& messages) {
   Message all = messages.at(0);
   for (size_t m = 1; m < messages.size(); ++m) {
@@ -24,7 +24,6 @@ Message reduced(const std::vector<Message>& messages) {
   return all;
 }
 
-// Ranks that each have a part, or all the whole.
 RankStatus status_of(RankGradients gradients) {
   RankStatus status;
   status.gradients = gradients;
@@ -33,9 +32,9 @@ RankStatus status_of(RankGradients gradients) {
 const RankStatus kSharded = status_of(RankGradients::kSharded);
 const RankStatus kReplicated = status_of(RankGradients::kReplicated);
 
-TEST(Message, IsSmall) { EXPECT_EQ(sizeof(Message), 256u); }  // scripts/agree-model counts on it
+TEST(Message, Is256Bytes) { EXPECT_EQ(sizeof(Message), 256u); }  // scripts/agree-model assumes it
 
-RC_GTEST_PROP(Message, SmallestRankIsTheCulpritAndItsNumbersStayTogether, ()) {
+RC_GTEST_PROP(Message, CulpritIsTheLowestRankWithItsOwnCounts, ()) {
   const auto ranks = *rc::gen::unique<std::vector<int>>(rc::gen::inRange(0, 1 << 20));
   RC_PRE(!ranks.empty());
   std::vector<Message> messages;
@@ -51,7 +50,7 @@ RC_GTEST_PROP(Message, SmallestRankIsTheCulpritAndItsNumbersStayTogether, ()) {
     }
     messages.push_back(pack(found, rank, kSharded));
   }
-  messages.push_back(pack({}, 1, kSharded));  // one that found nothing
+  messages.push_back(pack({}, 1, kSharded));  // a rank without a culprit
   const GradStats all = unpack(reduced(messages), false, {});
   RC_ASSERT(all.culprit_rank == first.culprit_rank);
   RC_ASSERT(all.culprit == first.culprit);
@@ -59,7 +58,7 @@ RC_GTEST_PROP(Message, SmallestRankIsTheCulpritAndItsNumbersStayTogether, ()) {
   RC_ASSERT(all.culprit_nan == first.culprit_nan);
 }
 
-TEST(Message, CountsSaturateInsteadOfChangingTheRank) {
+TEST(Message, LargeCountsSaturateAndKeepTheRank) {
   GradStats found;
   found.culprit = 7;
   found.culprit_inf = std::numeric_limits<int64_t>::max();
@@ -73,7 +72,7 @@ TEST(Message, CountsSaturateInsteadOfChangingTheRank) {
   EXPECT_FALSE(all.finite());
 }
 
-TEST(Message, SquaresOfEverySizeAreAddedUp) {
+TEST(Message, NormOfShardsIsAccurateForMixedMagnitudes) {
   const std::vector<std::vector<double>> parts = {{1e-200, 2e-200}, {3.0}, {1e200}, {}};
   for (size_t used = 1; used <= parts.size(); ++used) {
     std::vector<Message> messages;
@@ -87,7 +86,7 @@ TEST(Message, SquaresOfEverySizeAreAddedUp) {
   }
 }
 
-TEST(Message, ReplicatedGradientsAreNotAddedUp) {
+TEST(Message, ReplicatedStatsAreNotSummed) {
   const std::vector<float> grad = {3.0f, 4.0f, kInf};
   GradStats mine = measure({view(grad)});
   mine.new_inf = 2;
@@ -106,7 +105,7 @@ TEST(Message, ReplicatedGradientsAreNotAddedUp) {
   EXPECT_EQ(finite_norm(sharded), std::sqrt(75.0));
 }
 
-TEST(Message, TheFirstThingThatDiffersIsFound) {
+TEST(Message, ReportsTheFirstDifferingField) {
   for (int field = 0; field < RankStatus::kNorm; ++field) {  // the norm is filled in by pack()
     RankStatus status = kSharded;
     for (int i = 0; i < RankStatus::kNorm; ++i) status.fields[i] = 100.0 + i;
@@ -119,21 +118,21 @@ TEST(Message, TheFirstThingThatDiffersIsFound) {
   }
 }
 
-TEST(Message, ReplicatedGradientsWithOtherNormsAreADifference) {
-  const std::vector<float> here = {3.0f}, there = {4.0f}, bad = {kInf};
+TEST(Message, DifferentNormsOfReplicatedGradientsAreADifference) {
+  const std::vector<float> first = {3.0f}, second = {4.0f}, bad = {kInf};
   const auto message = [](const std::vector<float>& grad, const RankStatus& status) {
     return pack(measure({view(grad)}), 0, status);
   };
-  EXPECT_EQ(difference(reduced({message(here, kReplicated), message(there, kReplicated)})),
+  EXPECT_EQ(difference(reduced({message(first, kReplicated), message(second, kReplicated)})),
             RankStatus::kNorm);
-  EXPECT_EQ(difference(reduced({message(here, kSharded), message(there, kSharded)})),
+  EXPECT_EQ(difference(reduced({message(first, kSharded), message(second, kSharded)})),
             RankStatus::kCount);
-  EXPECT_EQ(difference(reduced({message(here, kReplicated), message(bad, kReplicated)})),
+  EXPECT_EQ(difference(reduced({message(first, kReplicated), message(bad, kReplicated)})),
             RankStatus::kCount)
-      << "an overflow is found first";
+      << "the overflow is handled before norms are compared";
 }
 
-TEST(Message, FingerprintsAreExactInADoubleAndDifferWithEveryInput) {
+TEST(Message, FingerprintsFitADoubleAndDependOnEveryInput) {
   double last = 0.0;
   for (int i = 0; i < 1000; ++i) {
     const double next = fingerprint(last, i);

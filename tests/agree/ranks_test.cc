@@ -1,4 +1,4 @@
-// GradScaler with ranks: one verdict, one norm, one next scale on all of them.
+// GradScaler with ranks: the verdict, the norm and the next scale are the same on all of them.
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
@@ -12,13 +12,13 @@
 namespace headroom {
 namespace {
 
-constexpr RankGradients kBoth[] = {RankGradients::kReplicated, RankGradients::kSharded};
+constexpr RankGradients kBothKinds[] = {RankGradients::kReplicated, RankGradients::kSharded};
 
-// A rank's tensors: each has four elements and begins at weights of 1.
-struct Rank {
+// The tensors of one rank: four elements each, with weights of 1.
+struct RankModel {
   std::vector<std::vector<float>> weights, grads;
   std::vector<Parameter> parameters;
-  explicit Rank(size_t tensors, const std::string& prefix = "w")
+  explicit RankModel(size_t tensors, const std::string& prefix = "w")
       : weights(tensors, std::vector<float>(4, 1.0f)), grads(tensors, std::vector<float>(4)) {
     for (size_t i = 0; i < tensors; ++i) {
       parameters.push_back({prefix + std::to_string(i), view(weights[i]), view(grads[i])});
@@ -29,7 +29,7 @@ struct Rank {
   }
 };
 
-// What a step of all ranks gave, in the order of ranks.
+// One result per rank.
 template <typename T>
 struct PerRank {
   explicit PerRank(int size) : values(static_cast<size_t>(size)) {}
@@ -37,13 +37,13 @@ struct PerRank {
   std::vector<T> values;
 };
 
-TEST(Agree, OneBadRankSkipsTheStepOnAll) {
-  for (const RankGradients kind : kBoth) {
+TEST(Agree, OneBadRankSkipsTheStepOnAllRanks) {
+  for (const RankGradients kind : kBothKinds) {
     for (const int size : {2, 3, 8}) {
       PerRank<StepReport> reports(size);
       PerRank<float> scales(size), weights(size);
-      const int64_t meetings = on_ranks(size, [&](std::shared_ptr<Ranks> ranks) {
-        Rank mine(3);
+      const int64_t reductions = run_on_ranks(size, [&](std::shared_ptr<Ranks> ranks) {
+        RankModel mine(3);
         AdamW optimizer(mine.parameters);
         GradScaler scaler(DynamicScale{.init_scale = 1024.0f}, {.ranks = ranks, .gradients = kind});
         scaler.scale(1.0f);
@@ -55,7 +55,7 @@ TEST(Agree, OneBadRankSkipsTheStepOnAll) {
         scales.of(*ranks) = scaler.get_scale();
         weights.of(*ranks) = mine.weights[0][0];
       });
-      EXPECT_EQ(meetings, 1);
+      EXPECT_EQ(reductions, 1);
       for (const StepReport& report : reports.values) {
         EXPECT_FALSE(report.applied);
         EXPECT_EQ(report.skip, Skip::kNotFinite);
@@ -70,11 +70,11 @@ TEST(Agree, OneBadRankSkipsTheStepOnAll) {
   }
 }
 
-TEST(Agree, TheNormOfShardsIsThatOfTheWhole) {
+TEST(Agree, NormOfShardsEqualsTheGlobalNorm) {
   constexpr int kSize = 4;
   PerRank<StepReport> reports(kSize);
-  on_ranks(kSize, [&](std::shared_ptr<Ranks> ranks) {
-    Rank mine(2);
+  run_on_ranks(kSize, [&](std::shared_ptr<Ranks> ranks) {
+    RankModel mine(2);
     SGD optimizer(mine.parameters);
     GradScaler scaler(StaticScale{8.0f}, {.ranks = ranks, .gradients = RankGradients::kSharded});
     scaler.scale(1.0f);
@@ -91,10 +91,10 @@ TEST(Agree, TheNormOfShardsIsThatOfTheWhole) {
   }
 }
 
-TEST(Agree, TheNameOfTheCulpritIsToldWhereItIsKnown) {
+TEST(Agree, CulpritIsNamedOnItsRankAndNumberedOnOthers) {
   PerRank<StepReport> reports(3);
-  on_ranks(3, [&](std::shared_ptr<Ranks> ranks) {
-    Rank mine(2, "part" + std::to_string(ranks->rank()) + ".");
+  run_on_ranks(3, [&](std::shared_ptr<Ranks> ranks) {
+    RankModel mine(2, "part" + std::to_string(ranks->rank()) + ".");
     SGD optimizer(mine.parameters);
     GradScaler scaler(StaticScale{}, {.ranks = ranks, .gradients = RankGradients::kSharded});
     scaler.scale(1.0f);
@@ -107,11 +107,11 @@ TEST(Agree, TheNameOfTheCulpritIsToldWhereItIsKnown) {
             "skipped at scale 1024: rank 1: its gradient 1: 1 inf, 0 nan");
 }
 
-TEST(Agree, ARankWithoutGradientsTakesPart) {
+TEST(Agree, RankWithoutGradientsParticipates) {
   PerRank<std::vector<StepReport>> reports(2);
   PerRank<float> scales(2);
-  on_ranks(2, [&](std::shared_ptr<Ranks> ranks) {
-    Rank mine(ranks->rank() == 0 ? 0 : 1);
+  run_on_ranks(2, [&](std::shared_ptr<Ranks> ranks) {
+    RankModel mine(ranks->rank() == 0 ? 0 : 1);
     AdamW optimizer(mine.parameters);
     GradScaler scaler(DynamicScale{}, {.ranks = ranks, .gradients = RankGradients::kSharded});
     for (const float value : {3.0f * 65536.0f, kInf}) {
@@ -122,19 +122,19 @@ TEST(Agree, ARankWithoutGradientsTakesPart) {
     }
     scales.of(*ranks) = scaler.get_scale();
   });
-  for (const auto& two : reports.values) {
-    EXPECT_TRUE(two[0].applied);
-    EXPECT_EQ(two[0].grad_norm, 6.0);
-    EXPECT_FALSE(two[1].applied);
-    EXPECT_EQ(two[1].stats.culprit_rank, 1);
+  for (const auto& pair : reports.values) {
+    EXPECT_TRUE(pair[0].applied);
+    EXPECT_EQ(pair[0].grad_norm, 6.0);
+    EXPECT_FALSE(pair[1].applied);
+    EXPECT_EQ(pair[1].stats.culprit_rank, 1);
   }
   EXPECT_EQ(scales.values[0], 32768.0f);
   EXPECT_EQ(scales.values[1], 32768.0f);
 }
 
-TEST(Agree, WhereNoRankHasGradientsThereIsNoStep) {
-  for (const RankGradients kind : kBoth) {
-    on_ranks(2, [&](std::shared_ptr<Ranks> ranks) {
+TEST(Agree, StepWithoutGradientsOnAnyRankIsRejected) {
+  for (const RankGradients kind : kBothKinds) {
+    run_on_ranks(2, [&](std::shared_ptr<Ranks> ranks) {
       std::vector<float> weight = {1.0f};
       SGD optimizer({{"w", view(weight), TensorView{}}});
       GradScaler scaler(DynamicScale{}, {.ranks = ranks, .gradients = kind});
@@ -145,14 +145,14 @@ TEST(Agree, WhereNoRankHasGradientsThereIsNoStep) {
   }
 }
 
-TEST(Agree, ReplicatedParametersAreTheSameOnAll) {
+TEST(Agree, DifferentReplicatedParametersAreRejected) {
   struct Difference {
     std::vector<std::string> names;
     size_t elements;
   };
   for (const Difference& other :
        {Difference{{"a", "c"}, 1}, Difference{{"b", "a"}, 1}, Difference{{"a", "b"}, 4}}) {
-    on_ranks(2, [&](std::shared_ptr<Ranks> ranks) {
+    run_on_ranks(2, [&](std::shared_ptr<Ranks> ranks) {
       const Difference mine = ranks->rank() == 0 ? Difference{{"a", "b"}, 1} : other;
       std::vector<float> w(mine.elements, 1.0f), v = w, gw(mine.elements), gv(mine.elements);
       gw[0] = gv[0] = 1.0f;  // the same norm
@@ -166,10 +166,10 @@ TEST(Agree, ReplicatedParametersAreTheSameOnAll) {
   }
 }
 
-TEST(Agree, ScalersMayShareRanks) {
+TEST(Agree, SeveralScalersCanShareRanks) {
   PerRank<std::vector<float>> scales(3);
-  const int64_t meetings = on_ranks(3, [&](std::shared_ptr<Ranks> ranks) {
-    Rank first(1, "first"), second(1, "second");
+  const int64_t reductions = run_on_ranks(3, [&](std::shared_ptr<Ranks> ranks) {
+    RankModel first(1, "first"), second(1, "second");
     SGD generator(first.parameters), critic(second.parameters);
     GradScaler one(DynamicScale{}, {.ranks = ranks}), other(DynamicScale{}, {.ranks = ranks});
     for (int step = 0; step < 3; ++step) {
@@ -183,28 +183,28 @@ TEST(Agree, ScalersMayShareRanks) {
     }
     scales.of(*ranks) = {one.get_scale(), other.get_scale()};
   });
-  EXPECT_EQ(meetings, 6);
-  for (const auto& two : scales.values) EXPECT_EQ(two, (std::vector<float>{65536.0f, 32768.0f}));
+  EXPECT_EQ(reductions, 6);
+  for (const auto& pair : scales.values) EXPECT_EQ(pair, (std::vector<float>{65536.0f, 32768.0f}));
 }
 
-TEST(Agree, UnscaleAgreesToo) {
-  for (const RankGradients kind : kBoth) {
+TEST(Agree, UnscaleAgreesAcrossRanks) {
+  for (const RankGradients kind : kBothKinds) {
     PerRank<GradStats> results(2);
     PerRank<StepReport> reports(2);
-    const int64_t meetings = on_ranks(2, [&](std::shared_ptr<Ranks> ranks) {
-      Rank mine(1);
+    const int64_t reductions = run_on_ranks(2, [&](std::shared_ptr<Ranks> ranks) {
+      RankModel mine(1);
       SGD optimizer(mine.parameters);
       GradScaler scaler(DynamicScale{}, {.ranks = ranks, .gradients = kind});
       scaler.scale(1.0f);
       mine.fill(65536.0f);
       if (ranks->rank() == 1) mine.grads[0][0] = kInf;
       results.of(*ranks) = scaler.unscale_(optimizer);
-      mine.fill(0.5f);  // as hand clipping might, without a look
+      mine.fill(0.5f);  // as manual clipping might, hiding the overflow
       reports.of(*ranks) = scaler.step(optimizer);
       scaler.update();
       EXPECT_EQ(scaler.get_scale(), 32768.0f);
     });
-    EXPECT_EQ(meetings, 2);
+    EXPECT_EQ(reductions, 2);
     for (int rank = 0; rank < 2; ++rank) {
       EXPECT_FALSE(results.values[static_cast<size_t>(rank)].ok());
       const StepReport& report = reports.values[static_cast<size_t>(rank)];
@@ -215,10 +215,10 @@ TEST(Agree, UnscaleAgreesToo) {
   }
 }
 
-TEST(Agree, AnUnscaledGradientBeyondFP32IsSeenByAll) {
+TEST(Agree, UnscaleOverflowOnOneRankSkipsTheStepOnAllRanks) {
   PerRank<StepReport> reports(2);
-  on_ranks(2, [&](std::shared_ptr<Ranks> ranks) {
-    Rank mine(1);
+  run_on_ranks(2, [&](std::shared_ptr<Ranks> ranks) {
+    RankModel mine(1);
     SGD optimizer(mine.parameters);
     GradScaler scaler(StaticScale{0x1p-10f},
                       {.ranks = ranks, .gradients = RankGradients::kSharded});
@@ -233,11 +233,10 @@ TEST(Agree, AnUnscaledGradientBeyondFP32IsSeenByAll) {
   }
 }
 
-// The rule that sets the scale from the largest gradient sees the largest of all ranks.
-TEST(Agree, TheScaleMovesByTheLargestGradientOfAllRanks) {
+TEST(Agree, HeadroomRuleUsesTheLargestGradientOfAllRanks) {
   PerRank<std::vector<float>> scales(3);
-  on_ranks(3, [&](std::shared_ptr<Ranks> ranks) {
-    Rank mine(1);
+  run_on_ranks(3, [&](std::shared_ptr<Ranks> ranks) {
+    RankModel mine(1);
     SGD optimizer(mine.parameters);
     GradScaler scaler(HeadroomScale{}, {.ranks = ranks, .gradients = RankGradients::kSharded});
     for (int step = 0; step < 600; ++step) {
@@ -253,15 +252,15 @@ TEST(Agree, TheScaleMovesByTheLargestGradientOfAllRanks) {
   EXPECT_LE(scales.values[0].back() * 0.5f, 65504.0f);
 }
 
-TEST(Agree, ThrowAndAlarmComeOnAllRanks) {
-  std::atomic<int> overflows = 0, alarms = 0, told = 0;
-  on_ranks(3, [&](std::shared_ptr<Ranks> ranks) {
-    Rank mine(1);
+TEST(Agree, OverflowErrorsAndAlarmsOccurOnAllRanks) {
+  std::atomic<int> overflows = 0, alarms = 0, culprits = 0;
+  run_on_ranks(3, [&](std::shared_ptr<Ranks> ranks) {
+    RankModel mine(1);
     SGD optimizer(mine.parameters);
     GradScaler scaler(StaticScale{.on_overflow = OnOverflow::kThrow, .max_skips_in_row = 2},
                       {.ranks = ranks, .on_alarm = [&](const AlarmReport& report) {
                          ++alarms;
-                         told += report.culprit == "rank 2: w0: 4 inf, 0 nan";
+                         culprits += report.culprit == "rank 2: w0: 4 inf, 0 nan";
                        }});
     for (int step = 0; step < 2; ++step) {
       scaler.scale(1.0f);
@@ -276,12 +275,12 @@ TEST(Agree, ThrowAndAlarmComeOnAllRanks) {
   });
   EXPECT_EQ(overflows, 6);
   EXPECT_EQ(alarms, 3);
-  EXPECT_EQ(told, 3);
+  EXPECT_EQ(culprits, 3);
 }
 
-TEST(Agree, ADisabledScalerAgreesOnItsVerdictsToo) {
-  on_ranks(2, [&](std::shared_ptr<Ranks> ranks) {
-    Rank mine(1);
+TEST(Agree, DisabledScalerAgreesAcrossRanks) {
+  run_on_ranks(2, [&](std::shared_ptr<Ranks> ranks) {
+    RankModel mine(1);
     SGD optimizer(mine.parameters);
     GradScaler scaler(DynamicScale{}, {.enabled = false, .ranks = ranks});
     mine.fill(ranks->rank() == 0 ? kNan : 1.0f);
@@ -291,13 +290,14 @@ TEST(Agree, ADisabledScalerAgreesOnItsVerdictsToo) {
   });
 }
 
-// Steps on two ranks, of which rank 1 was changed first, and expects the error on both.
+// Applies `change` on rank 1, steps both ranks and expects the error on both, with weights
+// unchanged.
 void expect_difference(const std::string& part,
-                       const std::function<void(GradScaler&, Rank&)>& change,
+                       const std::function<void(GradScaler&, RankModel&)>& change,
                        const StepOptions& changed_options = {}) {
   std::atomic<int> errors = 0;
-  on_ranks(2, [&](std::shared_ptr<Ranks> ranks) {
-    Rank mine(1);
+  run_on_ranks(2, [&](std::shared_ptr<Ranks> ranks) {
+    RankModel mine(1);
     AdamW optimizer(mine.parameters);
     GradScaler scaler(DynamicScale{}, {.ranks = ranks});
     for (int step = 0; step < 3; ++step) {
@@ -318,34 +318,35 @@ void expect_difference(const std::string& part,
   EXPECT_EQ(errors, 2);
 }
 
-TEST(Agree, RanksThatDifferAreToldApartBeforeAnyWeightIsTouched) {
+TEST(Agree, DivergedRanksAreDetectedBeforeWeightsChange) {
   expect_difference("different scales, 16384 and 65536",
-                    [](GradScaler& scaler, Rank&) { scaler.set_scale(16384.0f); });
-  expect_difference("after updates 3 and 9", [](GradScaler& scaler, Rank&) {
+                    [](GradScaler& scaler, RankModel&) { scaler.set_scale(16384.0f); });
+  expect_difference("after updates 3 and 9", [](GradScaler& scaler, RankModel&) {
     internal::ScaleRecord record = scaler.state().record();
     record.numbers.steps = 9;
     scaler.load_state(ScaleState(record));
   });
-  expect_difference("remember different steps", [](GradScaler& scaler, Rank&) {
+  expect_difference("remember different steps", [](GradScaler& scaler, RankModel&) {
     internal::ScaleRecord record = scaler.state().record();
     record.numbers.dynamic.growth_tracker = 1;
     scaler.load_state(ScaleState(record));
   });
-  expect_difference("differ in policy", [](GradScaler& scaler, Rank&) {
+  expect_difference("differ in policy", [](GradScaler& scaler, RankModel&) {
     ScalePolicy policy = scaler.policy();
     policy.set("growth_interval", 100);
     scaler.set_policy(policy);
   });
-  expect_difference("differ in policy, max_norm", [](GradScaler&, Rank&) {}, {.max_norm = 1.0f});
+  expect_difference("differ in policy, max_norm", [](GradScaler&, RankModel&) {},
+                    {.max_norm = 1.0f});
   expect_difference(
       "drifted apart: their gradients should be the same, but have norms of 2 and "
       "131072 before",
-      [](GradScaler&, Rank& rank) { rank.fill(1.0f); });
+      [](GradScaler&, RankModel& rank) { rank.fill(1.0f); });
 }
 
-TEST(Agree, RanksInDifferentCallsAreToldApart) {
-  on_ranks(2, [&](std::shared_ptr<Ranks> ranks) {
-    Rank mine(2);
+TEST(Agree, MismatchedCallsAreDetected) {
+  run_on_ranks(2, [&](std::shared_ptr<Ranks> ranks) {
+    RankModel mine(2);
     SGD first({mine.parameters[0]}), second({mine.parameters[1]});
     GradScaler scaler(DynamicScale{}, {.ranks = ranks});
     scaler.scale(1.0f);
@@ -360,12 +361,12 @@ TEST(Agree, RanksInDifferentCallsAreToldApart) {
   });
 }
 
-TEST(Agree, AnExtraStepEndsAtTheTimeLimit) {
+TEST(Agree, ExtraStepOnOneRankTimesOut) {
   std::atomic<int> lost = 0;
-  on_ranks(
+  run_on_ranks(
       2,
       [&](std::shared_ptr<Ranks> ranks) {
-        Rank mine(1);
+        RankModel mine(1);
         SGD optimizer(mine.parameters);
         GradScaler scaler(DynamicScale{}, {.ranks = ranks});
         for (int step = 0; step < 4 + ranks->rank(); ++step) {
@@ -379,39 +380,40 @@ TEST(Agree, AnExtraStepEndsAtTheTimeLimit) {
           scaler.update();
         }
       },
-      std::chrono::seconds(3));  // on a busy machine the others may be late, but not by that much
+      std::chrono::seconds(3));  // long enough for the other rank on a busy machine
   EXPECT_EQ(lost, 1);
 }
 
-TEST(Agree, RanksThatCannotBeAreRefused) {
-  struct Odd : Ranks {
+TEST(Agree, InvalidRanksAreRejected) {
+  struct InvalidRanks : Ranks {
     int rank() const override { return 2; }
     int size() const override { return 2; }
     void reduce(double*, size_t, double*, size_t) override {}
   };
-  expect_error(ErrorCode::kInvalidArgument, "rank 2 of 2",
-               [] { GradScaler scaler(DynamicScale{}, {.ranks = std::make_shared<Odd>()}); });
-  struct Host : Odd {
+  expect_error(ErrorCode::kInvalidArgument, "rank 2 of 2", [] {
+    GradScaler scaler(DynamicScale{}, {.ranks = std::make_shared<InvalidRanks>()});
+  });
+  struct HostRanks : InvalidRanks {
     int rank() const override { return 0; }
   };
   expect_error(ErrorCode::kUnsupported, "needs ranks that agree there", [] {
     GradScaler scaler(DynamicScale{},
-                      {.device = {DeviceType::kCUDA, 0}, .ranks = std::make_shared<Host>()});
+                      {.device = {DeviceType::kCUDA, 0}, .ranks = std::make_shared<HostRanks>()});
   });
   expect_error(ErrorCode::kUnsupported, "communicate on the host",
-               [] { Host().enqueue(nullptr, 0, nullptr, 0, nullptr); });
+               [] { HostRanks().enqueue(nullptr, 0, nullptr, 0, nullptr); });
 
-  // What somebody else has found on this rank, the others would not skip for.
+  // An external found_inf is known on this rank only, so the other ranks would not skip.
   std::vector<float> weight(2, 1.0f), grad(2, 1.0f);
   SGD optimizer({{"w", view(weight), view(grad)}});
-  GradScaler scaler(DynamicScale{}, {.enabled = false, .ranks = std::make_shared<Host>()});
+  GradScaler scaler(DynamicScale{}, {.enabled = false, .ranks = std::make_shared<HostRanks>()});
   const float found = 1.0f;
   expect_error(ErrorCode::kInvalidArgument, "without ranks",
                [&] { internal::ScalerAccess::step(scaler, optimizer, {}, {.found_inf = &found}); });
 }
 
-// However a list is cut over ranks: the verdict and the norm are those of the whole.
-RC_GTEST_PROP(Agree, AnyShardingGivesTheVerdictOfTheWhole, ()) {
+// For any assignment of tensors to ranks, the verdict and the norm equal those of one process.
+RC_GTEST_PROP(Agree, VerdictDoesNotDependOnTheSharding, ()) {
   const int size = *rc::gen::inRange(2, 9);
   const auto tensors = *rc::gen::inRange<size_t>(1, 12);
   std::vector<std::vector<double>> grads(tensors);
@@ -427,13 +429,14 @@ RC_GTEST_PROP(Agree, AnyShardingGivesTheVerdictOfTheWhole, ()) {
   const float scale = *rc::gen::element(0.25f, 1.0f, 1024.0f);
   std::vector<std::vector<float>> weights(tensors);
   const auto step = [&](const std::vector<size_t>& list, std::shared_ptr<Ranks> ranks) {
-    struct Nothing : Optimizer {
-      explicit Nothing(std::vector<Parameter> parameters) : Optimizer(std::move(parameters)) {}
+    struct NoOpOptimizer : Optimizer {
+      explicit NoOpOptimizer(std::vector<Parameter> parameters)
+          : Optimizer(std::move(parameters)) {}
       void apply(float, bool) override {}
     };
     std::vector<Parameter> parameters;
     for (const size_t i : list) parameters.push_back({"", {}, view(grads[i])});
-    Nothing optimizer(parameters);
+    NoOpOptimizer optimizer(parameters);
     GradScaler scaler(StaticScale{scale}, {.ranks = ranks, .gradients = RankGradients::kSharded});
     scaler.scale(1.0f);
     return scaler.step(optimizer, {.max_norm = 1.0f, .clear_grads = ClearGrads::kNever});
@@ -442,7 +445,7 @@ RC_GTEST_PROP(Agree, AnyShardingGivesTheVerdictOfTheWhole, ()) {
   for (size_t i = 0; i < tensors; ++i) all[i] = i;
   const StepReport whole = step(all, nullptr);
   PerRank<StepReport> reports(size);
-  on_ranks(size, [&](std::shared_ptr<Ranks> ranks) {
+  run_on_ranks(size, [&](std::shared_ptr<Ranks> ranks) {
     std::vector<size_t> list;
     for (const size_t i : all) {
       if (owner[i] == ranks->rank()) list.push_back(i);

@@ -1,12 +1,12 @@
-// What every kernel promises: the same bits on every target and thread count, nothing written
-// beyond the end, and random rounding that is fair.
+// The kernels of the optimizers: the same bits on every SIMD target and thread count, no writes
+// out of bounds, and unbiased stochastic rounding.
 #include "apply/rules.h"
 #include "tests/support.h"
 
 namespace headroom {
 namespace {
 
-// A model of odd sizes in every pair of types.
+// Tensors of irregular sizes, in several pairs of weight and gradient types.
 struct Model {
   std::vector<size_t> sizes = {1, 3, 4, 15, 16, 17, 31, 64, 100, 1000, 33333};
   std::vector<std::vector<float>> w32;
@@ -64,7 +64,7 @@ void expect_same_bits_everywhere(const Make& make) {
   set_num_threads(0);
 }
 
-TEST(ApplyKernels, SameBitsOnEveryTargetAndThreadCount) {
+TEST(ApplyKernels, ResultBitsDoNotDependOnSimdTargetOrThreadCount) {
   for (const bool masters : {true, false}) {
     for (const bool random : {false, true}) {
       const Precision precision = {masters, random, 7};
@@ -85,7 +85,7 @@ class ApplyEdges : public EveryTarget {};
 HEADROOM_ON_EVERY_TARGET(ApplyEdges);
 
 template <typename T>
-void expect_nothing_beyond_the_end() {
+void expect_writes_only_given_elements() {
   for (size_t count = 0; count < 70; ++count) {
     std::vector<T> weights(count + 2, from_float<T>(5.0)), grads(count + 2, from_float<T>(1.0));
     const auto size = static_cast<int64_t>(count);
@@ -102,8 +102,8 @@ void expect_nothing_beyond_the_end() {
   }
 }
 
-TEST_P(ApplyEdges, EveryLengthAndNothingBeyond) {
-  expect_nothing_beyond_the_end<float>();
+TEST_P(ApplyEdges, WritesOnlyTheGivenElementsAtAnyLength) {
+  expect_writes_only_given_elements<float>();
   std::vector<f16> weights(67, f16(1.0f)), grads(67, f16(1.0f));
   SGD optimizer({{"w", view(weights.data() + 1, 65), view(grads.data() + 1, 65)}}, {.lr = 0.5});
   optimizer.apply(1.0f, false);
@@ -113,21 +113,21 @@ TEST_P(ApplyEdges, EveryLengthAndNothingBeyond) {
   EXPECT_EQ(static_cast<float>(weights[66]), 1.0f);
 }
 
-TEST_P(ApplyEdges, AnyAlignmentEvenOddBytes) {
-  const std::vector<f16> start = random_values<f16>(103, 1), slope = random_values<f16>(103, 2);
-  std::vector<f16> expected = start, grads = slope;
+TEST_P(ApplyEdges, ResultsDoNotDependOnAlignment) {
+  const std::vector<f16> start = random_values<f16>(103, 1), gradient = random_values<f16>(103, 2);
+  std::vector<f16> expected = start, grads = gradient;
   AdamW plain({{"w", view(expected), view(grads)}});
   plain.apply(0.5f, false);
   std::vector<char> weight(103 * 2 + 1), grad(103 * 2 + 1);
   std::memcpy(weight.data() + 1, start.data(), 103 * 2);
-  std::memcpy(grad.data() + 1, slope.data(), 103 * 2);
+  std::memcpy(grad.data() + 1, gradient.data(), 103 * 2);
   AdamW shifted({{"w", view(static_cast<void*>(weight.data() + 1), DType::kF16, 103),
                   view(static_cast<void*>(grad.data() + 1), DType::kF16, 103)}});
   shifted.apply(0.5f, false);
   EXPECT_EQ(std::memcmp(weight.data() + 1, expected.data(), 103 * 2), 0);
 }
 
-TEST_P(ApplyEdges, StochasticRoundingIsOneOfTheTwoNeighboursAndFair) {
+TEST_P(ApplyEdges, StochasticRoundingIsUnbiasedBetweenTheNeighbours) {
   constexpr size_t kCount = 100000;
   const float value = 1.0f + 0x1p-7f * 0.3f;  // three tenths of the way to the next bf16
   std::vector<bf16> weights(kCount, bf16(0.0f));
@@ -144,7 +144,7 @@ TEST_P(ApplyEdges, StochasticRoundingIsOneOfTheTwoNeighboursAndFair) {
   EXPECT_NEAR(static_cast<double>(up) / kCount, 0.3, 0.01);
 }
 
-TEST_P(ApplyEdges, StochasticRoundingKeepsInfNanAndExactValues) {
+TEST(StochasticRounding, KeepsInfNanAndExactValues) {
   for (const float value : {kInf, -kInf, 0.0f, 1.5f, -2.0f}) {
     for (uint32_t index = 0; index < 1000; ++index) {
       ASSERT_EQ(static_cast<float>(internal::round_stochastic(value, index, 99)), value);
@@ -153,7 +153,7 @@ TEST_P(ApplyEdges, StochasticRoundingKeepsInfNanAndExactValues) {
   EXPECT_TRUE(std::isnan(static_cast<float>(internal::round_stochastic(kNan, 1, 2))));
 }
 
-TEST(ApplyRandom, SeedsAndStepsGiveOtherRoundings) {
+TEST(StochasticRounding, DependsOnSeedAndStep) {
   const auto run = [](uint64_t seed, int steps) {
     std::vector<bf16> weights(1000, bf16(1.0f));
     std::vector<float> grads(1000, 1e-3f);
@@ -167,7 +167,7 @@ TEST(ApplyRandom, SeedsAndStepsGiveOtherRoundings) {
   EXPECT_NE(run(1, 1), run(1, 2));
 }
 
-TEST(ApplyRandom, WithoutMastersItKeepsTheMeanMoving) {
+TEST(StochasticRounding, PreservesSmallUpdatesOnAverageWithoutMasters) {
   std::vector<bf16> weights(10000, bf16(1.0f));
   std::vector<float> grads(10000, 1e-4f);
   SGD optimizer({{"w", view(weights), view(grads)}}, {.lr = 1.0},
@@ -175,7 +175,7 @@ TEST(ApplyRandom, WithoutMastersItKeepsTheMeanMoving) {
   for (int i = 0; i < 500; ++i) optimizer.apply(1.0f, false);
   double mean = 0.0;
   for (const bf16 weight : weights) mean += to_double(weight) / 10000.0;
-  EXPECT_NEAR(mean, 0.95, 0.002) << "to nearest would leave it at 1";
+  EXPECT_NEAR(mean, 0.95, 0.002) << "rounding to nearest would leave it at 1";
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes torch_optim.golden: weights after real torch.optim steps, for optimizer_test.cc to compare
-with. Inputs are simple fractions that C++ makes the same way. Needs PyTorch; run it by hand."""
+"""Writes torch_optim.golden, the weights after torch.optim steps that optimizer_test.cc compares with.
+The inputs are fractions that C++ computes with the same bits. Needs PyTorch; run manually."""
 import sys
 
 import torch

@@ -1,4 +1,5 @@
-// The optimizers against torch.optim itself, and against the formulas in double.
+// The optimizers against recorded results of torch.optim and against the formulas in double
+// precision; groups, gradients and rebinding.
 #include <fstream>
 #include <map>
 #include <memory>
@@ -20,19 +21,19 @@ float golden_grad(size_t i, int step) {
       (static_cast<double>((i * 53 + static_cast<size_t>(step) * 29) % 97) - 48.0) / 480.0);
 }
 
-using Make = std::function<std::unique_ptr<Optimizer>(std::vector<Parameter>)>;
+using MakeOptimizer = std::function<std::unique_ptr<Optimizer>(std::vector<Parameter>)>;
 
-const std::map<std::string, Make>& golden_cases() {
-  const auto sgd = [](const SGDOptions& options) -> Make {
+const std::map<std::string, MakeOptimizer>& golden_cases() {
+  const auto sgd = [](const SGDOptions& options) -> MakeOptimizer {
     return [options](auto parameters) { return std::make_unique<SGD>(parameters, options); };
   };
-  const auto adam = [](const AdamOptions& options) -> Make {
+  const auto adam = [](const AdamOptions& options) -> MakeOptimizer {
     return [options](auto parameters) { return std::make_unique<Adam>(parameters, options); };
   };
-  const auto adamw = [](const AdamWOptions& options) -> Make {
+  const auto adamw = [](const AdamWOptions& options) -> MakeOptimizer {
     return [options](auto parameters) { return std::make_unique<AdamW>(parameters, options); };
   };
-  static const std::map<std::string, Make> cases = {
+  static const std::map<std::string, MakeOptimizer> cases = {
       {"sgd", sgd({.lr = 0.1})},
       {"sgd_decay", sgd({.lr = 0.1, .weight_decay = 0.01})},
       {"sgd_momentum", sgd({.lr = 0.1, .momentum = 0.9})},
@@ -48,10 +49,10 @@ const std::map<std::string, Make>& golden_cases() {
   return cases;
 }
 
-class TorchOptim : public EveryTarget {};
-HEADROOM_ON_EVERY_TARGET(TorchOptim);
+class OptimizerReference : public EveryTarget {};
+HEADROOM_ON_EVERY_TARGET(OptimizerReference);
 
-TEST_P(TorchOptim, GivesTheSameWeightsToRounding) {
+TEST_P(OptimizerReference, MatchesTorchOptimToRounding) {
   std::ifstream file(HEADROOM_TEST_DATA "/apply/torch_optim.golden");
   ASSERT_TRUE(file);
   size_t compared = 0;
@@ -78,12 +79,12 @@ TEST_P(TorchOptim, GivesTheSameWeightsToRounding) {
   EXPECT_EQ(compared, golden_cases().size());
 }
 
-// AdamW in double, on the values the optimizer sees.
-struct Reference {
+// AdamW in double precision, on the unscaled gradients.
+struct AdamWReference {
   std::vector<double> w, m, v;
   int t = 0;
 
-  explicit Reference(std::vector<double> weights)
+  explicit AdamWReference(std::vector<double> weights)
       : w(std::move(weights)), m(w.size()), v(w.size()) {}
 
   void step(const std::vector<double>& g, const AdamWOptions& o) {
@@ -100,7 +101,7 @@ struct Reference {
 };
 
 template <typename W, typename G>
-void expect_master_follows_reference() {
+void expect_master_matches_reference() {
   constexpr float kScale = 1024.0f;
   const AdamWOptions options = {.lr = 0.01, .weight_decay = 0.1};
   std::vector<W> weights = random_values<W>(101, 1);
@@ -108,7 +109,7 @@ void expect_master_follows_reference() {
   std::vector<double> start;
   for (const W weight : weights) start.push_back(to_double(weight));
   AdamW optimizer({{"w", view(weights), view(grads)}}, options);
-  Reference reference(start);
+  AdamWReference reference(start);
   for (uint32_t step = 0; step < 30; ++step) {
     refill(grads, random_values<G>(101, 100 + step, kScale));
     std::vector<double> unscaled;
@@ -120,37 +121,39 @@ void expect_master_follows_reference() {
   for (size_t i = 0; i < weights.size(); ++i) {
     const float master = optimizer.master(0)[i];
     ASSERT_NEAR(master, reference.w[i], 2e-6 * (1.0 + std::fabs(reference.w[i]))) << i;
-    ASSERT_EQ(to_double(weights[i]), to_double(from_float<W>(master))) << "rounded once, from it";
+    ASSERT_EQ(to_double(weights[i]), to_double(from_float<W>(master)))
+        << "the weight is the master, rounded once";
   }
 }
 
-TEST_P(TorchOptim, MastersFollowTheDoubleFormulaForEveryPairOfTypes) {
-  expect_master_follows_reference<float, float>();
-  expect_master_follows_reference<float, f16>();
-  expect_master_follows_reference<float, bf16>();
-  expect_master_follows_reference<f16, f16>();
-  expect_master_follows_reference<f16, bf16>();
-  expect_master_follows_reference<f16, float>();
-  expect_master_follows_reference<bf16, f16>();
-  expect_master_follows_reference<bf16, bf16>();
-  expect_master_follows_reference<bf16, float>();
+TEST_P(OptimizerReference, MastersMatchDoublePrecisionForEveryDtypePair) {
+  expect_master_matches_reference<float, float>();
+  expect_master_matches_reference<float, f16>();
+  expect_master_matches_reference<float, bf16>();
+  expect_master_matches_reference<f16, f16>();
+  expect_master_matches_reference<f16, bf16>();
+  expect_master_matches_reference<f16, float>();
+  expect_master_matches_reference<bf16, f16>();
+  expect_master_matches_reference<bf16, bf16>();
+  expect_master_matches_reference<bf16, float>();
 }
 
-TEST(Masters, KeepUpdatesThat16BitWeightsWouldLose) {
+TEST(MasterWeights, KeepUpdatesThat16BitWeightsWouldLose) {
   std::vector<f16> with(8, f16(1.0f)), without(8, f16(1.0f)), grads(8, f16(1.0f));
-  SGD masters({{"w", view(with), view(grads)}}, {.lr = 1e-4});
+  SGD with_masters({{"w", view(with), view(grads)}}, {.lr = 1e-4});
   std::vector<f16> grads2 = grads;
-  SGD none({{"w", view(without), view(grads2)}}, {.lr = 1e-4}, {.master_weights = false});
+  SGD without_masters({{"w", view(without), view(grads2)}}, {.lr = 1e-4},
+                      {.master_weights = false});
   for (int i = 0; i < 1000; ++i) {
-    masters.apply(1.0f, false);
-    none.apply(1.0f, false);
+    with_masters.apply(1.0f, false);
+    without_masters.apply(1.0f, false);
   }
   EXPECT_NEAR(static_cast<float>(with[0]), 0.9f, 1e-3);
   EXPECT_EQ(static_cast<float>(without[0]), 1.0f);
-  EXPECT_EQ(none.master(0), nullptr);
+  EXPECT_EQ(without_masters.master(0), nullptr);
 }
 
-TEST(Groups, HaveOptionsOfTheirOwn) {
+TEST(ParameterGroups, UseTheirOwnOptions) {
   std::vector<float> a = {1.0f}, b = {1.0f}, ga = {1.0f}, gb = {1.0f};
   SGD optimizer({{"a", view(a), view(ga)}}, {.lr = 0.1});
   const size_t group = optimizer.add_group({{"b", view(b), view(gb)}}, {.lr = 0.5});
@@ -165,7 +168,7 @@ TEST(Groups, HaveOptionsOfTheirOwn) {
   EXPECT_EQ(optimizer.options(1).lr, 0.25);
 }
 
-TEST(Groups, AParameterAddedLaterStartsItsOwnCount) {
+TEST(ParameterGroups, AddedParametersStartAtStepZero) {
   std::vector<float> a = {1.0f}, b = {1.0f}, ga = {0.5f}, gb = {0.5f};
   AdamW optimizer({{"a", view(a), view(ga)}}, {.lr = 0.1, .weight_decay = 0.0});
   for (int i = 0; i < 3; ++i) optimizer.apply(1.0f, false);
@@ -173,10 +176,10 @@ TEST(Groups, AParameterAddedLaterStartsItsOwnCount) {
   optimizer.apply(1.0f, false);
   EXPECT_EQ(optimizer.steps(0), 4);
   EXPECT_EQ(optimizer.steps(1), 1);
-  EXPECT_NEAR(b[0], 0.9f, 1e-6) << "the first Adam step is lr, whatever the gradient";
+  EXPECT_NEAR(b[0], 0.9f, 1e-6) << "the first Adam step has size lr for any gradient";
 }
 
-TEST(Gradients, OneThatIsMissingLeavesItsParameterAlone) {
+TEST(Gradients, ParametersWithoutAGradientAreNotUpdated) {
   std::vector<float> a = {1.0f}, b = {1.0f}, ga = {1.0f}, gb = {1.0f};
   AdamW optimizer({{"a", view(a), view(ga)}, {"b", view(b), TensorView{}}}, {.lr = 0.1});
   optimizer.apply(1.0f, false);
@@ -192,51 +195,51 @@ TEST(Gradients, OneThatIsMissingLeavesItsParameterAlone) {
   EXPECT_EQ(optimizer.steps(1), 1);
 }
 
-TEST(Optimizers, AnIndexBeyondTheParametersIsAnError) {
+TEST(Optimizers, ParameterIndexOutOfRangeIsRejected) {
   SGD optimizer({});
   expect_error(ErrorCode::kInvalidArgument, "no parameter 0", [&] { optimizer.steps(0); });
   expect_error(ErrorCode::kInvalidArgument, "no parameter 0", [&] { optimizer.master(0); });
 }
 
-TEST(Optimizers, OneThatWasMovedFromSaysSo) {
+TEST(Optimizers, MovedFromOptimizerRejectsEveryCall) {
   std::vector<float> w = {1.0f}, g = {1.0f};
   const std::vector<Parameter> parameters = {{"w", view(w), view(g)}};
-  SGD gone(parameters);
-  const OptimizerState saved = gone.state();
-  SGD here = std::move(gone);
+  SGD moved_from(parameters);
+  const OptimizerState saved = moved_from.state();
+  SGD moved_to = std::move(moved_from);
   const std::function<void()> calls[] = {
       // NOLINTBEGIN(bugprone-use-after-move)
-      [&] { gone.state(); },           [&] { gone.add_group(parameters, {}); },
-      [&] { gone.rebind({}); },        [&] { gone.set_grad(0, view(g)); },
-      [&] { gone.steps(0); },          [&] { gone.master(0); },
-      [&] { gone.apply(1.0f, true); }, [&] { gone.load_state(saved); },
-      [&] { gone.refresh_masters(); }, [&] { gone.follow_weight(0); },
-      [&] { gone.set_lr(1.0); }};  // NOLINTEND(bugprone-use-after-move)
+      [&] { moved_from.state(); },           [&] { moved_from.add_group(parameters, {}); },
+      [&] { moved_from.rebind({}); },        [&] { moved_from.set_grad(0, view(g)); },
+      [&] { moved_from.steps(0); },          [&] { moved_from.master(0); },
+      [&] { moved_from.apply(1.0f, true); }, [&] { moved_from.load_state(saved); },
+      [&] { moved_from.refresh_masters(); }, [&] { moved_from.follow_weight(0); },
+      [&] { moved_from.set_lr(1.0); }};  // NOLINTEND(bugprone-use-after-move)
   for (const auto& call : calls) {
     expect_error(ErrorCode::kInvalidArgument, "was moved from", call);
   }
-  here.apply(1.0f, true);
-  EXPECT_EQ(here.steps(0), 1);
+  moved_to.apply(1.0f, true);
+  EXPECT_EQ(moved_to.steps(0), 1);
 }
 
-TEST(Rebind, TakesWeightsAtOddAddresses) {
+TEST(Rebind, AcceptsUnalignedWeights) {
   std::vector<unsigned char> first(7), second(7);
   const std::vector<f16> values = {f16(1.0f), f16(2.0f), f16(3.0f)};
   std::vector<f16> grad(3);
-  const auto odd = [&](std::vector<unsigned char>& bytes) {
-    const TensorView there = view(bytes.data() + 1, DType::kF16, 3);
-    convert(view(values), there);
-    return there;
+  const auto unaligned_copy = [&](std::vector<unsigned char>& bytes) {
+    const TensorView unaligned = view(bytes.data() + 1, DType::kF16, 3);
+    convert(view(values), unaligned);
+    return unaligned;
   };
-  AdamW optimizer({{"w", odd(first), view(grad)}});
-  const TensorView moved = odd(second);
+  AdamW optimizer({{"w", unaligned_copy(first), view(grad)}});
+  const TensorView moved = unaligned_copy(second);
   std::memset(second.data() + 3, 0, 2);
   optimizer.rebind({{"w", moved, view(grad)}});
   EXPECT_EQ(optimizer.master(0)[0], 1.0f);
   EXPECT_EQ(optimizer.master(0)[1], 0.0f);
 }
 
-TEST(Rebind, GivesAllParametersOtherMemoryAndKeepsWhatIsRemembered) {
+TEST(Rebind, KeepsTheStateWhenParametersMove) {
   std::vector<f16> w = {f16(1.0f), f16(2.0f)}, g = {f16(1.0f), f16(1.0f)}, g2 = g, w2 = w;
   AdamW optimizer({{"w", view(w), view(g)}}, {.lr = 0.1});
   optimizer.apply(1.0f, false);
@@ -245,32 +248,31 @@ TEST(Rebind, GivesAllParametersOtherMemoryAndKeepsWhatIsRemembered) {
   EXPECT_EQ(static_cast<float>(g2[0]), 0.0f);
   EXPECT_EQ(static_cast<float>(g[0]), 1.0f);
   EXPECT_EQ(optimizer.steps(0), 2);
-  const std::vector<f16> moved = w;
-  refill(w2, moved);
+  refill(w2, w);
   const float exact = optimizer.master(0)[0];
   EXPECT_NE(exact, static_cast<float>(w[0]));
   w2[1] = f16(2.0f);
   optimizer.rebind({{"w", view(w2), view(g)}});
-  EXPECT_EQ(optimizer.master(0)[0], exact) << "the same value at another address";
-  EXPECT_EQ(optimizer.master(0)[1], 2.0f) << "another one";
+  EXPECT_EQ(optimizer.master(0)[0], exact) << "the value has not changed, so the master is kept";
+  EXPECT_EQ(optimizer.master(0)[1], 2.0f) << "the value has changed";
   EXPECT_EQ(optimizer.steps(0), 2);
 }
 
-TEST(Rebind, RefusesOtherParametersAndChangesNothing) {
+TEST(Rebind, RejectsDifferentParametersWithoutEffect) {
   std::vector<float> w = {1.0f, 2.0f}, g = {1.0f, 1.0f}, one = {1.0f};
   std::vector<f16> half(2);
   SGD optimizer({{"w", view(w), view(g)}});
-  const auto refuse = [&](const char* part, std::vector<Parameter> other) {
+  const auto expect_rejected = [&](const char* part, std::vector<Parameter> other) {
     expect_error(ErrorCode::kMismatch, part, [&] { optimizer.rebind(other); });
     EXPECT_EQ(optimizer.parameters()[0].weight.data, w.data());
   };
-  refuse("0 parameters", {});
-  refuse("is now 1 of f32", {{"w", view(one), TensorView{}}});
-  refuse("is now 2 of f16", {{"w", view(half), view(g)}});
-  refuse("gradient of 1", {{"w", view(w), view(one)}});
+  expect_rejected("0 parameters", {});
+  expect_rejected("is now 1 of f32", {{"w", view(one), TensorView{}}});
+  expect_rejected("is now 2 of f16", {{"w", view(half), view(g)}});
+  expect_rejected("gradient of 1", {{"w", view(w), view(one)}});
 }
 
-TEST(Gradients, WithoutAWeightAreForOptimizersOfOnesOwn) {
+TEST(Gradients, FusedOptimizersRejectGradientsWithoutAWeight) {
   std::vector<float> g = {1.0f};
   expect_error(ErrorCode::kMismatch, "no weight", [&] { SGD({{"w", TensorView{}, view(g)}}); });
   SGD optimizer({{"w", TensorView{}, TensorView{}}});
@@ -280,7 +282,7 @@ TEST(Gradients, WithoutAWeightAreForOptimizersOfOnesOwn) {
   });
 }
 
-TEST(Gradients, AreReadOnlyUnlessToBeCleared) {
+TEST(Gradients, AreUnchangedUnlessCleared) {
   std::vector<f16> weights(77, f16(1.0f)), grads(77, f16(0.5f));
   AdamW optimizer({{"w", view(weights), view(grads)}});
   const auto before = bytes_of(grads);
@@ -290,7 +292,7 @@ TEST(Gradients, AreReadOnlyUnlessToBeCleared) {
   EXPECT_EQ(bytes_of(grads), std::vector<unsigned char>(77 * 2, 0));
 }
 
-TEST(Gradients, ZeroGradWritesZerosOverNan) {
+TEST(Gradients, ZeroGradOverwritesNonFiniteValues) {
   std::vector<float> weights(3), grads = {kNan, kInf, 1.0f};
   SGD optimizer({{"w", view(weights), view(grads)}});
   optimizer.zero_grad();

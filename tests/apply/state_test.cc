@@ -1,12 +1,12 @@
-// An optimizer's state goes out and comes in exactly.
+// The state of an optimizer: save, load, masters, and arrays that the caller owns.
 #include "tests/support.h"
 
 namespace headroom {
 namespace {
 
-// A deep copy, as a checkpoint would hold it.
-struct Saved {
-  explicit Saved(const OptimizerState& state) : steps(state.steps) {
+// A deep copy of a state, as in a checkpoint.
+struct SavedState {
+  explicit SavedState(const OptimizerState& state) : steps(state.steps) {
     for (const NamedTensor& named : state.tensors) {
       const auto* data = static_cast<const float*>(named.tensor.data);
       names.push_back(named.name);
@@ -48,7 +48,7 @@ void expect_resumes_exactly(const Precision& precision) {
 
   Training first(precision);
   for (uint32_t i = 0; i < 4; ++i) first.step(i);
-  Saved saved(first.optimizer.state());
+  SavedState saved(first.optimizer.state());
   const std::vector<float> full_weights = first.w32;
   const std::vector<bf16> half_weights = first.w16;
 
@@ -56,7 +56,8 @@ void expect_resumes_exactly(const Precision& precision) {
   refill(second.w32, full_weights);
   second.optimizer.load_state(saved.state());
   if (precision.master_weights) {
-    ASSERT_EQ(bytes_of(second.w16), bytes_of(half_weights)) << "weights come from the masters";
+    ASSERT_EQ(bytes_of(second.w16), bytes_of(half_weights))
+        << "weights are restored from the masters";
   } else {
     refill(second.w16, half_weights);
   }
@@ -71,7 +72,7 @@ TEST(OptimizerState, ResumingIsBitIdentical) {
   }
 }
 
-TEST(OptimizerState, NamesEveryTensor) {
+TEST(OptimizerState, EveryTensorIsNamed) {
   Training run({});
   std::vector<std::string> names;
   for (const NamedTensor& named : run.optimizer.state().tensors) names.push_back(named.name);
@@ -79,36 +80,38 @@ TEST(OptimizerState, NamesEveryTensor) {
                                              "full/exp_avg", "full/exp_avg_sq"}));
 }
 
-TEST(OptimizerState, ADamagedOneIsRefusedAndNothingChanges) {
+TEST(OptimizerState, InvalidStateIsRejectedWithoutEffect) {
   Training run({});
   run.step(1);
-  Saved good(run.optimizer.state());
+  SavedState good(run.optimizer.state());
   const auto before = bytes_of(run.w16);
-  const auto refuse = [&](const std::string& part, const auto& damage) {
-    Saved bad(run.optimizer.state());
+  const auto expect_rejected = [&](const std::string& part, const auto& damage) {
+    SavedState bad(run.optimizer.state());
     OptimizerState state = bad.state();
     damage(state);
     expect_error(ErrorCode::kBadState, part, [&] { run.optimizer.load_state(state); });
   };
-  refuse("2 parameters and 4 tensors", [](OptimizerState& s) { s.tensors.pop_back(); });
-  refuse("3 parameters", [](OptimizerState& s) { s.steps.push_back(1); });
-  refuse("step count of -1", [](OptimizerState& s) { s.steps[0] = -1; });
-  refuse("'other/master'", [](OptimizerState& s) { s.tensors[0].name = "other/master"; });
-  refuse("999 elements", [](OptimizerState& s) { s.tensors[0].tensor.count = 999; });
-  refuse("type f16", [](OptimizerState& s) { s.tensors[0].tensor.dtype = DType::kF16; });
-  refuse("inf or nan",
-         [](OptimizerState& s) { static_cast<float*>(s.tensors[4].tensor.data)[99] = kNan; });
-  refuse("negative values",
-         [](OptimizerState& s) { static_cast<float*>(s.tensors[2].tensor.data)[0] = -1.0f; });
-  refuse("step count of 9223372036854775807",
-         [](OptimizerState& s) { s.steps[0] = std::numeric_limits<int64_t>::max(); });
-  refuse("null data", [](OptimizerState& s) { s.tensors[0].tensor.data = nullptr; });
+  expect_rejected("2 parameters and 4 tensors", [](OptimizerState& s) { s.tensors.pop_back(); });
+  expect_rejected("3 parameters", [](OptimizerState& s) { s.steps.push_back(1); });
+  expect_rejected("step count of -1", [](OptimizerState& s) { s.steps[0] = -1; });
+  expect_rejected("'other/master'", [](OptimizerState& s) { s.tensors[0].name = "other/master"; });
+  expect_rejected("999 elements", [](OptimizerState& s) { s.tensors[0].tensor.count = 999; });
+  expect_rejected("type f16", [](OptimizerState& s) { s.tensors[0].tensor.dtype = DType::kF16; });
+  expect_rejected("inf or nan", [](OptimizerState& s) {
+    static_cast<float*>(s.tensors[4].tensor.data)[99] = kNan;
+  });
+  expect_rejected("negative values", [](OptimizerState& s) {
+    static_cast<float*>(s.tensors[2].tensor.data)[0] = -1.0f;
+  });
+  expect_rejected("step count of 9223372036854775807",
+                  [](OptimizerState& s) { s.steps[0] = std::numeric_limits<int64_t>::max(); });
+  expect_rejected("null data", [](OptimizerState& s) { s.tensors[0].tensor.data = nullptr; });
   EXPECT_EQ(bytes_of(run.w16), before);
-  EXPECT_EQ(Saved(run.optimizer.state()).values, good.values);
+  EXPECT_EQ(SavedState(run.optimizer.state()).values, good.values);
   EXPECT_EQ(run.optimizer.steps(0), 1);
 }
 
-TEST(OptimizerState, RefreshTakesWeightsThatWereChangedByHand) {
+TEST(OptimizerState, RefreshMastersCopiesModifiedWeights) {
   Training run({});
   run.w16[3] = bf16(42.0f);
   EXPECT_NE(run.optimizer.master(0)[3], 42.0f);
@@ -117,8 +120,8 @@ TEST(OptimizerState, RefreshTakesWeightsThatWereChangedByHand) {
 }
 
 template <typename T>
-void expect_masters_follow(const Precision& precision) {
-  constexpr size_t kMany = 300000;  // more than one piece
+void expect_follow_weight_keeps_masters(const Precision& precision) {
+  constexpr size_t kMany = 300000;  // more than one unit of parallel work
   std::vector<T> weight = random_values<T>(kMany, 1), grad = random_values<T>(kMany, 2);
   SGD optimizer({{"w", view(weight), view(grad)}}, {.lr = 1e-3}, precision);
   optimizer.apply(1.0f, false);
@@ -135,25 +138,25 @@ void expect_masters_follow(const Precision& precision) {
   }
 }
 
-TEST(OptimizerState, MastersOfWeightsThatWereSwappedOutAndBackStayExact) {
-  expect_masters_follow<f16>({});
-  expect_masters_follow<bf16>({});
-  expect_masters_follow<bf16>({.stochastic_rounding = true, .seed = 3});
+TEST(OptimizerState, FollowWeightKeepsMastersOfUnchangedElements) {
+  expect_follow_weight_keeps_masters<f16>({});
+  expect_follow_weight_keeps_masters<bf16>({});
+  expect_follow_weight_keeps_masters<bf16>({.stochastic_rounding = true, .seed = 3});
 }
 
-// A trainer that keeps its own checkpoint format gives the optimizer its arrays.
-TEST(OwnArrays, AreUsedInPlaceAndGiveTheSameSteps) {
+// A trainer with its own checkpoint format passes its arrays to the optimizer.
+TEST(CallerOwnedState, IsUsedInPlaceWithTheSameResults) {
   constexpr size_t kElements = 1000;
   std::vector<f16> weight_a = random_values<f16>(kElements, 1), weight_b = weight_a;
   std::vector<f16> grad = random_values<f16>(kElements, 2);
   std::vector<float> master(kElements), first(kElements), second(kElements);
   convert(view(weight_b), view(master));
   AdamW plain({{"w", view(weight_a), view(grad)}});
-  AdamW own({{"w", view(weight_b), view(grad), view(master), view(first), view(second)}});
-  EXPECT_EQ(own.master(0), master.data());
+  AdamW in_place({{"w", view(weight_b), view(grad), view(master), view(first), view(second)}});
+  EXPECT_EQ(in_place.master(0), master.data());
   for (int step = 0; step < 3; ++step) {
     plain.apply(0.5f, false);
-    own.apply(0.5f, false);
+    in_place.apply(0.5f, false);
   }
   EXPECT_EQ(bytes_of(weight_a), bytes_of(weight_b));
   const OptimizerState state = plain.state();
@@ -161,7 +164,7 @@ TEST(OwnArrays, AreUsedInPlaceAndGiveTheSameSteps) {
   EXPECT_EQ(std::memcmp(state.tensors[1].tensor.data, first.data(), kElements * 4), 0);
   EXPECT_EQ(std::memcmp(state.tensors[2].tensor.data, second.data(), kElements * 4), 0);
 
-  // Resumed from the trainer's own checkpoint: the arrays and the number of steps.
+  // Resuming from the trainer's checkpoint needs the arrays and the number of steps.
   std::vector<f16> weight_c = weight_b;
   std::vector<float> master_c = master, first_c = first, second_c = second;
   AdamW resumed({{"w", view(weight_c), view(grad), view(master_c), view(first_c), view(second_c)}});
@@ -173,26 +176,27 @@ TEST(OwnArrays, AreUsedInPlaceAndGiveTheSameSteps) {
   expect_error(ErrorCode::kInvalidArgument, "-1", [&] { resumed.set_steps(-1); });
 }
 
-TEST(OwnArrays, ThatDoNotFitAreRefused) {
+TEST(CallerOwnedState, MismatchedArraysAreRejected) {
   std::vector<f16> weight(8), grad(8);
   std::vector<float> wide(8), right(8), other(8), shorter(7);
   std::vector<double> doubles(8);
-  const auto refuse = [&](ErrorCode code, const std::string& part, const Parameter& parameter) {
+  const auto expect_rejected = [&](ErrorCode code, const std::string& part,
+                                   const Parameter& parameter) {
     expect_error(code, part, [&] { AdamW optimizer({parameter}); });
   };
   const Parameter plain{"w", view(weight), view(grad)};
   Parameter bad = plain;
   bad.master = view(shorter);
-  refuse(ErrorCode::kMismatch, "has 7 elements", bad);
+  expect_rejected(ErrorCode::kMismatch, "has 7 elements", bad);
   bad.master = view(doubles);
-  refuse(ErrorCode::kMismatch, "f64", bad);
+  expect_rejected(ErrorCode::kMismatch, "f64", bad);
   bad = plain;
   bad.first_moment = view(right);
-  refuse(ErrorCode::kMismatch, "only some of them", bad);
+  expect_rejected(ErrorCode::kMismatch, "only some of them", bad);
   bad.second_moment = view(right);
-  refuse(ErrorCode::kInvalidArgument, "share memory", bad);
+  expect_rejected(ErrorCode::kInvalidArgument, "share memory", bad);
   bad = {"w", view(wide), view(grad), view(right)};
-  refuse(ErrorCode::kMismatch, "was given a master", bad);
+  expect_rejected(ErrorCode::kMismatch, "was given a master", bad);
   expect_error(ErrorCode::kMismatch, "moments", [&] {
     SGD optimizer({{"w", view(weight), view(grad), {}, view(right), view(other)}},
                   {.momentum = 0.9});

@@ -1,4 +1,5 @@
-// A scaler on a CUDA device through C: calls enqueue on the thread's stream, reports come later.
+// A scaler on a CUDA device through C: calls enqueue on the thread's stream, and reports are
+// pending until the device has finished.
 #include <cuda_runtime.h>
 #include <headroom/headroom.h>
 
@@ -11,15 +12,15 @@ namespace {
 
 constexpr int64_t kCount = 1000;
 
-// Memory that host and device see.
-class Floats {
+// FP32 managed memory, accessible from host and device.
+class ManagedFloats {
  public:
-  explicit Floats(int64_t count) : count_(count) {
+  explicit ManagedFloats(int64_t count) : count_(count) {
     EXPECT_EQ(cudaMallocManaged(&data_, static_cast<size_t>(count) * sizeof(float)), cudaSuccess);
   }
-  ~Floats() { cudaFree(data_); }
-  Floats(const Floats&) = delete;
-  Floats& operator=(const Floats&) = delete;
+  ~ManagedFloats() { cudaFree(data_); }
+  ManagedFloats(const ManagedFloats&) = delete;
+  ManagedFloats& operator=(const ManagedFloats&) = delete;
   void fill(float value) { std::fill(data_, data_ + count_, value); }
   float operator[](int64_t i) const { return data_[i]; }
   hr_tensor tensor() const { return {data_, count_, HR_F32, HR_CUDA, 0, 0}; }
@@ -29,12 +30,12 @@ class Floats {
   float* data_ = nullptr;
 };
 
-TEST(Cuda, AStepOnTheDeviceNeverWaitsAndReportsLater) {
-  if (!cuda_available()) GTEST_SKIP() << "there is no CUDA device";
+TEST(Cuda, DeviceStepIsPendingUntilReported) {
+  if (!cuda_available()) GTEST_SKIP() << "no CUDA device";
   cudaStream_t stream = nullptr;
   ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
   ASSERT_OK(hr_set_stream(stream));
-  Floats weight(kCount), grad(kCount), loss(1), scaled(1);
+  ManagedFloats weight(kCount), grad(kCount), loss(1), scaled(1);
   weight.fill(1.0f);
   loss.fill(1.0f);
   const hr_parameter parameter = {"w", weight.tensor(), grad.tensor()};

@@ -1,25 +1,25 @@
-// Handles and structs: what a caller from C can get wrong has a status, and never a crash.
+// Handles and structs: every mistake of a C caller returns a status and never crashes.
 #include <atomic>
 #include <thread>
 
 #include "adapters/c/structs.h"
 #include "tests/c/support.h"
 
-// A struct that has grown since its first version.
-struct Grown {
+// A struct that gained a member after its first version.
+struct ExtendedStruct {
   size_t size;
   int64_t old;
   int64_t added;
 };
 namespace headroom::c {
 template <>
-inline constexpr size_t kFirstSize<Grown> = 16;
+inline constexpr size_t kFirstSize<ExtendedStruct> = 16;
 }  // namespace headroom::c
 
 namespace headroom {
 namespace {
 
-TEST(Handles, NullGivesAStatusEverywhere) {
+TEST(Handles, NullArgumentsReturnAStatus) {
   float value = 0.0f;
   EXPECT_EQ(hr_scaler_scale(nullptr, 1.0f, &value), HR_ERROR_NULL);
   EXPECT_STREQ(hr_last_error(), "hr_scaler_scale: 'scaler' is null; pass one.");
@@ -43,13 +43,13 @@ TEST(Handles, NullGivesAStatusEverywhere) {
   EXPECT_EQ(hr_optimizer_create(&training.parameter, 1, &callbacks, &optimizer), HR_ERROR_NULL);
 }
 
-TEST(Handles, DestroyedTwiceOrUsedAfterwardsIsABadHandle) {
+TEST(Handles, UseAfterDestroyReturnsBadHandle) {
   Training training;
   ASSERT_OK(training.step(1.0f));
   ASSERT_OK(hr_optimizer_destroy(training.optimizer));
   EXPECT_EQ(hr_optimizer_destroy(training.optimizer), HR_ERROR_BAD_HANDLE);
   EXPECT_EQ(hr_optimizer_zero_grad(training.optimizer), HR_ERROR_BAD_HANDLE);
-  EXPECT_OK(hr_scaler_update(training.scaler));  // which has stepped it
+  EXPECT_OK(hr_scaler_update(training.scaler));  // does not use the destroyed optimizer
   float scale = 0.0f;
   EXPECT_OK(hr_scaler_scale(training.scaler, 1.0f, &scale));
   EXPECT_EQ(hr_scaler_step(training.scaler, training.optimizer, nullptr, nullptr),
@@ -59,7 +59,7 @@ TEST(Handles, DestroyedTwiceOrUsedAfterwardsIsABadHandle) {
   EXPECT_EQ(hr_scaler_update(training.scaler), HR_ERROR_BAD_HANDLE);
 }
 
-TEST(Handles, ADestroyedHandleIsNeverGivenOutAgain) {
+TEST(Handles, AreNeverReused) {
   hr_scaler* first = nullptr;
   ASSERT_OK(hr_scaler_create(nullptr, nullptr, &first));
   ASSERT_OK(hr_scaler_destroy(first));
@@ -71,25 +71,25 @@ TEST(Handles, ADestroyedHandleIsNeverGivenOutAgain) {
   }
 }
 
-TEST(Handles, OneOfAnotherKindOrFromNowhereIsABadHandle) {
+TEST(Handles, WrongTypeOrForeignPointerReturnsBadHandle) {
   Training training;
   EXPECT_EQ(hr_scaler_update(reinterpret_cast<hr_scaler*>(training.optimizer)),
             HR_ERROR_BAD_HANDLE);
   EXPECT_EQ(hr_optimizer_zero_grad(reinterpret_cast<hr_optimizer*>(training.scaler)),
             HR_ERROR_BAD_HANDLE);
-  int somewhere = 0;
-  EXPECT_EQ(hr_scaler_update(reinterpret_cast<hr_scaler*>(&somewhere)), HR_ERROR_BAD_HANDLE);
+  int not_a_handle = 0;
+  EXPECT_EQ(hr_scaler_update(reinterpret_cast<hr_scaler*>(&not_a_handle)), HR_ERROR_BAD_HANDLE);
   EXPECT_EQ(hr_scaler_update(reinterpret_cast<hr_scaler*>(~uintptr_t{0})), HR_ERROR_BAD_HANDLE);
 }
 
-TEST(Handles, ThreadsMayShareThemAndDestroyThem) {
+TEST(Handles, ConcurrentUseAndDestroyAreSafe) {
   for (int round = 0; round < 20; ++round) {
     Training training;
-    std::atomic<int> bad{0}, destroyed{0};
+    std::atomic<int> unexpected{0}, destroyed{0};
     const auto count = [&](hr_status status) {
       if (status == HR_ERROR_BAD_HANDLE || status == HR_OK) return;
-      // Two threads step in turn without agreeing on it, which has an order of its own.
-      if (status != HR_ERROR_WRONG_ORDER) ++bad;
+      // The threads do not coordinate their calls, so some are out of order.
+      if (status != HR_ERROR_WRONG_ORDER) ++unexpected;
     };
     std::vector<std::thread> threads;
     for (int t = 0; t < 2; ++t) {
@@ -115,12 +115,12 @@ TEST(Handles, ThreadsMayShareThemAndDestroyThem) {
       });
     }
     for (std::thread& thread : threads) thread.join();
-    EXPECT_EQ(bad, 0) << hr_last_error();
+    EXPECT_EQ(unexpected, 0) << hr_last_error();
     EXPECT_EQ(destroyed, 2);
   }
 }
 
-TEST(Errors, EachThreadHasItsOwnSentence) {
+TEST(Errors, LastErrorIsPerThread) {
   EXPECT_EQ(hr_scaler_destroy(nullptr), HR_ERROR_NULL);
   std::thread([] {
     EXPECT_STREQ(hr_last_error(), "");
@@ -129,7 +129,7 @@ TEST(Errors, EachThreadHasItsOwnSentence) {
   EXPECT_TRUE(last_error_has("hr_scaler_destroy"));
   int32_t threads = 0;
   EXPECT_OK(hr_num_threads(&threads));
-  EXPECT_TRUE(last_error_has("hr_scaler_destroy"));  // a call that succeeds leaves it
+  EXPECT_TRUE(last_error_has("hr_scaler_destroy"));  // a successful call keeps the last error
 }
 
 TEST(Errors, EveryStatusHasAName) {
@@ -142,13 +142,13 @@ TEST(Errors, EveryStatusHasAName) {
   EXPECT_STREQ(hr_status_name(99), "unknown");
 }
 
-TEST(Errors, ALongSentenceIsCut) {
+TEST(Errors, LongMessagesAreTruncated) {
   const std::string name(5000, 'n');
   EXPECT_EQ(hr_policy_settings(name.c_str(), nullptr, 0, nullptr), HR_ERROR_INVALID_ARGUMENT);
   EXPECT_EQ(std::string(hr_last_error()).size(), 1023u);
 }
 
-TEST(Errors, CountsBeyondAllMemoryAreAStatus) {
+TEST(Errors, InvalidCountsReturnAStatus) {
   Training training;
   hr_optimizer* optimizer = nullptr;
   EXPECT_EQ(hr_sgd_create(&training.parameter, SIZE_MAX, nullptr, nullptr, &optimizer),
@@ -162,7 +162,7 @@ TEST(Errors, CountsBeyondAllMemoryAreAStatus) {
   EXPECT_EQ(hr_measure(&tensor, 1, 0, &stats), HR_ERROR_INVALID_ARGUMENT);
 }
 
-TEST(Versions, AnUnknownSizeIsRefusedAndNothingHappens) {
+TEST(Versions, UnknownStructSizeIsRejectedWithoutEffect) {
   Training training;
   hr_scaler_options given;
   EXPECT_EQ(hr_scaler_options_init(&given, sizeof(given) + 8), HR_ERROR_VERSION);
@@ -174,10 +174,10 @@ TEST(Versions, AnUnknownSizeIsRefusedAndNothingHappens) {
   EXPECT_TRUE(last_error_has("'options' says it has 4 bytes"));
 
   auto report = sized<hr_report>();
-  report.size += 8;  // a caller from the future
+  report.size += 8;  // a newer header
   EXPECT_EQ(training.step(1.0f, &report), HR_ERROR_VERSION);
   EXPECT_EQ(training.weight[0], 1.0f);
-  report.size = 0;  // one who forgot
+  report.size = 0;  // not initialised
   EXPECT_EQ(hr_scaler_step(training.scaler, training.optimizer, nullptr, &report),
             HR_ERROR_VERSION);
   auto options = sized<hr_step_options>();
@@ -190,23 +190,23 @@ TEST(Versions, AnUnknownSizeIsRefusedAndNothingHappens) {
   EXPECT_EQ(hr_measure(nullptr, 0, 0, &stats), HR_ERROR_VERSION);
 }
 
-TEST(Versions, CallersFromBeforeAMemberWasAddedAreServed) {
-  Grown old = {16, 7, -1};
-  const Grown seen = c::taken(&old, {sizeof(Grown), 1, 2}, "grown");
-  EXPECT_EQ(seen.old, 7);
-  EXPECT_EQ(seen.added, 2);  // the default: the caller has no such member
-  c::check_to_fill(&old, "grown");
-  c::give({sizeof(Grown), 8, 9}, &old);
+TEST(Versions, OlderStructSizesAreSupported) {
+  ExtendedStruct old = {16, 7, -1};
+  const ExtendedStruct received = c::taken(&old, {sizeof(ExtendedStruct), 1, 2}, "extended");
+  EXPECT_EQ(received.old, 7);
+  EXPECT_EQ(received.added, 2);  // the default, because the caller's struct has no such member
+  c::check_to_fill(&old, "extended");
+  c::give({sizeof(ExtendedStruct), 8, 9}, &old);
   EXPECT_EQ(old.size, 16u);
   EXPECT_EQ(old.old, 8);
-  EXPECT_EQ(old.added, -1);  // not the caller's struct any more
+  EXPECT_EQ(old.added, -1);  // beyond the caller's struct
   for (const size_t size : {size_t{0}, size_t{8}, size_t{32}}) {
     old.size = size;
-    EXPECT_THROW(c::check_to_fill(&old, "grown"), c::Failure);
+    EXPECT_THROW(c::check_to_fill(&old, "extended"), c::Failure);
   }
 }
 
-TEST(Versions, TheLibraryServesItsOwnHeaderOnly) {
+TEST(Versions, OnlyTheMatchingHeaderVersionIsAccepted) {
   EXPECT_OK(hr_check_version(HEADROOM_VERSION_MAJOR, HEADROOM_VERSION_MINOR));
   EXPECT_EQ(hr_check_version(HEADROOM_VERSION_MAJOR + 1, 0), HR_ERROR_VERSION);
   EXPECT_EQ(hr_check_version(HEADROOM_VERSION_MAJOR, HEADROOM_VERSION_MINOR + 1), HR_ERROR_VERSION);

@@ -1,5 +1,5 @@
-// The header as a C11 compiler sees it, with every warning an error. The sizes are part of the
-// binary interface: a struct may only grow, and then its first size is noted in structs.h.
+// Compiles the header as C11 with every warning as an error. The sizes are part of the ABI: a
+// struct may only grow, and then structs.h records its first size.
 #include <headroom/c.h>
 
 #if UINTPTR_MAX == UINT64_MAX

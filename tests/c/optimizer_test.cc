@@ -1,4 +1,4 @@
-// Optimizers through C: the fused ones, those made of callbacks, and accumulators.
+// Optimizers through C: fused ones, ones made of callbacks, and accumulators.
 #include <headroom/headroom.h>
 #include <pthread.h>
 
@@ -13,7 +13,7 @@ namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-TEST(Optimizers, GiveTheBitsOfTheCppOnes) {
+TEST(Optimizers, StepsAndStateMatchCppBitwise) {
   std::vector<f16> c_weight(100, f16(1.0f)), c_grad(100, f16(0.25f)), weight = c_weight;
   std::vector<f16> grad = c_grad;
   const hr_parameter parameter = {"w", hr_cpu_tensor(c_weight.data(), HR_F16, 100),
@@ -40,7 +40,7 @@ TEST(Optimizers, GiveTheBitsOfTheCppOnes) {
   EXPECT_EQ(std::memcmp(weight.data(), c_weight.data(), 200), 0);
   EXPECT_LT(static_cast<float>(weight[0]), 0.9f);
 
-  // The state goes out, and into another optimizer.
+  // The state can be loaded into another optimizer.
   auto state = sized<hr_optimizer_state>();
   ASSERT_OK(hr_optimizer_get_state(optimizer, &state));
   EXPECT_EQ(state.step_count, 1u);
@@ -67,7 +67,7 @@ TEST(Optimizers, GiveTheBitsOfTheCppOnes) {
   EXPECT_OK(hr_scaler_destroy(c_scaler));
 }
 
-TEST(Optimizers, AdamHasGroupsToo) {
+TEST(Optimizers, AdamGroupsUseTheirOwnOptions) {
   std::vector<float> weight(8, 1.0f), grad(8, 1.0f);
   const hr_parameter first = {"a", hr_cpu_tensor(weight.data(), HR_F32, 4),
                               hr_cpu_tensor(grad.data(), HR_F32, 4)};
@@ -95,7 +95,7 @@ TEST(Optimizers, AdamHasGroupsToo) {
   EXPECT_OK(hr_scaler_destroy(scaler));
 }
 
-TEST(Optimizers, HaveGroupsAndOptions) {
+TEST(Optimizers, SgdGroupsAndOptionsCanBeReadAndSet) {
   Training training;
   std::vector<float> weight(4), grad(4);
   hr_parameter more = {nullptr, hr_cpu_tensor(weight.data(), HR_F32, 4),
@@ -122,19 +122,19 @@ TEST(Optimizers, HaveGroupsAndOptions) {
   EXPECT_EQ(hr_adam_get_options(training.optimizer, 0, &adam), HR_ERROR_UNSUPPORTED);
   EXPECT_EQ(hr_adam_add_group(training.optimizer, &more, 1, &adam, nullptr), HR_ERROR_UNSUPPORTED);
 
-  hr_parameter told = {};
-  EXPECT_OK(hr_optimizer_parameter(training.optimizer, 0, &told));
-  EXPECT_STREQ(told.name, "w");
-  EXPECT_EQ(told.grad.data, training.grad.data());
-  EXPECT_EQ(hr_optimizer_parameter(training.optimizer, 2, &told), HR_ERROR_INVALID_ARGUMENT);
+  hr_parameter found = {};
+  EXPECT_OK(hr_optimizer_parameter(training.optimizer, 0, &found));
+  EXPECT_STREQ(found.name, "w");
+  EXPECT_EQ(found.grad.data, training.grad.data());
+  EXPECT_EQ(hr_optimizer_parameter(training.optimizer, 2, &found), HR_ERROR_INVALID_ARGUMENT);
   EXPECT_OK(hr_optimizer_set_grad(training.optimizer, 1, nullptr));
-  EXPECT_OK(hr_optimizer_parameter(training.optimizer, 1, &told));
-  EXPECT_EQ(told.grad.data, nullptr);
+  EXPECT_OK(hr_optimizer_parameter(training.optimizer, 1, &found));
+  EXPECT_EQ(found.grad.data, nullptr);
   EXPECT_EQ(hr_optimizer_set_grad(training.optimizer, 7, nullptr), HR_ERROR_INVALID_ARGUMENT);
   EXPECT_OK(hr_optimizer_refresh_masters(training.optimizer));
 }
 
-TEST(Optimizers, PrecisionIsTaken) {
+TEST(Optimizers, PrecisionOptionsAreApplied) {
   std::vector<bf16> weight(10), grad(10);
   const hr_parameter parameter = {"w", hr_cpu_tensor(weight.data(), HR_BF16, 10),
                                   hr_cpu_tensor(grad.data(), HR_BF16, 10)};
@@ -153,41 +153,41 @@ TEST(Optimizers, PrecisionIsTaken) {
   EXPECT_OK(hr_optimizer_destroy(optimizer));
 }
 
-// An optimizer of another language, and how its callbacks are to behave.
-struct Own {
+// The user data of the callbacks: what they received and how they should behave.
+struct CallbackData {
   float multiplier = 0.0f;
   std::string culprit;
-  int32_t answer = 0;
+  int32_t result = 0;
   bool throws = false;
   bool exits = false;
   hr_optimizer* optimizer = nullptr;
   hr_scaler* scaler = nullptr;
-  std::vector<hr_status> inside;
+  std::vector<hr_status> nested_calls;  // results of calls from inside apply
 };
 
-int32_t own_apply(float multiplier, int32_t, void* user) {
-  Own& own = *static_cast<Own*>(user);
-  own.multiplier = multiplier;
-  if (own.throws) throw std::runtime_error("out of a callback");
-  if (own.exits) pthread_exit(nullptr);
+int32_t apply_callback(float multiplier, int32_t, void* user) {
+  CallbackData& data = *static_cast<CallbackData*>(user);
+  data.multiplier = multiplier;
+  if (data.throws) throw std::runtime_error("out of a callback");
+  if (data.exits) pthread_exit(nullptr);
   float scale = 0.0f;
-  own.inside = {hr_scaler_scale(own.scaler, 1.0f, &scale),
-                hr_scaler_step(own.scaler, own.optimizer, nullptr, nullptr),
-                hr_optimizer_zero_grad(own.optimizer), hr_optimizer_destroy(own.optimizer),
-                hr_scaler_destroy(own.scaler)};
-  return own.answer;
+  data.nested_calls = {hr_scaler_scale(data.scaler, 1.0f, &scale),
+                       hr_scaler_step(data.scaler, data.optimizer, nullptr, nullptr),
+                       hr_optimizer_zero_grad(data.optimizer), hr_optimizer_destroy(data.optimizer),
+                       hr_scaler_destroy(data.scaler)};
+  return data.result;
 }
 
-void own_skipped(const char* culprit, void* user) {
-  Own& own = *static_cast<Own*>(user);
-  own.culprit = culprit;
-  if (own.throws) throw 1;
-  if (own.exits) pthread_exit(nullptr);
+void skipped_callback(const char* culprit, void* user) {
+  CallbackData& data = *static_cast<CallbackData*>(user);
+  data.culprit = culprit;
+  if (data.throws) throw 1;
+  if (data.exits) pthread_exit(nullptr);
 }
 
 #ifdef __GLIBC__
-// Calls function(argument) in a thread of its own; true if the thread ended by
-// pthread_exit(nullptr) and not by the function's return.
+// Calls function(argument) in a new thread. True if the thread ended through pthread_exit(nullptr)
+// instead of returning.
 template <typename Argument>
 bool exits_in_thread(void (*function)(Argument*), Argument* argument) {
   struct Call {
@@ -207,70 +207,70 @@ bool exits_in_thread(void (*function)(Argument*), Argument* argument) {
 }
 #endif
 
-struct OwnOptimizer : testing::Test {
-  OwnOptimizer() {
+struct UserOptimizer : testing::Test {
+  UserOptimizer() {
     auto callbacks = sized<hr_optimizer_callbacks>();
-    callbacks.apply = own_apply;
-    callbacks.skipped = own_skipped;
-    callbacks.user = &own;
+    callbacks.apply = apply_callback;
+    callbacks.skipped = skipped_callback;
+    callbacks.user = &data;
     EXPECT_OK(hr_optimizer_destroy(training.optimizer));
     EXPECT_OK(hr_optimizer_create(&training.parameter, 1, &callbacks, &training.optimizer));
-    own.optimizer = training.optimizer;
-    own.scaler = training.scaler;
+    data.optimizer = training.optimizer;
+    data.scaler = training.scaler;
   }
   Training training;
-  Own own;
+  CallbackData data;
 };
 
-TEST_F(OwnOptimizer, IsCalledWithTheMultiplier) {
+TEST_F(UserOptimizer, CallbacksReceiveMultiplierAndCulprit) {
   EXPECT_OK(training.step(1.0f));
-  EXPECT_EQ(own.multiplier, 1.0f / 65536.0f);
+  EXPECT_EQ(data.multiplier, 1.0f / 65536.0f);
   EXPECT_OK(hr_scaler_update(training.scaler));
   EXPECT_OK(training.step(kInf));
-  EXPECT_EQ(own.culprit, "w: 10 inf, 0 nan");
+  EXPECT_EQ(data.culprit, "w: 10 inf, 0 nan");
 }
 
-TEST_F(OwnOptimizer, MayNotUseTheHandlesThatCalledIt) {
+TEST_F(UserOptimizer, CallbacksCannotUseTheCallingHandles) {
   EXPECT_OK(training.step(1.0f));
-  EXPECT_EQ(own.inside, std::vector<hr_status>(5, HR_ERROR_WRONG_ORDER));
+  EXPECT_EQ(data.nested_calls, std::vector<hr_status>(5, HR_ERROR_WRONG_ORDER));
   EXPECT_OK(hr_scaler_update(training.scaler));  // nothing was destroyed
 }
 
-TEST_F(OwnOptimizer, ThatFailsMakesTheStepFailUncounted) {
-  own.answer = -3;
+TEST_F(UserOptimizer, FailedApplyFailsTheStepWithoutCountingIt) {
+  data.result = -3;
   EXPECT_EQ(training.step(1.0f), HR_ERROR_CALLBACK);
   EXPECT_TRUE(last_error_has("apply callback returned -3"));
-  own.answer = 0;
+  data.result = 0;
   auto report = sized<hr_report>();
   EXPECT_OK(hr_scaler_step(training.scaler, training.optimizer, nullptr, &report));
   EXPECT_EQ(report.steps, 1);
 }
 
-TEST_F(OwnOptimizer, ExceptionsOfCallbacksAreAStatus) {
-  own.throws = true;
+TEST_F(UserOptimizer, CallbackExceptionsReturnAStatus) {
+  data.throws = true;
   EXPECT_EQ(training.step(1.0f), HR_ERROR_CALLBACK);
   EXPECT_EQ(training.step(kInf), HR_ERROR_CALLBACK);
-  own.throws = false;
+  data.throws = false;
   EXPECT_OK(training.step(1.0f));
   EXPECT_OK(hr_scaler_update(training.scaler));
 }
 
 #ifdef __GLIBC__
-TEST_F(OwnOptimizer, MayEndItsThreadAndTheHandlesAreFree) {
+TEST_F(UserOptimizer, ThreadExitInACallbackReleasesTheHandles) {
   const auto step = [](Training* it) { it->step(1.0f); };
   const auto skip = [](Training* it) { it->step(kInf); };
-  own.exits = true;
+  data.exits = true;
   EXPECT_TRUE(exits_in_thread<Training>(step, &training));
   EXPECT_TRUE(exits_in_thread<Training>(skip, &training));
-  own.exits = false;
+  data.exits = false;
   auto report = sized<hr_report>();
   EXPECT_OK(training.step(1.0f, &report));
-  EXPECT_EQ(report.steps, 1) << "as after HR_ERROR_CALLBACK, the others are not counted";
+  EXPECT_EQ(report.steps, 1) << "interrupted steps are not counted, as after HR_ERROR_CALLBACK";
   EXPECT_OK(hr_scaler_update(training.scaler));
   EXPECT_OK(hr_optimizer_zero_grad(training.optimizer));
 }
 
-TEST(Alarms, TheCallbackMayEndItsThread) {
+TEST(Alarms, ThreadExitInTheCallbackReleasesTheScaler) {
   hr_scaler_options options;
   ASSERT_OK(hr_scaler_options_init(&options, sizeof(options)));
   options.on_alarm = [](const hr_alarm*, void*) { pthread_exit(nullptr); };
@@ -278,11 +278,11 @@ TEST(Alarms, TheCallbackMayEndItsThread) {
   ASSERT_OK(training.step(kInf));
   EXPECT_TRUE(
       exits_in_thread<Training>([](Training* it) { hr_scaler_update(it->scaler); }, &training));
-  EXPECT_OK(training.step(1.0f));  // the update had done its work
+  EXPECT_OK(training.step(1.0f));  // the update was complete
 }
 #endif
 
-TEST_F(OwnOptimizer, HasNoStateAndNoLearningRate) {
+TEST_F(UserOptimizer, HasNoStateOrLearningRate) {
   auto state = sized<hr_optimizer_state>();
   EXPECT_EQ(hr_optimizer_get_state(training.optimizer, &state), HR_ERROR_UNSUPPORTED);
   EXPECT_EQ(hr_optimizer_set_lr(training.optimizer, 0.1), HR_ERROR_UNSUPPORTED);
@@ -290,17 +290,17 @@ TEST_F(OwnOptimizer, HasNoStateAndNoLearningRate) {
   EXPECT_EQ(hr_accumulator_summed(training.optimizer, 0, &parameter), HR_ERROR_UNSUPPORTED);
 }
 
-TEST(Alarms, AnExceptionOutOfTheCallbackIsAStatus) {
+TEST(Alarms, CallbackExceptionReturnsAStatus) {
   hr_scaler_options options;
   ASSERT_OK(hr_scaler_options_init(&options, sizeof(options)));
   options.on_alarm = [](const hr_alarm*, void*) { throw 1; };
   Training training("dynamic:init_scale=1", &options);
   ASSERT_OK(training.step(kInf));
   EXPECT_EQ(hr_scaler_update(training.scaler), HR_ERROR_CALLBACK);
-  EXPECT_OK(training.step(1.0f));  // the update had done its work
+  EXPECT_OK(training.step(1.0f));  // the update was complete
 }
 
-TEST(Accumulators, SumOverScalers) {
+TEST(Accumulators, SumMicroBatches) {
   Training training;
   hr_optimizer* sums = nullptr;
   ASSERT_OK(hr_optimizer_destroy(training.optimizer));

@@ -1,4 +1,4 @@
-// The scaler, measuring and policies through C: the same as through C++.
+// The scaler, measurement and policies through C.
 #include <dlpack/dlpack.h>
 #include <headroom/headroom.h>
 
@@ -24,7 +24,7 @@ TEST(Scaler, StepsFromC) {
   EXPECT_EQ(report.steps, 1);
 }
 
-TEST(Scaler, ABadStepIsSkippedAndSaysWhy) {
+TEST(Scaler, SkippedStepReportsTheCulprit) {
   Training training;
   auto report = sized<hr_report>();
   EXPECT_OK(training.step(kInf, &report));
@@ -41,14 +41,14 @@ TEST(Scaler, ABadStepIsSkippedAndSaysWhy) {
   auto state = sized<hr_scale_state>();
   EXPECT_OK(hr_scaler_get_state(training.scaler, &state));
   EXPECT_EQ(state.skipped, 1);
-  auto again = sized<hr_report>();
-  EXPECT_OK(hr_scaler_report(training.scaler, training.optimizer, &again));
-  EXPECT_EQ(std::memcmp(&again, &report, sizeof(report)), 0);
-  EXPECT_OK(hr_scaler_try_report(training.scaler, nullptr, &again));
-  EXPECT_EQ(again.pending, 0);
+  auto second = sized<hr_report>();
+  EXPECT_OK(hr_scaler_report(training.scaler, training.optimizer, &second));
+  EXPECT_EQ(std::memcmp(&second, &report, sizeof(report)), 0);
+  EXPECT_OK(hr_scaler_try_report(training.scaler, nullptr, &second));
+  EXPECT_EQ(second.pending, 0);
 }
 
-TEST(Scaler, ALongNameIsCutInTheReportAtAWholeCharacter) {
+TEST(Scaler, LongNamesAreTruncatedAtACharacterBoundary) {
   Training training;
   std::string name;
   for (int i = 0; i < 200; ++i) name += "\xC3\xA4";  // 400 bytes of a-umlaut
@@ -59,7 +59,7 @@ TEST(Scaler, ALongNameIsCutInTheReportAtAWholeCharacter) {
   EXPECT_EQ(std::string(report.culprit_text), name.substr(0, 254));
 }
 
-TEST(Scaler, WrongOrderIsAStatus) {
+TEST(Scaler, WrongCallOrderReturnsAStatus) {
   Training training;
   EXPECT_EQ(hr_scaler_update(training.scaler), HR_ERROR_WRONG_ORDER);
   EXPECT_EQ(hr_scaler_step(training.scaler, training.optimizer, nullptr, nullptr),
@@ -76,7 +76,7 @@ TEST(Scaler, WrongOrderIsAStatus) {
   EXPECT_EQ(hr_scaler_unscale(training.scaler, training.optimizer, nullptr), HR_ERROR_WRONG_ORDER);
 }
 
-TEST(Scaler, AskedForAnErrorOnOverflowItReportsToo) {
+TEST(Scaler, OverflowErrorAlsoFillsTheReport) {
   Training training("static:scale=1024,on_overflow=throw");
   auto report = sized<hr_report>();
   EXPECT_EQ(training.step(kInf, &report), HR_ERROR_OVERFLOW);
@@ -84,17 +84,17 @@ TEST(Scaler, AskedForAnErrorOnOverflowItReportsToo) {
   EXPECT_STREQ(report.culprit_text, "w: 10 inf, 0 nan");
 }
 
-TEST(Scaler, ReturnsWhetherABatchIsToBeRetried) {
+TEST(Scaler, RetryReportsWhetherToRepeatTheBatch) {
   Training training("headroom-retry");
-  int32_t again = -1;
+  int32_t retry = -1;
   EXPECT_OK(training.step(kInf));
   EXPECT_OK(hr_scaler_update(training.scaler));
-  EXPECT_OK(hr_scaler_retry(training.scaler, &again));
-  EXPECT_EQ(again, 1);
+  EXPECT_OK(hr_scaler_retry(training.scaler, &retry));
+  EXPECT_EQ(retry, 1);
   EXPECT_OK(training.step(1.0f));
   EXPECT_OK(hr_scaler_update(training.scaler));
-  EXPECT_OK(hr_scaler_retry(training.scaler, &again));
-  EXPECT_EQ(again, 0);
+  EXPECT_OK(hr_scaler_retry(training.scaler, &retry));
+  EXPECT_EQ(retry, 0);
   EXPECT_EQ(hr_scaler_retry(training.scaler, nullptr), HR_ERROR_NULL);
 }
 
@@ -128,13 +128,14 @@ TEST(Scaler, ScalesTensors) {
   EXPECT_OK(hr_scaler_scale_tensor(training.scaler, &from, &to));
   EXPECT_EQ(scaled, 32768.0f);
   EXPECT_EQ(hr_scaler_scale_tensor(training.scaler, &to, &from), HR_ERROR_MISMATCH);
-  EXPECT_EQ(hr_scaler_set_scale(training.scaler, 2.0f), HR_ERROR_WRONG_ORDER);  // a loss waits
+  EXPECT_EQ(hr_scaler_set_scale(training.scaler, 2.0f),
+            HR_ERROR_WRONG_ORDER);  // a scaled loss is pending
   EXPECT_OK(hr_scaler_discard(training.scaler));
   EXPECT_OK(hr_scaler_set_scale(training.scaler, 2.0f));
   EXPECT_EQ(hr_scaler_set_scale(training.scaler, 0.0f), HR_ERROR_INVALID_ARGUMENT);
 }
 
-TEST(Scaler, SkipsAStepWhoseNormIsAboveTheLimit) {
+TEST(Scaler, NormAboveTheLimitSkipsTheStepWithoutBackoff) {
   Training training;
   hr_step_options options;
   ASSERT_OK(hr_step_options_init(&options, sizeof(options)));
@@ -147,7 +148,7 @@ TEST(Scaler, SkipsAStepWhoseNormIsAboveTheLimit) {
   EXPECT_EQ(report.skip, HR_SKIP_NORM_TOO_LARGE);
   EXPECT_OK(hr_scaler_update(training.scaler));
   EXPECT_OK(hr_scaler_get_scale(training.scaler, &scale));
-  EXPECT_EQ(scale, 65536.0f) << "it is not an overflow";
+  EXPECT_EQ(scale, 65536.0f) << "a norm above the limit is not an overflow";
 }
 
 TEST(Scaler, SavesAndLoadsJson) {
@@ -170,8 +171,8 @@ TEST(Scaler, SavesAndLoadsJson) {
   EXPECT_EQ(hr_scaler_save(training.scaler, nullptr, 10, &needed), HR_ERROR_NULL);
 }
 
-TEST(Scaler, AlarmsGoToTheCallbackOrAreAStatus) {
-  const char* const policy = "dynamic:init_scale=1";  // the floor
+TEST(Scaler, AlarmsCallTheCallbackOrReturnAStatus) {
+  const char* const policy = "dynamic:init_scale=1";  // starts at the floor
   Training without(policy);
   ASSERT_OK(without.step(kInf));
   EXPECT_EQ(hr_scaler_update(without.scaler), HR_ERROR_SCALE_COLLAPSED);
@@ -179,8 +180,8 @@ TEST(Scaler, AlarmsGoToTheCallbackOrAreAStatus) {
 
   hr_scaler_options options;
   ASSERT_OK(hr_scaler_options_init(&options, sizeof(options)));
-  std::string heard;
-  options.user = &heard;
+  std::string culprit;
+  options.user = &culprit;
   options.on_alarm = [](const hr_alarm* alarm, void* user) {
     EXPECT_EQ(alarm->alarm, HR_ALARM_AT_FLOOR);
     EXPECT_EQ(alarm->size, sizeof(hr_alarm));
@@ -189,10 +190,10 @@ TEST(Scaler, AlarmsGoToTheCallbackOrAreAStatus) {
   Training with(policy, &options);
   ASSERT_OK(with.step(kInf));
   EXPECT_OK(hr_scaler_update(with.scaler));
-  EXPECT_EQ(heard, "w: 10 inf, 0 nan");
+  EXPECT_EQ(culprit, "w: 10 inf, 0 nan");
 }
 
-TEST(Scaler, KnowsItsSettings) {
+TEST(Scaler, SettingsCanBeReadAndChanged) {
   hr_scaler_options options;
   ASSERT_OK(hr_scaler_options_init(&options, sizeof(options)));
   options.enabled = 0;
@@ -221,7 +222,7 @@ TEST(Scaler, KnowsItsSettings) {
   EXPECT_OK(hr_set_stream(nullptr));
 }
 
-TEST(Policies, EveryPresetIsTheSameThroughC) {
+TEST(Policies, EveryPresetMatchesCpp) {
   size_t count = 0;
   ASSERT_OK(hr_preset_count(&count));
   ASSERT_EQ(count, presets().size());
@@ -244,7 +245,7 @@ TEST(Policies, EveryPresetIsTheSameThroughC) {
   EXPECT_EQ(hr_policy_settings(nullptr, nullptr, 0, &needed), HR_ERROR_NULL);
 }
 
-TEST(Measure, FindsWhatTheLibraryFinds) {
+TEST(Measure, CountsNonFiniteValuesZerosAndExponents) {
   std::vector<float> values = {1.0f, -4.0f, 0.0f, kInf, std::nanf("")};
   const hr_tensor tensor = hr_cpu_tensor(values.data(), HR_F32, 5);
   auto stats = sized<hr_stats>();
@@ -261,7 +262,7 @@ TEST(Measure, FindsWhatTheLibraryFinds) {
   EXPECT_EQ(result.culprit, 0);
 
   hr_tensor broken = tensor;
-  broken.dtype = 256;  // 0 as a byte
+  broken.dtype = 256;  // invalid, although its low byte is a valid dtype
   EXPECT_EQ(hr_measure(&broken, 1, 0, &stats), HR_ERROR_INVALID_ARGUMENT);
   broken = tensor;
   broken.device_type = -1;
@@ -271,7 +272,7 @@ TEST(Measure, FindsWhatTheLibraryFinds) {
   EXPECT_EQ(hr_unscale(&broken, 1, 0.5f, nullptr), HR_ERROR_INVALID_ARGUMENT);
 }
 
-TEST(Measure, UnscaleRefusesTensorsThatShareMemory) {
+TEST(Measure, UnscaleRejectsTensorsThatShareMemory) {
   std::vector<float> values(10, 1.0f);
   const hr_tensor tensors[] = {hr_cpu_tensor(values.data(), HR_F32, 6),
                                hr_cpu_tensor(values.data() + 5, HR_F32, 5)};
@@ -280,7 +281,7 @@ TEST(Measure, UnscaleRefusesTensorsThatShareMemory) {
   EXPECT_EQ(values, std::vector<float>(10, 1.0f));
 }
 
-TEST(Tensors, ConvertAndGoThroughDlpack) {
+TEST(Tensors, ConvertAndRoundTripThroughDlpack) {
   std::vector<float> values = {1.0f, 70000.0f, 1e-8f};
   std::vector<f16> halves(3);
   const hr_tensor from = hr_cpu_tensor(values.data(), HR_F32, 3);
@@ -299,7 +300,7 @@ TEST(Tensors, ConvertAndGoThroughDlpack) {
   managed->deleter(managed);
 }
 
-TEST(Library, TellsHowItRuns) {
+TEST(Library, RuntimeSettingsCanBeReadAndChanged) {
   EXPECT_OK(hr_set_num_threads(3));
   int32_t threads = 0;
   EXPECT_OK(hr_num_threads(&threads));

@@ -1,4 +1,4 @@
-// What the tests of the C door share.
+// Helpers of the tests of the C API.
 #ifndef HEADROOM_TESTS_C_SUPPORT_H_
 #define HEADROOM_TESTS_C_SUPPORT_H_
 
@@ -17,6 +17,7 @@ inline bool last_error_has(const std::string& text) {
   return std::string(hr_last_error()).find(text) != std::string::npos;
 }
 
+/// A zeroed struct with its `size` member set.
 template <typename Struct>
 Struct sized() {
   Struct value = {};
@@ -24,7 +25,7 @@ Struct sized() {
   return value;
 }
 
-/// Calls a function that gives a text.
+/// Calls a function that writes text to a buffer: once for the length, then for the text.
 template <typename Function, typename... Arguments>
 std::string text_of(Function function, Arguments... arguments) {
   size_t needed = 0;
@@ -35,7 +36,7 @@ std::string text_of(Function function, Arguments... arguments) {
   return text;
 }
 
-/// One parameter of FP32 under SGD with a scaler.
+/// One FP32 parameter of ten elements with an SGD optimizer and a scaler.
 struct Training {
   explicit Training(const char* policy = nullptr, const hr_scaler_options* options = nullptr) {
     EXPECT_OK(hr_sgd_create(&parameter, 1, nullptr, nullptr, &optimizer));
@@ -48,7 +49,7 @@ struct Training {
   Training(const Training&) = delete;
   Training& operator=(const Training&) = delete;
 
-  /// Scales and steps with this gradient, without an update.
+  /// Scales the loss and steps with an unscaled gradient of `value`; does not update.
   hr_status step(float value, hr_report* report = nullptr) {
     float scale = 0.0f;
     EXPECT_OK(hr_scaler_scale(scaler, 1.0f, &scale));

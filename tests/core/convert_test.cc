@@ -1,3 +1,4 @@
+// convert() on every SIMD target against the scalar conversions of f16 and bf16.
 #include "tests/support.h"
 
 namespace headroom {
@@ -6,9 +7,10 @@ namespace {
 class Convert : public EveryTarget {};
 HEADROOM_ON_EVERY_TARGET(Convert);
 
-// Floats on both sides of every rounding decision of a 16-bit type, and all the special ones.
+// Every value of a 16-bit type, and floats on both sides of each rounding boundary: 0x1000 is half
+// a unit of f16, 0x8000 half a unit of bf16.
 template <typename T>
-std::vector<float> edges() {
+std::vector<float> rounding_boundaries() {
   std::vector<float> values;
   for (const T pattern : all_patterns<T>()) {
     const float value = static_cast<float>(pattern);
@@ -21,7 +23,7 @@ std::vector<float> edges() {
 }
 
 template <typename T>
-void expect_widening_like_the_reference() {
+void expect_widening_matches_reference() {
   const std::vector<T> patterns = all_patterns<T>();
   std::vector<float> wide(patterns.size());
   convert(view(patterns), view(wide));
@@ -33,8 +35,8 @@ void expect_widening_like_the_reference() {
 }
 
 template <typename T>
-void expect_narrowing_like_the_reference() {
-  const std::vector<float> values = edges<T>();
+void expect_narrowing_matches_reference() {
+  const std::vector<float> values = rounding_boundaries<T>();
   std::vector<T> narrow(values.size());
   convert(view(values), view(narrow));
   for (size_t i = 0; i < values.size(); ++i) {
@@ -42,17 +44,17 @@ void expect_narrowing_like_the_reference() {
   }
 }
 
-TEST_P(Convert, EveryPatternWidensLikeTheReference) {
-  expect_widening_like_the_reference<f16>();
-  expect_widening_like_the_reference<bf16>();
+TEST_P(Convert, WideningMatchesTheScalarReference) {
+  expect_widening_matches_reference<f16>();
+  expect_widening_matches_reference<bf16>();
 }
 
-TEST_P(Convert, EveryRoundingDecisionIsTheReferences) {
-  expect_narrowing_like_the_reference<f16>();
-  expect_narrowing_like_the_reference<bf16>();
+TEST_P(Convert, NarrowingMatchesTheScalarReference) {
+  expect_narrowing_matches_reference<f16>();
+  expect_narrowing_matches_reference<bf16>();
 }
 
-TEST_P(Convert, BetweenTheTwo16BitTypes) {
+TEST_P(Convert, ConvertsBetweenBF16AndF16) {
   const std::vector<bf16> patterns = all_patterns<bf16>();
   std::vector<f16> halves(patterns.size());
   convert(view(patterns), view(halves));
@@ -61,7 +63,7 @@ TEST_P(Convert, BetweenTheTwo16BitTypes) {
   }
 }
 
-TEST_P(Convert, AnyLengthAndAlignment) {
+TEST_P(Convert, WritesOnlyTheGivenElementsAtAnyLengthAndOffset) {
   const std::vector<float> values = random_values<float>(200, 1);
   for (int64_t count = 0; count < 70; ++count) {
     for (size_t offset = 0; offset < 3; ++offset) {
@@ -75,7 +77,7 @@ TEST_P(Convert, AnyLengthAndAlignment) {
   }
 }
 
-TEST(ConvertChecks, RefusesWhatDoesNotFit) {
+TEST(ConvertChecks, RejectsMismatchedUnsupportedOrOverlappingViews) {
   std::vector<float> wide(4);
   std::vector<f16> half(3);
   std::vector<double> doubles(4);

@@ -1,3 +1,4 @@
+// Views to and from DLPack.
 #include <dlpack/dlpack.h>
 
 #include "tests/support.h"
@@ -5,7 +6,7 @@
 namespace headroom {
 namespace {
 
-DLManagedTensor tensor_over(void* data, std::vector<int64_t>& shape, DLDataType type) {
+DLManagedTensor make_dlpack(void* data, std::vector<int64_t>& shape, DLDataType type) {
   DLManagedTensor managed{};
   managed.dl_tensor.data = data;
   managed.dl_tensor.device = {kDLCPU, 0};
@@ -17,7 +18,7 @@ DLManagedTensor tensor_over(void* data, std::vector<int64_t>& shape, DLDataType 
 
 constexpr DLDataType kHalf = {kDLFloat, 16, 1};
 
-TEST(DLPack, ThereAndBackIsTheSameView) {
+TEST(DLPack, RoundTripPreservesTheView) {
   std::vector<bf16> values(5);
   const TensorView before = view(values);
   DLManagedTensor* managed = to_dlpack(before);
@@ -28,10 +29,10 @@ TEST(DLPack, ThereAndBackIsTheSameView) {
   managed->deleter(managed);
 }
 
-TEST(DLPack, TakesAnyShapeThatIsContiguous) {
+TEST(DLPack, AcceptsOnlyContiguousTensors) {
   std::vector<f16> values(24);
   std::vector<int64_t> shape = {2, 3, 4};
-  DLManagedTensor managed = tensor_over(values.data(), shape, kHalf);
+  DLManagedTensor managed = make_dlpack(values.data(), shape, kHalf);
   EXPECT_EQ(from_dlpack(&managed).count, 24);
   std::vector<int64_t> strides = {12, 4, 1};
   managed.dl_tensor.strides = strides.data();
@@ -40,10 +41,10 @@ TEST(DLPack, TakesAnyShapeThatIsContiguous) {
   expect_error(ErrorCode::kUnsupported, "contiguous", [&] { from_dlpack(&managed); });
 }
 
-TEST(DLPack, HonoursTheByteOffsetAndTheDevice) {
+TEST(DLPack, HonoursByteOffsetAndDevice) {
   std::vector<float> values(8);
   std::vector<int64_t> shape = {4};
-  DLManagedTensor managed = tensor_over(values.data(), shape, {kDLFloat, 32, 1});
+  DLManagedTensor managed = make_dlpack(values.data(), shape, {kDLFloat, 32, 1});
   managed.dl_tensor.byte_offset = 16;
   EXPECT_EQ(from_dlpack(&managed).data, values.data() + 4);
   managed.dl_tensor.device = {kDLCUDA, 99};
@@ -52,10 +53,10 @@ TEST(DLPack, HonoursTheByteOffsetAndTheDevice) {
   expect_error(ErrorCode::kUnsupported, "CUDA", [&] { measure({from_dlpack(&managed)}); });
 }
 
-TEST(DLPack, RefusesWhatItCannotTake) {
+TEST(DLPack, RejectsInvalidTensors) {
   std::vector<f16> values(4);
   std::vector<int64_t> shape = {4};
-  DLManagedTensor managed = tensor_over(values.data(), shape, {kDLInt, 32, 1});
+  DLManagedTensor managed = make_dlpack(values.data(), shape, {kDLInt, 32, 1});
   expect_error(ErrorCode::kUnsupported, "float16", [&] { from_dlpack(&managed); });
   managed.dl_tensor.dtype = {kDLFloat, 16, 2};
   expect_error(ErrorCode::kUnsupported, "lanes", [&] { from_dlpack(&managed); });

@@ -1,9 +1,10 @@
+// Scalar conversions of f16 and bf16, over all bit patterns.
 #include "tests/support.h"
 
 namespace headroom {
 namespace {
 
-// The compiler's own half type, where there is one, as an independent reference.
+// The compiler's _Float16, where available, is an independent reference.
 #ifdef __FLT16_MANT_DIG__
 uint16_t reference_half(float value) {
   const _Float16 half = static_cast<_Float16>(value);
@@ -15,7 +16,7 @@ float reference_float(uint16_t bits) { return static_cast<float>(std::bit_cast<_
 uint16_t half_bits(float value) { return f16(value).bits; }
 uint16_t bfloat_bits(float value) { return bf16(value).bits; }
 
-TEST(F16, EveryPatternSurvivesTheWayThereAndBack) {
+TEST(F16, EveryBitPatternRoundTripsThroughFloat) {
   for (const f16 half : all_patterns<f16>()) {
     const float wide = static_cast<float>(half);
     const bool nan = (half.bits & 0x7FFF) > 0x7C00;
@@ -26,7 +27,7 @@ TEST(F16, EveryPatternSurvivesTheWayThereAndBack) {
 }
 
 #ifdef __FLT16_MANT_DIG__
-TEST(F16, EveryPatternHasTheCompilersValue) {
+TEST(F16, EveryBitPatternMatchesTheCompiler) {
   for (const f16 half : all_patterns<f16>()) {
     const float wide = static_cast<float>(half);
     if (std::isnan(wide)) continue;
@@ -34,7 +35,7 @@ TEST(F16, EveryPatternHasTheCompilersValue) {
   }
 }
 
-TEST(F16, RoundsToNearestEvenBetweenAllNeighbours) {
+TEST(F16, RoundsToNearestEvenBetweenAdjacentValues) {
   for (uint16_t bits = 0; bits < 0x7C00; ++bits) {
     const float low = static_cast<float>(f16::from_bits(bits));
     const float high = bits == 0x7BFF
@@ -50,7 +51,7 @@ TEST(F16, RoundsToNearestEvenBetweenAllNeighbours) {
 }
 #endif
 
-TEST(F16, KnownEdges) {
+TEST(F16, RangeLimitsAndSubnormalsRoundCorrectly) {
   EXPECT_EQ(half_bits(65504.0f), 0x7BFF);
   EXPECT_EQ(half_bits(65519.996f), 0x7BFF);
   EXPECT_EQ(half_bits(65520.0f), 0x7C00);
@@ -65,7 +66,7 @@ TEST(F16, KnownEdges) {
   EXPECT_EQ(half_bits(1e-40f), 0x0000);
 }
 
-TEST(BF16, EveryPatternSurvivesTheWayThereAndBack) {
+TEST(BF16, EveryBitPatternRoundTripsThroughFloat) {
   for (const bf16 value : all_patterns<bf16>()) {
     const float wide = static_cast<float>(value);
     const bool nan = (value.bits & 0x7FFF) > 0x7F80;
@@ -74,11 +75,11 @@ TEST(BF16, EveryPatternSurvivesTheWayThereAndBack) {
   }
 }
 
-TEST(BF16, RoundsToNearestEvenBetweenAllNeighbours) {
+TEST(BF16, RoundsToNearestEvenBetweenAdjacentValues) {
   for (uint16_t bits = 0; bits < 0x7F80; ++bits) {
     const double low = static_cast<float>(bf16::from_bits(bits));
     const double step = std::ldexp(1.0, std::max(1, bits >> 7) - 127 - 7);
-    const float middle = static_cast<float>(low + step / 2);  // exact: one bit more
+    const float middle = static_cast<float>(low + step / 2);  // exact: one more bit than bf16
     const uint16_t even = static_cast<uint16_t>(bits + (bits & 1));
     ASSERT_EQ(bfloat_bits(middle), even);
     ASSERT_EQ(bfloat_bits(std::nextafterf(middle, 0.0f)), bits);
@@ -87,7 +88,7 @@ TEST(BF16, RoundsToNearestEvenBetweenAllNeighbours) {
   }
 }
 
-TEST(BF16, NaNNeverTurnsIntoSomethingElse) {
+TEST(Float16, NanStaysNan) {
   for (const uint32_t bits : {0x7F800001u, 0x7FFFFFFFu, 0xFF800001u, 0xFFFFFFFFu, 0x7F808000u}) {
     EXPECT_TRUE(std::isnan(static_cast<float>(bf16(std::bit_cast<float>(bits)))));
     EXPECT_TRUE(std::isnan(static_cast<float>(f16(std::bit_cast<float>(bits)))));

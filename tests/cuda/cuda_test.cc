@@ -1,5 +1,5 @@
-// Everything on a CUDA device against the same on the CPU: same bits wherever the CPU promises
-// them.
+// Conversion, measurement, unscaling and optimizers on a CUDA device against the CPU, bit for bit
+// where docs promise it.
 #include "tests/cuda/support.h"
 
 namespace headroom {
@@ -23,16 +23,16 @@ void expect_same(const GradStats& cuda, const GradStats& cpu) {
   }
 }
 
-TEST_F(Cuda, ConvertsEveryPatternAsTheCpuDoes) {
+TEST_F(Cuda, ConversionsMatchTheCpu) {
   std::vector<uint16_t> patterns(65536);
   for (size_t i = 0; i < patterns.size(); ++i) patterns[i] = static_cast<uint16_t>(i);
   for (const DType narrow : {DType::kF16, DType::kBF16}) {
     const TensorView from = view(static_cast<void*>(patterns.data()), narrow, 65536);
     std::vector<float> wide(65536);
     convert(from, view(wide));
-    const OnDevice device_from(from), device_wide(view(wide));
-    const Host cleared(DType::kF32, 65536, 1);
-    const OnDevice result(cleared.view());
+    const DeviceCopy device_from(from), device_wide(view(wide));
+    const HostTensor cleared(DType::kF32, 65536, 1);
+    const DeviceCopy result(cleared.view());
     convert(device_from.view(), result.view());
     const auto widened = result.bytes();
     for (size_t i = 0; i < 65536; ++i) {  // NaN stays NaN, its payload may differ
@@ -42,12 +42,12 @@ TEST_F(Cuda, ConvertsEveryPatternAsTheCpuDoes) {
                       ? std::isnan(got)
                       : std::bit_cast<uint32_t>(got) == std::bit_cast<uint32_t>(wide[i]));
     }
-    for (float& x : wide) x *= 1.0009765f;  // between two 16-bit numbers
-    const OnDevice between(view(wide));
+    for (float& x : wide) x *= 1.0009765f;  // between two 16-bit values, so narrowing rounds
+    const DeviceCopy between(view(wide));
     std::vector<uint16_t> back(65536);
     const TensorView to = view(static_cast<void*>(back.data()), narrow, 65536);
     convert(view(wide), to);
-    const OnDevice device_to(to);
+    const DeviceCopy device_to(to);
     cudaMemset(device_to.view().data, 0, to.bytes());
     convert(between.view(), device_to.view());
     // NaN payloads may differ; everything else is the same.
@@ -62,40 +62,41 @@ TEST_F(Cuda, ConvertsEveryPatternAsTheCpuDoes) {
   }
 }
 
-TEST_F(Cuda, MeasuresAsTheCpuDoes) {
+TEST_F(Cuda, MeasureMatchesTheCpu) {
   for (const DType dtype : kAll) {
     for (const int64_t count : {0, 1, 7, 8, 9, 255, 8191, 8192, 8193, 100000}) {
       for (const size_t offset : {0, 1, 3}) {
-        Host host(dtype, count, 5);
-        expect_same(measure({OnDevice(host.view(), offset).view()}), measure({host.view()}));
+        HostTensor host(dtype, count, 5);
+        expect_same(measure({DeviceCopy(host.view(), offset).view()}), measure({host.view()}));
         if (count == 0) continue;
         host.set(count / 2, kInf);
         host.set(count - 1, -kInf);
-        expect_same(measure({OnDevice(host.view(), offset).view()}), measure({host.view()}));
+        expect_same(measure({DeviceCopy(host.view(), offset).view()}), measure({host.view()}));
         host.set(count / 3, kNan);
-        expect_same(measure({OnDevice(host.view(), offset).view()}), measure({host.view()}));
+        expect_same(measure({DeviceCopy(host.view(), offset).view()}), measure({host.view()}));
       }
     }
   }
 }
 
-TEST_F(Cuda, MeasuresManyTensorsOfMixedTypesAndNamesTheFirstCulprit) {
-  std::vector<std::unique_ptr<Host>> hosts;
+TEST_F(Cuda, MeasureOfManyMixedTensorsMatchesTheCpu) {
+  std::vector<std::unique_ptr<HostTensor>> hosts;
   for (int i = 0; i < 300; ++i) {
-    hosts.push_back(std::make_unique<Host>(kAll[i % 4], (i * 37) % 20000, i));
+    hosts.push_back(std::make_unique<HostTensor>(kAll[i % 4], (i * 37) % 20000, i));
   }
   const auto compare = [&] {
-    std::vector<std::unique_ptr<OnDevice>> copies;
+    std::vector<std::unique_ptr<DeviceCopy>> copies;
     std::vector<TensorView> cpu, cuda;
     for (const auto& host : hosts) {
-      copies.push_back(std::make_unique<OnDevice>(host->view()));
+      copies.push_back(std::make_unique<DeviceCopy>(host->view()));
       cpu.push_back(host->view());
       cuda.push_back(copies.back()->view());
     }
     expect_same(measure(cuda), measure(cpu));
-    const GradStats again = measure(cuda);
-    EXPECT_EQ(fingerprint(again), fingerprint(measure(cuda))) << "the same bits every time";
-    cuda[7] = cpu[7];  // some here, some there
+    const GradStats repeated = measure(cuda);
+    EXPECT_EQ(fingerprint(repeated), fingerprint(measure(cuda)))
+        << "repeated measurements have the same bits";
+    cuda[7] = cpu[7];  // host and device tensors in one call
     expect_same(measure(cuda), measure(cpu));
   };
   compare();
@@ -106,15 +107,15 @@ TEST_F(Cuda, MeasuresManyTensorsOfMixedTypesAndNamesTheFirstCulprit) {
   }
 }
 
-TEST_F(Cuda, CountsByMagnitudeAsTheCpuDoes) {
+TEST_F(Cuda, MagnitudeCountsMatchTheCpu) {
   for (const DType dtype : kAll) {
     for (const int64_t count : {1, 300, 100003}) {
-      Host host(dtype, count, 3, 1e-6);
+      HostTensor host(dtype, count, 3, 1e-6);
       for (int64_t i = 0; i < count; i += 7) host.set(i, 0.0);
       if (count > 1) host.set(1, kInf);
       if (count > 2) host.set(2, kNan);
       if (count > 3) host.set(3, 1e-320);
-      const OnDevice device(host.view(), 1);
+      const DeviceCopy device(host.view(), 1);
       GradDetail cuda, cpu;
       expect_same(measure({device.view()}, &cuda), measure({host.view()}, &cpu));
       EXPECT_EQ(cuda.zeros, cpu.zeros);
@@ -124,22 +125,22 @@ TEST_F(Cuda, CountsByMagnitudeAsTheCpuDoes) {
   }
 }
 
-TEST_F(Cuda, NormsBeyondFp32ComeOutRight) {
-  Host large(DType::kF32, 1000, 1, 1e37), small(DType::kF32, 1000, 1, 1e-42);
-  expect_same(measure({OnDevice(large.view()).view()}), measure({large.view()}));
-  expect_same(measure({OnDevice(small.view()).view()}), measure({small.view()}));
-  Host wild(DType::kF64, 1000, 1, 1e300), tiny(DType::kF64, 1000, 1, 1e-300);
-  expect_same(measure({OnDevice(wild.view()).view()}), measure({wild.view()}));
-  expect_same(measure({OnDevice(tiny.view()).view()}), measure({tiny.view()}));
+TEST_F(Cuda, NormsMatchTheCpuWhenSquaresOverflowOrUnderflow) {
+  HostTensor large(DType::kF32, 1000, 1, 1e37), small(DType::kF32, 1000, 1, 1e-42);
+  expect_same(measure({DeviceCopy(large.view()).view()}), measure({large.view()}));
+  expect_same(measure({DeviceCopy(small.view()).view()}), measure({small.view()}));
+  HostTensor huge(DType::kF64, 1000, 1, 1e300), tiny(DType::kF64, 1000, 1, 1e-300);
+  expect_same(measure({DeviceCopy(huge.view()).view()}), measure({huge.view()}));
+  expect_same(measure({DeviceCopy(tiny.view()).view()}), measure({tiny.view()}));
 }
 
-TEST_F(Cuda, UnscalesToTheSameBits) {
+TEST_F(Cuda, UnscaleMatchesTheCpuBitwise) {
   for (const DType dtype : kAll) {
     for (const float inverse : {0x1p-16f, 0x1p-30f, 0x1p30f, 0.3f}) {
-      Host host(dtype, 20001, 9, 100.0);
+      HostTensor host(dtype, 20001, 9, 100.0);
       host.set(17, kInf);
       host.set(9000, kNan);
-      const OnDevice device(host.view(), 1);
+      const DeviceCopy device(host.view(), 1);
       const GradStats cuda = unscale_({device.view()}, inverse);
       const GradStats cpu = unscale_({host.view()}, inverse);
       expect_same(cuda, cpu);
@@ -153,26 +154,26 @@ TEST_F(Cuda, UnscalesToTheSameBits) {
   }
 }
 
-// The same optimizer on both sides, and its parameters.
+// The same optimizer and parameters on the CPU and on the device.
 template <typename Optimizer, typename Options>
-struct Pair {
-  Pair(DType weight, DType grad, const Options& options, const Precision& precision,
-       size_t offset) {
+struct OptimizerPair {
+  OptimizerPair(DType weight, DType grad, const Options& options, const Precision& precision,
+                size_t offset) {
     for (const int64_t count : {1, 70, 8192, 20003}) {
-      hosts.push_back(std::make_unique<Host>(weight, count, static_cast<unsigned>(count)));
-      hosts.push_back(std::make_unique<Host>(grad, count, 7, 1000.0));
+      hosts.push_back(std::make_unique<HostTensor>(weight, count, static_cast<unsigned>(count)));
+      hosts.push_back(std::make_unique<HostTensor>(grad, count, 7, 1000.0));
     }
-    std::vector<Parameter> here, there;
+    std::vector<Parameter> host_parameters, device_parameters;
     for (size_t i = 0; i < hosts.size(); i += 2) {
       for (const size_t j : {i, i + 1}) {
-        devices.push_back(std::make_unique<OnDevice>(hosts[j]->view(), offset));
+        devices.push_back(std::make_unique<DeviceCopy>(hosts[j]->view(), offset));
       }
       const std::string name = std::to_string(i / 2);
-      here.push_back({name, hosts[i]->view(), hosts[i + 1]->view()});
-      there.push_back({name, devices[i]->view(), devices[i + 1]->view()});
+      host_parameters.push_back({name, hosts[i]->view(), hosts[i + 1]->view()});
+      device_parameters.push_back({name, devices[i]->view(), devices[i + 1]->view()});
     }
-    cpu = std::make_unique<Optimizer>(here, options, precision);
-    cuda = std::make_unique<Optimizer>(there, options, precision);
+    cpu = std::make_unique<Optimizer>(host_parameters, options, precision);
+    cuda = std::make_unique<Optimizer>(device_parameters, options, precision);
   }
 
   void expect_same_bits() {
@@ -190,19 +191,19 @@ struct Pair {
     }
   }
 
-  std::vector<std::unique_ptr<Host>> hosts;
-  std::vector<std::unique_ptr<OnDevice>> devices;
+  std::vector<std::unique_ptr<HostTensor>> hosts;
+  std::vector<std::unique_ptr<DeviceCopy>> devices;
   std::unique_ptr<Optimizer> cpu, cuda;
 };
 
 template <typename Optimizer, typename Options>
-void expect_same_course(const Options& options) {
+void expect_same_bits_after_training(const Options& options) {
   for (const DType grad : kGrads) {
     for (const DType weight : kGrads) {
       for (const Precision& precision : {Precision{}, Precision{.master_weights = false},
                                          Precision{.stochastic_rounding = true, .seed = 3}}) {
         for (const size_t offset : {0, 1}) {
-          Pair<Optimizer, Options> pair(weight, grad, options, precision, offset);
+          OptimizerPair<Optimizer, Options> pair(weight, grad, options, precision, offset);
           for (int step = 0; step < 3; ++step) {
             pair.cpu->apply(0x1p-10f, step == 2);
             pair.cuda->apply(0x1p-10f, step == 2);
@@ -214,21 +215,21 @@ void expect_same_course(const Options& options) {
   }
 }
 
-TEST_F(Cuda, SgdGivesTheCpusBits) {
-  expect_same_course<SGD>(SGDOptions{.lr = 0.01, .weight_decay = 0.1});
-  expect_same_course<SGD>(
+TEST_F(Cuda, SgdMatchesTheCpuBitwise) {
+  expect_same_bits_after_training<SGD>(SGDOptions{.lr = 0.01, .weight_decay = 0.1});
+  expect_same_bits_after_training<SGD>(
       SGDOptions{.lr = 0.01, .momentum = 0.9, .weight_decay = 0.1, .nesterov = true});
 }
 
-TEST_F(Cuda, AdamGivesTheCpusBits) {
-  expect_same_course<Adam>(AdamOptions{.lr = 0.01, .weight_decay = 0.1});
-  expect_same_course<AdamW>(AdamWOptions{.lr = 0.01});
+TEST_F(Cuda, AdamMatchesTheCpuBitwise) {
+  expect_same_bits_after_training<Adam>(AdamOptions{.lr = 0.01, .weight_decay = 0.1});
+  expect_same_bits_after_training<AdamW>(AdamWOptions{.lr = 0.01});
 }
 
-TEST_F(Cuda, AStateGoesFromDeviceToHostAndBack) {
+TEST_F(Cuda, OptimizerStateCopiesBetweenHostAndDevice) {
   const Precision random{.stochastic_rounding = true, .seed = 3};
   for (const Precision& precision : {Precision{}, random}) {
-    using P = Pair<AdamW, AdamWOptions>;
+    using P = OptimizerPair<AdamW, AdamWOptions>;
     P one(DType::kBF16, DType::kBF16, {.lr = 0.01}, precision, 0);
     for (int step = 0; step < 3; ++step) one.cuda->apply(0x1p-10f, false);
     P two(DType::kBF16, DType::kBF16, {.lr = 0.5}, precision, 0);
@@ -238,11 +239,11 @@ TEST_F(Cuda, AStateGoesFromDeviceToHostAndBack) {
   }
 }
 
-TEST_F(Cuda, MastersFollowWeightsThatSomebodyWroteTo) {
+TEST_F(Cuda, FollowWeightUpdatesMastersOfModifiedWeights) {
   for (const DType weight : {DType::kF16, DType::kBF16}) {
     for (const Precision& precision :
          {Precision{}, Precision{.stochastic_rounding = true, .seed = 3}}) {
-      Pair<SGD, SGDOptions> pair(weight, weight, {.lr = 1e-4}, precision, 1);
+      OptimizerPair<SGD, SGDOptions> pair(weight, weight, {.lr = 1e-4}, precision, 1);
       pair.cpu->apply(0x1p-10f, false);
       pair.cuda->apply(0x1p-10f, false);
       for (const int64_t i : {0, 69}) {
@@ -260,18 +261,18 @@ TEST_F(Cuda, MastersFollowWeightsThatSomebodyWroteTo) {
   }
 }
 
-TEST_F(Cuda, AWeightThatMovedToAnotherDeviceNeedsANewOptimizer) {
+TEST_F(Cuda, RebindToAnotherDeviceIsRejected) {
   std::vector<f16> weight(8, f16(1.0f)), grad(8);
-  const OnDevice weight_there(view(weight)), grad_there(view(grad));
+  const DeviceCopy device_weight(view(weight)), device_grad(view(grad));
   AdamW optimizer({{"w", view(weight), view(grad)}});
   expect_error(ErrorCode::kMismatch, "another device", [&] {
-    optimizer.rebind({{"w", weight_there.view(), grad_there.view()}});
+    optimizer.rebind({{"w", device_weight.view(), device_grad.view()}});
   });
   EXPECT_EQ(optimizer.parameters()[0].weight.data, weight.data());
 }
 
-TEST_F(Cuda, AScalerRunsTheSameCourse) {
-  using P = Pair<AdamW, AdamWOptions>;
+TEST_F(Cuda, HostScalerWithDeviceGradientsMatchesTheCpu) {
+  using P = OptimizerPair<AdamW, AdamWOptions>;
   P pair(DType::kF16, DType::kF16, {.lr = 0.01}, {}, 0);
   GradScaler cpu(DynamicScale{.growth_interval = 3}), cuda(DynamicScale{.growth_interval = 3});
   for (int step = 0; step < 12; ++step) {
@@ -302,7 +303,7 @@ TEST_F(Cuda, AScalerRunsTheSameCourse) {
   }
 }
 
-TEST_F(Cuda, TakesMoreThanTwoToTheThirtyOneElements) {
+TEST_F(Cuda, MeasuresMoreThanTwoToThe31Elements) {
   const int64_t count = (int64_t{1} << 31) + 12345;
   char* memory = nullptr;
   ASSERT_EQ(cudaMalloc(&memory, static_cast<size_t>(count) * 2), cudaSuccess);
@@ -316,16 +317,8 @@ TEST_F(Cuda, TakesMoreThanTwoToTheThirtyOneElements) {
   cudaFree(memory);
 }
 
-TEST_F(Cuda, WeightAndGradientBelongTogether) {
-  Host weight(DType::kF32, 8, 1), grad(DType::kF32, 8, 2);
-  const OnDevice there(grad.view());
-  expect_error(ErrorCode::kMismatch, "different devices", [&] {
-    SGD({{"w", weight.view(), there.view()}});
-  });
-}
-
-TEST(WithoutADevice, CudaSaysSo) {
-  if (cuda_available()) GTEST_SKIP() << "there is a CUDA device here";
+TEST(NoCudaDevice, CudaTensorsAreRejected) {
+  if (cuda_available()) GTEST_SKIP() << "this machine has a CUDA device";
   const TensorView view{reinterpret_cast<void*>(64), DType::kF32, 8, {DeviceType::kCUDA, 0}, false};
   expect_error(ErrorCode::kUnsupported, "CUDA says", [&] { measure({view}); });
 }

@@ -1,5 +1,5 @@
-// A scaler whose scale lives on the device: the same course as on the CPU, bit for bit, and the
-// host never waits.
+// A scaler whose state is on the device: the same results as on the CPU, bit for bit, and no call
+// waits for the device.
 #include <atomic>
 #include <random>
 #include <thread>
@@ -11,12 +11,12 @@ namespace {
 
 class DeviceScaler : public Cuda {};
 
-TEST_F(DeviceScaler, RunsTheCoursesOfAllPresets) {
+TEST_F(DeviceScaler, EveryPresetMatchesTheCpu) {
   for (const PresetInfo& info : presets()) {
     ScalePolicy policy = preset(info.name);
     if (policy.if_dynamic() != nullptr) policy.set("growth_interval", 3);
     SCOPED_TRACE(info.name);
-    expect_same_on_both(with(policy), [](Plain& loop) {
+    expect_device_matches_cpu(loop_with(policy), [](AdamWLoop& loop) {
       for (unsigned step = 0; step < 30; ++step) {
         const bool bad = step == 0 || step == 1 || step == 7 || step == 20;
         loop.backward(step, 100.0, bad ? static_cast<int>(step % 4) : -1, step == 7 ? kNan : kInf);
@@ -28,8 +28,8 @@ TEST_F(DeviceScaler, RunsTheCoursesOfAllPresets) {
   }
 }
 
-TEST_F(DeviceScaler, BatchesAreRetriedUntilTheyFitOrAreGivenUp) {
-  expect_same_on_both(with(preset("headroom-retry")), [](Plain& loop) {
+TEST_F(DeviceScaler, RetriesMatchTheCpu) {
+  expect_device_matches_cpu(loop_with(preset("headroom-retry")), [](AdamWLoop& loop) {
     for (unsigned step = 0; step < 8; ++step) {
       do {
         const bool bad = step == 5 || (step == 2 && loop.scaler.get_scale() > 1000.0f);
@@ -44,9 +44,9 @@ TEST_F(DeviceScaler, BatchesAreRetriedUntilTheyFitOrAreGivenUp) {
   });
 }
 
-TEST_F(DeviceScaler, AFirstStepOverflowLeavesNoMomentum) {
+TEST_F(DeviceScaler, OverflowInTheFirstStepLeavesNoMomentum) {
   using Momentum = Loop<SGD, SGDOptions>;
-  expect_same_on_both<Momentum>(
+  expect_device_matches_cpu<Momentum>(
       [](bool cuda) {
         return std::make_unique<Momentum>(cuda, DynamicScale{},
                                           SGDOptions{.lr = 0.1, .momentum = 0.9, .dampening = 0.5});
@@ -60,8 +60,8 @@ TEST_F(DeviceScaler, AFirstStepOverflowLeavesNoMomentum) {
       });
 }
 
-TEST_F(DeviceScaler, FiniteGradientsWithASquareBeyondFp32AreNoOverflow) {
-  expect_same_on_both(with(DynamicScale{}, true, DType::kF32), [](Plain& loop) {
+TEST_F(DeviceScaler, SquaresBeyondFp32AreNotAnOverflow) {
+  expect_device_matches_cpu(loop_with(DynamicScale{}, true, DType::kF32), [](AdamWLoop& loop) {
     loop.backward(1, 1e30);
     loop.step({.max_norm = 1.0f});
     loop.update();
@@ -69,57 +69,58 @@ TEST_F(DeviceScaler, FiniteGradientsWithASquareBeyondFp32AreNoOverflow) {
   });
 }
 
-TEST_F(DeviceScaler, UnscalingThatOverflowsSkips) {
-  expect_same_on_both(with(StaticScale{0x1p-100f}, true, DType::kF32), [](Plain& loop) {
-    loop.backward(1, 1e30);
-    loop.scaler.step(*loop.optimizer);
-    const StepReport report = loop.scaler.report();
-    EXPECT_FALSE(report.applied);
-    EXPECT_EQ(report.skip, Skip::kUnscaleOverflow);
-    EXPECT_NE(report.culprit.find("beyond FP32"), std::string::npos);
-    loop.update();
-  });
+TEST_F(DeviceScaler, OverflowWhileUnscalingIsSkipped) {
+  expect_device_matches_cpu(loop_with(StaticScale{0x1p-100f}, true, DType::kF32),
+                            [](AdamWLoop& loop) {
+                              loop.backward(1, 1e30);
+                              loop.scaler.step(*loop.optimizer);
+                              const StepReport report = loop.scaler.report();
+                              EXPECT_FALSE(report.applied);
+                              EXPECT_EQ(report.skip, Skip::kUnscaleOverflow);
+                              EXPECT_NE(report.culprit.find("beyond FP32"), std::string::npos);
+                              loop.update();
+                            });
 }
 
-TEST_F(DeviceScaler, UnscalesByHandAndLooksAgainInStep) {
+TEST_F(DeviceScaler, StepChecksGradientsAgainAfterUnscale) {
   for (const bool late_nan : {false, true}) {
     for (const bool bad : {false, true}) {
-      expect_same_on_both(with(DynamicScale{.growth_interval = 2}), [&](Plain& loop) {
-        for (unsigned step = 0; step < 3; ++step) {
-          loop.backward(step, 1000.0, bad && step == 1 ? 1 : -1, kInf);
-          loop.scaler.unscale_(*loop.optimizer);
-          if (late_nan && step == 2) {
-            const uint16_t nan = 0x7E00;
-            cudaMemcpy(loop.grad(0).data, &nan, 2, cudaMemcpyDefault);
-          }
-          loop.step({.max_norm = 0.5f});
-          loop.update();
-        }
-      });
+      expect_device_matches_cpu(loop_with(DynamicScale{.growth_interval = 2}),
+                                [&](AdamWLoop& loop) {
+                                  for (unsigned step = 0; step < 3; ++step) {
+                                    loop.backward(step, 1000.0, bad && step == 1 ? 1 : -1, kInf);
+                                    loop.scaler.unscale_(*loop.optimizer);
+                                    if (late_nan && step == 2) {
+                                      const uint16_t nan = 0x7E00;
+                                      cudaMemcpy(loop.grad(0).data, &nan, 2, cudaMemcpyDefault);
+                                    }
+                                    loop.step({.max_norm = 0.5f});
+                                    loop.update();
+                                  }
+                                });
     }
   }
 }
 
-TEST_F(DeviceScaler, GradientsThatWaitOverAnUpdateFollowTheScale) {
-  const auto make = with(DynamicScale{.growth_interval = 1});
+TEST_F(DeviceScaler, PendingGradientsAreRescaledByUpdate) {
+  const auto make = loop_with(DynamicScale{.growth_interval = 1});
   const auto cpu = make(false), cuda = make(true);
-  for (Plain* loop : {cpu.get(), cuda.get()}) {
+  for (AdamWLoop* loop : {cpu.get(), cuda.get()}) {
     loop->backward(1, 1.0);
     loop->step();
-    loop->backward(2, 1.0);  // waits: its step comes after the update
+    loop->backward(2, 1.0);  // pending until the step after the update
     loop->update();
     loop->step();
     loop->update();
-    expect_error(ErrorCode::kWrongOrder, "before any scale() in this round",
-                 [&] { loop->step(); });  // nothing says what scale these gradients have
+    expect_error(ErrorCode::kWrongOrder, "before any scale() in this round", [&] { loop->step(); });
   }
   EXPECT_EQ(cuda->log, cpu->log);
   EXPECT_TRUE(cuda->bits() == cpu->bits());
 }
 
-TEST_F(DeviceScaler, TwoOptimizersOfWhichOneOverflows) {
+TEST_F(DeviceScaler, EachOptimizerHasItsOwnVerdict) {
   const auto run = [](bool cuda) {
-    Plain a(cuda, DynamicScale{}), b(cuda, DynamicScale{});
+    AdamWLoop a(cuda, DynamicScale{}), b(cuda, DynamicScale{});
     a.backward(1, 1.0, 2, kInf);
     b.backward(2, 1.0);
     a.scaler.step(*a.optimizer);
@@ -127,7 +128,7 @@ TEST_F(DeviceScaler, TwoOptimizersOfWhichOneOverflows) {
     a.scaler.update();
     EXPECT_FALSE(a.scaler.report(*a.optimizer).applied);
     EXPECT_TRUE(a.scaler.report(*b.optimizer).applied);
-    EXPECT_TRUE(a.scaler.report().applied) << "the last one";
+    EXPECT_TRUE(a.scaler.report().applied) << "the report of the last step";
     EXPECT_EQ(a.scaler.get_scale(), 32768.0f);
     auto bits = a.bits();
     for (auto& part : b.bits()) bits.push_back(part);
@@ -136,14 +137,14 @@ TEST_F(DeviceScaler, TwoOptimizersOfWhichOneOverflows) {
   EXPECT_TRUE(run(false) == run(true));
 }
 
-TEST_F(DeviceScaler, TwoOptimizersInAnyOrderOfCallsRunTheSameCourse) {
+TEST_F(DeviceScaler, RandomCallSequencesMatchTheCpu) {
   const auto run = [](bool cuda, unsigned seed) {
     const ScalePolicy policy = DynamicScale{.growth_interval = 2};
-    Plain a(cuda, policy), b(cuda, policy);
+    AdamWLoop a(cuda, policy), b(cuda, policy);
     GradScaler& scaler = a.scaler;
     std::mt19937 random(seed);
     for (unsigned call = 0; call < 40; ++call) {
-      Plain& one = random() % 2 == 0 ? a : b;
+      AdamWLoop& one = random() % 2 == 0 ? a : b;
       const unsigned what = random() % 8;
       const int bad = random() % 8 == 0 ? 1 : -1;
       try {
@@ -169,8 +170,8 @@ TEST_F(DeviceScaler, TwoOptimizersInAnyOrderOfCallsRunTheSameCourse) {
   }
 }
 
-TEST_F(DeviceScaler, DisabledStillSkipsWhatIsNotFinite) {
-  expect_same_on_both(with(DynamicScale{}, false), [](Plain& loop) {
+TEST_F(DeviceScaler, DisabledScalerSkipsNonFiniteGradients) {
+  expect_device_matches_cpu(loop_with(DynamicScale{}, false), [](AdamWLoop& loop) {
     for (unsigned step = 0; step < 3; ++step) {
       loop.backward(step, 1.0, step == 1 ? 3 : -1, kNan);
       loop.step();
@@ -178,18 +179,18 @@ TEST_F(DeviceScaler, DisabledStillSkipsWhatIsNotFinite) {
   });
 }
 
-TEST_F(DeviceScaler, SomebodyElseMayKeepTheScale) {
-  float* outside = nullptr;  // the scale, what was found, what is told
-  ASSERT_EQ(cudaMallocManaged(&outside, 3 * sizeof(float)), cudaSuccess);
-  expect_same_on_both(with(DynamicScale{}, false), [&](Plain& loop) {
+TEST_F(DeviceScaler, AcceptsAnExternalScale) {
+  float* external = nullptr;  // scale, found_inf, skipped
+  ASSERT_EQ(cudaMallocManaged(&external, 3 * sizeof(float)), cudaSuccess);
+  expect_device_matches_cpu(loop_with(DynamicScale{}, false), [&](AdamWLoop& loop) {
     const auto step = [&](float scale, float found, int bad) {
       loop.backward(1, 1.0, bad, kNan);
-      outside[0] = scale;
-      outside[1] = found;
+      external[0] = scale;
+      external[1] = found;
       loop.step({.max_norm = 1.0f},
-                {.scale = outside, .found_inf = outside + 1, .skipped = outside + 2});
+                {.scale = external, .found_inf = external + 1, .skipped = external + 2});
       cudaDeviceSynchronize();
-      loop.log += "skipped " + std::to_string(outside[2]) + "\n";
+      loop.log += "skipped " + std::to_string(external[2]) + "\n";
     };
     step(1024.0f, 0.0f, -1);
     step(0.5f, 0.0f, 2);
@@ -199,13 +200,13 @@ TEST_F(DeviceScaler, SomebodyElseMayKeepTheScale) {
     }
     step(3.0f, 0.0f, -1);
   });
-  cudaFree(outside);
+  cudaFree(external);
 }
 
-TEST_F(DeviceScaler, StateIsSetByHandAndGoesFromSideToSide) {
-  const auto make = with(DynamicScale{.growth_interval = 2});
+TEST_F(DeviceScaler, StateCopiesBetweenHostAndDevice) {
+  const auto make = loop_with(DynamicScale{.growth_interval = 2});
   const auto cpu = make(false), cuda = make(true);
-  for (Plain* loop : {cpu.get(), cuda.get()}) {
+  for (AdamWLoop* loop : {cpu.get(), cuda.get()}) {
     loop->scaler.set_scale(1024.0f);
     loop->backward(1, 1.0, 1, kInf);
     loop->step();
@@ -223,49 +224,49 @@ TEST_F(DeviceScaler, StateIsSetByHandAndGoesFromSideToSide) {
   EXPECT_EQ(cuda->scaler.get_scale(), 1024.0f);
 }
 
-TEST_F(DeviceScaler, AlarmsAreToldLater) {
-  expect_same_on_both(with(DynamicScale{.init_scale = 2.0f}), [](Plain& loop) {
+TEST_F(DeviceScaler, AlarmsAreReportedAfterTheStep) {
+  expect_device_matches_cpu(loop_with(DynamicScale{.init_scale = 2.0f}), [](AdamWLoop& loop) {
     for (unsigned step = 0; step < 3; ++step) {
       loop.backward(step, 1.0, 1, kInf);
       loop.step();
       loop.update();
     }
   });
-  GradScaler silent(DynamicScale{.init_scale = 1.0f}, {.device = kDevice});
-  Plain loop(true, DynamicScale{});
-  const Host one(DType::kF32, 1, 1);
-  const OnDevice loss(one.view());
+  GradScaler without_callback(DynamicScale{.init_scale = 1.0f}, {.device = kDevice});
+  AdamWLoop loop(true, DynamicScale{});
+  const HostTensor one(DType::kF32, 1, 1);
+  const DeviceCopy loss(one.view());
   loop.backward(1, 1.0, 0, kNan);
-  silent.scale(loss.view(), loss.view());
-  silent.step(*loop.optimizer);
+  without_callback.scale(loss.view(), loss.view());
+  without_callback.step(*loop.optimizer);
   expect_error(ErrorCode::kScaleCollapsed, "p1: 0 inf, 1 nan", [&] {
-    silent.update();
-    silent.report();
+    without_callback.update();
+    without_callback.report();
   });
 }
 
-TEST_F(DeviceScaler, AnyOtherOptimizerRunsToo) {
-  class Own : public Optimizer {
+TEST_F(DeviceScaler, UserDefinedOptimizersWork) {
+  class RecordingOptimizer : public Optimizer {
    public:
-    explicit Own(std::vector<Parameter> list) : Optimizer(std::move(list)) {}
+    explicit RecordingOptimizer(std::vector<Parameter> list) : Optimizer(std::move(list)) {}
     void apply(float multiplier, bool) override { applied += multiplier; }
-    void skipped(const std::string& culprit) override { last = culprit; }
+    void skipped(const std::string& found) override { culprit = found; }
     float applied = 0.0f;
-    std::string last;
+    std::string culprit;
   };
-  Plain loop(true, DynamicScale{});
-  Own own(loop.optimizer->parameters());
+  AdamWLoop loop(true, DynamicScale{});
+  RecordingOptimizer optimizer(loop.optimizer->parameters());
   loop.backward(1, 1.0, 2, kInf);
-  EXPECT_FALSE(loop.scaler.step(own).applied);
-  EXPECT_EQ(own.last, "p8192: 1 inf, 0 nan");
+  EXPECT_FALSE(loop.scaler.step(optimizer).applied);
+  EXPECT_EQ(optimizer.culprit, "p8192: 1 inf, 0 nan");
   loop.scaler.update();
   loop.backward(1, 1.0);
-  EXPECT_TRUE(loop.scaler.step(own).applied);
-  EXPECT_EQ(own.applied, 0x1p-15f);
+  EXPECT_TRUE(loop.scaler.step(optimizer).applied);
+  EXPECT_EQ(optimizer.applied, 0x1p-15f);
 }
 
-TEST_F(DeviceScaler, WrongCallsAreRefused) {
-  Plain loop(true, DynamicScale{});
+TEST_F(DeviceScaler, InvalidCallsAreRejected) {
+  AdamWLoop loop(true, DynamicScale{});
   expect_error(ErrorCode::kUnsupported, "scale(loss, scaled)", [&] { loop.scaler.scale(1.0f); });
   expect_error(ErrorCode::kWrongOrder, "before any scale()",
                [&] { loop.scaler.step(*loop.optimizer); });
@@ -278,18 +279,18 @@ TEST_F(DeviceScaler, WrongCallsAreRefused) {
   const std::string saved = GradScaler(throwing).save();
   expect_error(ErrorCode::kBadState, "kThrow", [&] { scaler.load(saved); });
   EXPECT_EQ(scaler.policy().on_overflow(), OnOverflow::kSkip);
-  Host weight(DType::kF32, 8, 1), grad(DType::kF32, 8, 2);
-  SGD here({{"here", weight.view(), grad.view()}});
+  HostTensor weight(DType::kF32, 8, 1), grad(DType::kF32, 8, 2);
+  SGD on_host({{"on_host", weight.view(), grad.view()}});
   loop.scale();
-  expect_error(ErrorCode::kMismatch, "'here' is not on", [&] { loop.scaler.step(here); });
+  expect_error(ErrorCode::kMismatch, "'on_host' is not on", [&] { loop.scaler.step(on_host); });
   expect_error(ErrorCode::kMismatch, "not on the CUDA device",
                [&] { loop.scaler.scale(weight.view(), grad.view()); });
 }
 
-// Holds a stream up until it is told to go on.
-class Blocked {
+// Blocks a stream until open() or destruction.
+class BlockedStream {
  public:
-  explicit Blocked(cudaStream_t stream) {
+  explicit BlockedStream(cudaStream_t stream) {
     cudaLaunchHostFunc(
         stream,
         [](void* open) {
@@ -298,15 +299,15 @@ class Blocked {
         },
         &open_);
   }
-  ~Blocked() { open(); }
+  ~BlockedStream() { open(); }
   void open() { open_ = true; }
 
  private:
   std::atomic<bool> open_ = false;
 };
 
-TEST_F(DeviceScaler, NothingInAStepWaitsForTheDevice) {
-  Plain loop(true, DynamicScale{.growth_interval = 5});
+TEST_F(DeviceScaler, StepDoesNotWaitForTheDevice) {
+  AdamWLoop loop(true, DynamicScale{.growth_interval = 5});
   cudaStream_t stream = nullptr;
   cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
   const StreamScope scope(stream);
@@ -319,9 +320,9 @@ TEST_F(DeviceScaler, NothingInAStepWaitsForTheDevice) {
   step();
   loop.scaler.report();
   {
-    Blocked blocked(stream);
-    for (int i = 0; i < 50; ++i) step();  // would hang here
-    EXPECT_EQ(loop.scaler.try_report()->steps, 1) << "the newest that is done";
+    BlockedStream blocked(stream);
+    for (int i = 0; i < 50; ++i) step();  // a call that waited would hang here
+    EXPECT_EQ(loop.scaler.try_report()->steps, 1) << "the latest completed step";
     EXPECT_EQ(cudaStreamQuery(stream), cudaErrorNotReady);
   }
   EXPECT_EQ(loop.scaler.report().steps, 51);
@@ -330,21 +331,21 @@ TEST_F(DeviceScaler, NothingInAStepWaitsForTheDevice) {
   cudaStreamDestroy(stream);
 }
 
-TEST_F(DeviceScaler, AReplayedGraphGivesTheBitsOfEagerSteps) {
+TEST_F(DeviceScaler, GraphReplayMatchesEagerSteps) {
   const DynamicScale policy{.growth_interval = 7};
-  Plain eager(true, policy), graphed(true, policy);
+  AdamWLoop eager(true, policy), graphed(true, policy);
   cudaStream_t stream = nullptr;
   cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
   const StreamScope scope(stream);
   const StepOptions options{.max_norm = 1.0f};
-  const auto enqueue = [&](Plain& loop) {
+  const auto enqueue = [&](AdamWLoop& loop) {
     loop.scaler.step(*loop.optimizer, options);
     loop.scaler.update();
   };
   eager.scale();
   graphed.scale();
   enqueue(eager);
-  enqueue(graphed);  // takes what memory there is to take
+  enqueue(graphed);  // allocates everything that the captured step needs
   cudaGraph_t graph = nullptr;
   ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
   graphed.scale();
@@ -359,7 +360,7 @@ TEST_F(DeviceScaler, AReplayedGraphGivesTheBitsOfEagerSteps) {
     const int where = random() % 20 == 0 ? static_cast<int>(random() % 4) : -1;
     bad += where >= 0;
     eager.backward(step, 10.0, where, step % 2 == 0 ? kInf : kNan);
-    // The graph scales its loss by itself; only the gradients change.
+    // The graph scales its own loss; only the gradients are copied.
     for (size_t i = 0; i < 4; ++i) {
       cudaMemcpyAsync(graphed.grad(i).data, eager.grad(i).data, eager.grad(i).bytes(),
                       cudaMemcpyDefault, stream);
@@ -385,8 +386,8 @@ TEST_F(DeviceScaler, AReplayedGraphGivesTheBitsOfEagerSteps) {
   cudaStreamDestroy(stream);
 }
 
-TEST_F(DeviceScaler, ACaptureBeforeTheFirstStepSaysWhatToDo) {
-  Plain loop(true, DynamicScale{});
+TEST_F(DeviceScaler, CaptureBeforeTheFirstStepIsRejected) {
+  AdamWLoop loop(true, DynamicScale{});
   cudaStream_t stream = nullptr;
   cudaStreamCreate(&stream);
   const StreamScope scope(stream);
@@ -395,24 +396,11 @@ TEST_F(DeviceScaler, ACaptureBeforeTheFirstStepSaysWhatToDo) {
   expect_error(ErrorCode::kWrongOrder, "run the same step once before",
                [&] { loop.scaler.step(*loop.optimizer); });
   cudaGraph_t graph = nullptr;
-  EXPECT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess) << "the capture is still good";
+  EXPECT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess) << "the capture is still valid";
   cudaGraphDestroy(graph);
   loop.scaler.step(*loop.optimizer);
   EXPECT_TRUE(loop.scaler.report().applied);
   cudaStreamDestroy(stream);
-}
-
-TEST(ScalerReport, IsThereAtOnceOnTheCpu) {
-  std::vector<float> weight = {1.0f}, grad = {1.0f};
-  SGD optimizer({{"w", view(weight), view(grad)}});
-  GradScaler scaler;
-  EXPECT_FALSE(scaler.try_report().has_value());
-  expect_error(ErrorCode::kWrongOrder, "before any step()", [&] { scaler.report(); });
-  scaler.scale(1.0f);
-  const StepReport report = scaler.step(optimizer);
-  EXPECT_FALSE(report.pending);
-  EXPECT_EQ(scaler.report().to_string(), report.to_string());
-  EXPECT_EQ(scaler.try_report(optimizer)->steps, 1);
 }
 
 }  // namespace

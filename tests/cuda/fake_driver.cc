@@ -30,7 +30,7 @@ void fake_driver_clear() { ranges().clear(); }
 
 int fake_driver_queries() { return queries; }
 
-// As the real one: no error for an address that it does not know, but zeros.
+// Like the real driver, returns zeros and no error for an unknown address.
 CUresult CUDAAPI cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes,
                                         void** values, CUdeviceptr address) {
   ++queries;

@@ -1,5 +1,5 @@
-// A stand-in for CUDA's driver, to test on any machine what the library asks of it. The test links
-// it as libcuda.so.1; to the library it is the driver that this process has loaded.
+// A fake CUDA driver, to test the library's pointer queries on machines without a GPU. The test
+// links it as libcuda.so.1, so the library finds it as the driver that this process has loaded.
 #ifndef HEADROOM_TESTS_CUDA_FAKE_DRIVER_H_
 #define HEADROOM_TESTS_CUDA_FAKE_DRIVER_H_
 
@@ -8,11 +8,11 @@
 enum class FakeKind { kPinned, kManaged, kDevice };
 
 extern "C" {
-/// From now on these bytes of host memory are said to be memory of this kind and device.
+/// Reports these bytes of host memory as memory of this kind and device from now on.
 void fake_driver_add(const void* begin, size_t bytes, FakeKind kind, int device);
 void fake_driver_clear();
 
-/// Questions that were asked so far.
+/// The number of pointer queries so far.
 int fake_driver_queries();
 }
 

@@ -1,4 +1,4 @@
-// One training loop that runs on the CPU and on the device, and what both have left.
+// A training loop that runs on the CPU or on the device, to compare their results bit for bit.
 #ifndef HEADROOM_TESTS_CUDA_LOOP_H_
 #define HEADROOM_TESTS_CUDA_LOOP_H_
 
@@ -14,8 +14,8 @@ namespace headroom {
 
 inline constexpr Device kDevice{DeviceType::kCUDA, 0};
 
-// One optimizer with its scaler, on the CPU or on the device. Everything that happens is written
-// down, to be compared.
+// One optimizer and its scaler, on the CPU or on the device. `log` records reports, alarms and
+// saved states for comparison.
 template <typename Optimizer = AdamW, typename Options = AdamWOptions>
 class Loop {
  public:
@@ -30,23 +30,24 @@ class Loop {
     std::vector<Parameter> parameters;
     for (const int64_t count : {1, 70, 8192, 20003}) {
       const auto seed = static_cast<unsigned>(count);
-      weights_.push_back(std::make_unique<Host>(type, count, seed));
-      grads_.push_back(std::make_unique<Host>(type, count, seed + 1));
+      weights_.push_back(std::make_unique<HostTensor>(type, count, seed));
+      grads_.push_back(std::make_unique<HostTensor>(type, count, seed + 1));
       if (cuda) {
-        weights_there_.push_back(std::make_unique<OnDevice>(weights_.back()->view()));
-        grads_there_.push_back(std::make_unique<OnDevice>(grads_.back()->view()));
+        device_weights_.push_back(std::make_unique<DeviceCopy>(weights_.back()->view()));
+        device_grads_.push_back(std::make_unique<DeviceCopy>(grads_.back()->view()));
       }
       parameters.push_back(
-          {"p" + std::to_string(count), weight(grads_.size() - 1).first, grad(grads_.size() - 1)});
+          {"p" + std::to_string(count), weight(grads_.size() - 1), grad(grads_.size() - 1)});
     }
     optimizer = std::make_unique<Optimizer>(parameters, options);
-    loss_ = std::make_unique<Host>(DType::kF32, 1, 0);
+    loss_ = std::make_unique<HostTensor>(DType::kF32, 1, 0);
     loss_->set(0, 1.0);
-    loss_there_ = cuda ? std::make_unique<OnDevice>(loss_->view()) : nullptr;
-    scaled_there_ = cuda ? std::make_unique<OnDevice>(loss_->view()) : nullptr;
+    device_loss_ = cuda ? std::make_unique<DeviceCopy>(loss_->view()) : nullptr;
+    device_scaled_ = cuda ? std::make_unique<DeviceCopy>(loss_->view()) : nullptr;
   }
 
-  // Scales a loss and makes gradients of this size, with `bad` in the middle of parameter `where`.
+  // Scales the loss and writes gradients of this size, with `bad` in the middle of the gradient of
+  // parameter `where`, or nowhere for -1.
   void backward(unsigned seed, double size, int where = -1, double bad = 0.0) {
     scale();
     fill(seed, size, where, bad);
@@ -55,12 +56,12 @@ class Loop {
     for (size_t i = 0; i < grads_.size(); ++i) {
       grads_[i]->refill_exactly(seed + static_cast<unsigned>(i), size);
       if (where == static_cast<int>(i)) grads_[i]->set(grads_[i]->view().count / 2, bad);
-      if (cuda_) grads_there_[i]->put(grads_[i]->view());
+      if (cuda_) device_grads_[i]->write(grads_[i]->view());
     }
   }
   void scale() {
     if (cuda_) {
-      scaler.scale(loss_there_->view(), scaled_there_->view());
+      scaler.scale(device_loss_->view(), device_scaled_->view());
     } else {
       scaler.scale(1.0f);
     }
@@ -80,17 +81,16 @@ class Loop {
   void update() {
     scaler.update();
     cudaDeviceSynchronize();
-    scaler.try_report();  // tells what alarms there are
+    scaler.try_report();  // runs the alarm callback
     if (scaler.enabled()) log += scaler.save() + "\n";
   }
 
-  TensorView grad(size_t i) const { return cuda_ ? grads_there_[i]->view() : grads_[i]->view(); }
-  std::pair<TensorView, OnDevice*> weight(size_t i) const {
-    if (cuda_) return {weights_there_[i]->view(), weights_there_[i].get()};
-    return {weights_[i]->view(), nullptr};
+  TensorView grad(size_t i) const { return cuda_ ? device_grads_[i]->view() : grads_[i]->view(); }
+  TensorView weight(size_t i) const {
+    return cuda_ ? device_weights_[i]->view() : weights_[i]->view();
   }
 
-  // Weights, gradients, masters, moments and step counts.
+  // The bytes of weights, gradients, masters, moments and step counts.
   std::vector<std::vector<unsigned char>> bits() const {
     cudaDeviceSynchronize();
     std::vector<std::vector<unsigned char>> all;
@@ -99,7 +99,7 @@ class Loop {
       cudaMemcpy(all.back().data(), view.data, view.bytes(), cudaMemcpyDefault);
     };
     for (size_t i = 0; i < grads_.size(); ++i) {
-      add(weight(i).first);
+      add(weight(i));
       add(grad(i));
     }
     const OptimizerState state = optimizer->state();
@@ -111,10 +111,10 @@ class Loop {
 
  private:
   bool cuda_;
-  std::vector<std::unique_ptr<Host>> weights_, grads_;
-  std::vector<std::unique_ptr<OnDevice>> weights_there_, grads_there_;
-  std::unique_ptr<Host> loss_;
-  std::unique_ptr<OnDevice> loss_there_, scaled_there_;
+  std::vector<std::unique_ptr<HostTensor>> weights_, grads_;
+  std::vector<std::unique_ptr<DeviceCopy>> device_weights_, device_grads_;
+  std::unique_ptr<HostTensor> loss_;
+  std::unique_ptr<DeviceCopy> device_loss_, device_scaled_;
 
  public:
   std::string log;
@@ -122,9 +122,10 @@ class Loop {
   std::unique_ptr<Optimizer> optimizer;
 };
 
-// Runs the body on both sides and compares all that it leaves.
+// Runs the body on the CPU and on the device and compares the logs and all bytes.
 template <typename L, typename Body>
-void expect_same_on_both(const std::function<std::unique_ptr<L>(bool)>& make, const Body& body) {
+void expect_device_matches_cpu(const std::function<std::unique_ptr<L>(bool)>& make,
+                               const Body& body) {
   const auto cpu = make(false), cuda = make(true);
   body(*cpu);
   body(*cuda);
@@ -132,12 +133,12 @@ void expect_same_on_both(const std::function<std::unique_ptr<L>(bool)>& make, co
   EXPECT_TRUE(cuda->bits() == cpu->bits());
 }
 
-using Plain = Loop<>;
-inline std::function<std::unique_ptr<Plain>(bool)> with(const ScalePolicy& policy,
-                                                        bool enabled = true,
-                                                        DType type = DType::kF16) {
+using AdamWLoop = Loop<>;
+inline std::function<std::unique_ptr<AdamWLoop>(bool)> loop_with(const ScalePolicy& policy,
+                                                                 bool enabled = true,
+                                                                 DType type = DType::kF16) {
   return [=](bool cuda) {
-    return std::make_unique<Plain>(cuda, policy, AdamWOptions{.lr = 0.01}, enabled, type);
+    return std::make_unique<AdamWLoop>(cuda, policy, AdamWOptions{.lr = 0.01}, enabled, type);
   };
 }
 

@@ -1,5 +1,6 @@
-// Memory that is not where its view says is refused, and all kinds of memory that a device can use
-// are accepted. fake_driver_test.cc has every call; here the driver is the real one.
+// A view whose memory is on another device than it claims is rejected; every kind of memory that
+// the device can access is accepted. This file uses the real driver; fake_driver_test.cc covers
+// every call.
 #include "tests/cuda/support.h"
 
 namespace headroom {
@@ -12,10 +13,10 @@ TensorView floats(void* data, const Device& device) {
   return view(data, DType::kF32, kCount, device);
 }
 
-TEST_F(Cuda, ADevicePointerWhoseViewSaysCpuIsRefused) {
-  const Host host(DType::kF32, kCount, 1), other(DType::kF32, kCount, 2);
-  const OnDevice there(host.view());
-  TensorView claimed = there.view();
+TEST_F(Cuda, DeviceMemoryInCpuViewsIsRejected) {
+  const HostTensor host(DType::kF32, kCount, 1), other(DType::kF32, kCount, 2);
+  const DeviceCopy device(host.view());
+  TensorView claimed = device.view();
   claimed.device = {};
   const std::string part = " is memory of CUDA device 0, but its view says CPU";
   expect_error(ErrorCode::kInvalidArgument, "The weight of Parameter 'w'" + part, [&] {
@@ -24,18 +25,18 @@ TEST_F(Cuda, ADevicePointerWhoseViewSaysCpuIsRefused) {
   expect_error(ErrorCode::kInvalidArgument, "Gradient 0" + part, [&] { measure({claimed}); });
   expect_error(ErrorCode::kInvalidArgument, "Gradient 0" + part,
                [&] { unscale_({claimed}, 0.5f); });
-  claimed.data = static_cast<char*>(claimed.data) + 400;  // in the middle of its block
+  claimed.data = static_cast<char*>(claimed.data) + 400;  // inside its allocation
   claimed.count = 10;
   expect_error(ErrorCode::kInvalidArgument, "Gradient 0" + part, [&] { measure({claimed}); });
 }
 
-TEST_F(Cuda, AHostPointerWhoseViewSaysCudaIsRefusedAndTheContextStaysGood) {
+TEST_F(Cuda, HostMemoryInCudaViewsIsRejectedAndTheContextStaysUsable) {
   int pageable = 0;
   ASSERT_EQ(cudaDeviceGetAttribute(&pageable, cudaDevAttrPageableMemoryAccess, 0), cudaSuccess);
-  Host host(DType::kF32, kCount, 1), other(DType::kF32, kCount, 2);
+  HostTensor host(DType::kF32, kCount, 1), other(DType::kF32, kCount, 2);
   TensorView claimed = host.view(), grad = other.view();
   claimed.device = grad.device = kCuda0;
-  if (pageable != 0) {  // this device uses it as it is
+  if (pageable != 0) {  // the device can access pageable host memory
     EXPECT_EQ(measure({claimed}).count, kCount);
     return;
   }
@@ -44,14 +45,14 @@ TEST_F(Cuda, AHostPointerWhoseViewSaysCudaIsRefusedAndTheContextStaysGood) {
     AdamW optimizer({{"w", claimed, grad}});
   });
   expect_error(ErrorCode::kInvalidArgument, "Gradient 0" + part, [&] { measure({claimed}); });
-  const OnDevice there(host.view());
-  EXPECT_EQ(measure({there.view()}).count, kCount);
+  const DeviceCopy device(host.view());
+  EXPECT_EQ(measure({device.view()}).count, kCount);
 }
 
-TEST_F(Cuda, AWrongDeviceIndexIsRefused) {
-  const Host host(DType::kF32, kCount, 1);
-  const OnDevice there(host.view());
-  TensorView claimed = there.view();
+TEST_F(Cuda, WrongDeviceIndexIsRejected) {
+  const HostTensor host(DType::kF32, kCount, 1);
+  const DeviceCopy device(host.view());
+  TensorView claimed = device.view();
   claimed.device.index = 1;
   expect_error(ErrorCode::kInvalidArgument,
                "Gradient 0 is memory of CUDA device 0, but its view says CUDA device 1",
@@ -59,18 +60,18 @@ TEST_F(Cuda, AWrongDeviceIndexIsRefused) {
 }
 
 void expect_usable(void* data, const Device& device) {
-  const Host host(DType::kF32, kCount, 3);
+  const HostTensor host(DType::kF32, kCount, 3);
   ASSERT_EQ(cudaMemcpy(data, host.view().data, host.view().bytes(), cudaMemcpyDefault),
             cudaSuccess);
   EXPECT_EQ(measure({floats(data, device)}).amax, measure({host.view()}).amax);
-  const OnDevice grad_there(host.view());
-  const TensorView grad = device.type == DeviceType::kCUDA ? grad_there.view() : host.view();
+  const DeviceCopy device_grad(host.view());
+  const TensorView grad = device.type == DeviceType::kCUDA ? device_grad.view() : host.view();
   SGD optimizer({{"w", floats(data, device), grad}});
   optimizer.apply(1.0f, false);
   EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
 }
 
-TEST_F(Cuda, PinnedAndManagedMemoryIsUsableFromBothSides) {
+TEST_F(Cuda, PinnedAndManagedMemoryIsUsableOnHostAndDevice) {
   void *pinned = nullptr, *managed = nullptr;
   ASSERT_EQ(cudaMallocHost(&pinned, kCount * sizeof(float)), cudaSuccess);
   ASSERT_EQ(cudaMallocManaged(&managed, kCount * sizeof(float)), cudaSuccess);
@@ -88,7 +89,7 @@ TEST_F(Cuda, PinnedAndManagedMemoryIsUsableFromBothSides) {
   cudaFree(managed);
 }
 
-TEST_F(Cuda, MemoryOfCudaMallocAsyncIsDeviceMemory) {
+TEST_F(Cuda, CudaMallocAsyncMemoryIsDeviceMemory) {
   int pools = 0;
   ASSERT_EQ(cudaDeviceGetAttribute(&pools, cudaDevAttrMemoryPoolsSupported, 0), cudaSuccess);
   if (pools == 0) GTEST_SKIP() << "this device has no memory pools";

@@ -1,4 +1,5 @@
-// A scaler on the device over NCCL, with a communicator of one rank: NCCL takes no device twice.
+// A device scaler over NCCL. The communicator has one rank, because NCCL does not allow two ranks
+// on one device.
 #include <headroom/nccl.h>
 
 #include "tests/cuda/ranks.h"
@@ -16,7 +17,7 @@ class Communicator {
   ncclComm_t communicator_ = nullptr;
 };
 
-TEST_F(Cuda, NcclReducesOnTheHostToo) {
+TEST_F(Cuda, NcclReducesHostValues) {
   const Communicator communicator;
   const auto ranks = communicator.ranks();
   EXPECT_EQ(ranks->rank(), 0);
@@ -31,24 +32,24 @@ TEST_F(Cuda, NcclReducesOnTheHostToo) {
                [&] { ranks->reduce(many.data(), many.size(), nullptr, 0); });
 }
 
-TEST_F(Cuda, ACourseOverNcclIsThatOfOneProcess) {
+TEST_F(Cuda, NcclTrainingMatchesASingleProcess) {
   const Communicator communicator;
   for (const RankGradients kind : {RankGradients::kReplicated, RankGradients::kSharded}) {
-    DeviceModel alone(nullptr), together(communicator.ranks(), kind);
+    DeviceModel single(nullptr), with_nccl(communicator.ranks(), kind);
     for (unsigned i = 0; i < 12; ++i) {
-      for (DeviceModel* model : {&alone, &together}) {
-        model->put(i, i % 5 == 3 ? std::nan("") : 0.0);
+      for (DeviceModel* model : {&single, &with_nccl}) {
+        model->write_gradients(i, i % 5 == 3 ? std::nan("") : 0.0);
         model->step({.max_norm = 1.0f, .clear_grads = ClearGrads::kNever});
         EXPECT_EQ(model->scaler.report().applied, i % 5 != 3);
       }
     }
-    EXPECT_EQ(alone.weights(), together.weights());
-    EXPECT_EQ(alone.scaler.save(), together.scaler.save());
-    EXPECT_EQ(together.scaler.report().grad_norm, alone.scaler.report().grad_norm);
+    EXPECT_EQ(single.weights(), with_nccl.weights());
+    EXPECT_EQ(single.scaler.save(), with_nccl.scaler.save());
+    EXPECT_EQ(with_nccl.scaler.report().grad_norm, single.scaler.report().grad_norm);
   }
 }
 
-TEST_F(Cuda, AStepOverNcclMayBeAGraph) {
+TEST_F(Cuda, NcclStepCanBeCapturedInAGraph) {
   const Communicator communicator;
   cudaStream_t stream = nullptr;
   ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
@@ -56,32 +57,33 @@ TEST_F(Cuda, AStepOverNcclMayBeAGraph) {
     const StreamScope scope(stream);
     DeviceModel eager(communicator.ranks()), captured(communicator.ranks());
     for (DeviceModel* model : {&eager, &captured}) {
-      model->put(1);
+      model->write_gradients(1);
       model->step();
     }
     cudaGraph_t graph = nullptr;
-    cudaGraphExec_t ready = nullptr;
+    cudaGraphExec_t executable = nullptr;
     ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
     captured.step();
     ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
-    ASSERT_EQ(cudaGraphInstantiate(&ready, graph, 0), cudaSuccess);
+    ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
     for (unsigned i = 2; i < 12; ++i) {
-      for (DeviceModel* model : {&eager, &captured}) model->put(i, i == 6 ? HUGE_VAL : 0.0);
+      for (DeviceModel* model : {&eager, &captured})
+        model->write_gradients(i, i == 6 ? HUGE_VAL : 0.0);
       eager.step();
-      ASSERT_EQ(cudaGraphLaunch(ready, stream), cudaSuccess);
+      ASSERT_EQ(cudaGraphLaunch(executable, stream), cudaSuccess);
       ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
     }
     EXPECT_EQ(eager.weights(), captured.weights());
     EXPECT_EQ(eager.scaler.state().scale(), captured.scaler.state().scale());
     EXPECT_EQ(eager.scaler.state().skipped(), 1);
     EXPECT_EQ(captured.scaler.state().skipped(), 1);
-    cudaGraphExecDestroy(ready);
+    cudaGraphExecDestroy(executable);
     cudaGraphDestroy(graph);
   }
   cudaStreamDestroy(stream);
 }
 
-TEST_F(Cuda, NcclRanksNeedATimeLimit) {
+TEST_F(Cuda, NcclRanksRequireATimeLimit) {
   expect_error(ErrorCode::kInvalidArgument, "time limit above 0",
                [] { nccl::NcclRanks ranks(nullptr, std::chrono::milliseconds(0)); });
 }

@@ -1,4 +1,4 @@
-// What the GPU tests of ranks share: a small model on the device, under a scaler that lives there.
+// A small model on the device with a device scaler, for the GPU tests of ranks.
 #ifndef HEADROOM_TESTS_CUDA_RANKS_H_
 #define HEADROOM_TESTS_CUDA_RANKS_H_
 
@@ -18,36 +18,36 @@ class DeviceModel {
         weights_(DType::kF32, kCount, 1),
         grads_(DType::kF32, kCount, 2),
         one_(DType::kF32, 1, 3),
-        weights_there_(weights_.view()),
-        grads_there_(grads_.view()),
+        device_weights_(weights_.view()),
+        device_grads_(grads_.view()),
         loss_(one_.view()),
         scaled_(one_.view()),
-        optimizer({{name, weights_there_.view(), grads_there_.view()}}) {}
+        optimizer({{name, device_weights_.view(), device_grads_.view()}}) {}
 
-  // Only enqueues. The gradients stay as they were put.
+  // Only enqueues. By default the gradients are left unchanged.
   void step(const StepOptions& options = {.clear_grads = ClearGrads::kNever}) {
     scaler.scale(loss_.view(), scaled_.view());
     scaler.step(optimizer, options);
     scaler.update();
   }
 
-  void put(unsigned seed, double bad = 0.0) {
+  void write_gradients(unsigned seed, double bad = 0.0) {
     grads_.refill_exactly(seed, 64.0);
     if (bad != 0.0) grads_.set(5, bad);
-    grads_there_.put(grads_.view());
+    device_grads_.write(grads_.view());
   }
 
   std::vector<unsigned char> weights() const {
     cudaDeviceSynchronize();
-    return weights_there_.bytes();
+    return device_weights_.bytes();
   }
 
   static constexpr int64_t kCount = 5000;
   GradScaler scaler;
 
  private:
-  Host weights_, grads_, one_;
-  OnDevice weights_there_, grads_there_, loss_, scaled_;
+  HostTensor weights_, grads_, one_;
+  DeviceCopy device_weights_, device_grads_, loss_, scaled_;
 
  public:
   AdamW optimizer;

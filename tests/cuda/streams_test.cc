@@ -1,5 +1,5 @@
-// What is initialised outside of a step is complete when the call returns, whatever stream steps
-// next.
+// Calls outside of a step that initialise device memory complete before they return, so that the
+// next step may use any stream.
 #include <atomic>
 #include <chrono>
 #include <functional>
@@ -13,54 +13,54 @@ namespace headroom {
 namespace {
 
 // A stream that is not ordered with the default stream.
-class OwnStream {
+class NonBlockingStream {
  public:
-  OwnStream() {
+  NonBlockingStream() {
     EXPECT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess);
   }
-  ~OwnStream() { cudaStreamDestroy(stream_); }
-  OwnStream(const OwnStream&) = delete;
-  OwnStream& operator=(const OwnStream&) = delete;
+  ~NonBlockingStream() { cudaStreamDestroy(stream_); }
+  NonBlockingStream(const NonBlockingStream&) = delete;
+  NonBlockingStream& operator=(const NonBlockingStream&) = delete;
   operator cudaStream_t() const { return stream_; }
 
  private:
   cudaStream_t stream_ = nullptr;
 };
 
-// As long as it lives, the stream pauses all the time: one pause of 20 ms runs and the next one is
-// enqueued. What is enqueued meanwhile is therefore not done when the enqueuing call returns.
-class KeptBusy {
+// Keeps a stream busy during its lifetime: a pause of 20 ms runs and another one is enqueued. Work
+// enqueued meanwhile is therefore incomplete when the enqueuing call returns.
+class BusyStream {
  public:
-  explicit KeptBusy(cudaStream_t stream) : thread_([this, stream] { run(stream); }) {
-    while (begun_ < 1 && !stop_) std::this_thread::yield();
-    EXPECT_FALSE(stop_) << "nothing can be enqueued";
+  explicit BusyStream(cudaStream_t stream) : thread_([this, stream] { run(stream); }) {
+    while (started_ < 1 && !stop_) std::this_thread::yield();
+    EXPECT_FALSE(stop_) << "cudaLaunchHostFunc failed";
   }
-  ~KeptBusy() {
+  ~BusyStream() {
     stop_ = true;
     thread_.join();
   }
-  KeptBusy(const KeptBusy&) = delete;
-  KeptBusy& operator=(const KeptBusy&) = delete;
+  BusyStream(const BusyStream&) = delete;
+  BusyStream& operator=(const BusyStream&) = delete;
 
  private:
   static void pause(void* self) {
-    ++static_cast<KeptBusy*>(self)->begun_;
+    ++static_cast<BusyStream*>(self)->started_;
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
   void run(cudaStream_t stream) {
     for (int enqueued = 0; !stop_; ++enqueued) {
       if (cudaLaunchHostFunc(stream, pause, this) != cudaSuccess) stop_ = true;
-      while (begun_ < enqueued && !stop_) std::this_thread::yield();
+      while (started_ < enqueued && !stop_) std::this_thread::yield();
     }
-    cudaStreamSynchronize(stream);  // pauses that are enqueued use this object
+    cudaStreamSynchronize(stream);  // enqueued pauses refer to this object
   }
 
-  std::atomic<int> begun_ = 0;
+  std::atomic<int> started_ = 0;
   std::atomic<bool> stop_ = false;
   std::thread thread_;
 };
 
-// The values on the device as they are for `stream` at this moment.
+// The bytes as work enqueued on `stream` now would read them.
 std::vector<unsigned char> bytes_on(cudaStream_t stream, const void* data, size_t bytes) {
   std::vector<unsigned char> copy(bytes);
   EXPECT_EQ(cudaMemcpyAsync(copy.data(), data, bytes, cudaMemcpyDefault, stream), cudaSuccess);
@@ -68,85 +68,85 @@ std::vector<unsigned char> bytes_on(cudaStream_t stream, const void* data, size_
   return copy;
 }
 
-// One f16 parameter on the CPU, and its copy on the device. Each test makes the calls that it is
-// about once before it keeps the stream busy: the first launch of a kernel loads it, which waits
-// for the device and would hide a wait that is missing.
-struct Both {
-  Host weight{DType::kF16, 300000, 1};
-  Host grad{DType::kF16, 300000, 2};
-  OnDevice weight_there{weight.view()};
-  OnDevice grad_there{grad.view()};
-  std::vector<Parameter> here() { return {{"w", weight.view(), grad.view()}}; }
-  std::vector<Parameter> there() { return {{"w", weight_there.view(), grad_there.view()}}; }
+// One f16 parameter on the CPU and its copy on the device. Each test runs the calls under test once
+// before it keeps the stream busy: the first launch of a kernel loads it, which synchronises with
+// the device and would hide a missing synchronisation.
+struct HostAndDevice {
+  HostTensor weight{DType::kF16, 300000, 1};
+  HostTensor grad{DType::kF16, 300000, 2};
+  DeviceCopy device_weight{weight.view()};
+  DeviceCopy device_grad{grad.view()};
+  std::vector<Parameter> host() { return {{"w", weight.view(), grad.view()}}; }
+  std::vector<Parameter> device() { return {{"w", device_weight.view(), device_grad.view()}}; }
 };
 
 std::vector<unsigned char> master_bytes(const AdamW& optimizer) {
   return bytes_at(view(optimizer.master(0), optimizer.parameters()[0].weight.count));
 }
 
-TEST_F(Cuda, AStepOnAnotherStreamFindsWhatTheConstructorMade) {
-  Both both;
-  AdamW here(both.here()), loads_kernels(both.there());
-  const auto master = master_bytes(here);
-  here.apply(0.5f, false);
-  const OwnStream first, second;
-  const KeptBusy busy(first);
-  std::unique_ptr<AdamW> there;
+TEST_F(Cuda, ConstructorStateIsVisibleOnOtherStreams) {
+  HostAndDevice parameter;
+  AdamW host(parameter.host()), loads_kernels(parameter.device());
+  const auto master = master_bytes(host);
+  host.apply(0.5f, false);
+  const NonBlockingStream first, second;
+  const BusyStream busy(first);
+  std::unique_ptr<AdamW> device;
   {
     const StreamScope scope(static_cast<cudaStream_t>(first));
-    there = std::make_unique<AdamW>(both.there());
+    device = std::make_unique<AdamW>(parameter.device());
   }
-  EXPECT_TRUE(bytes_on(second, there->master(0), master.size()) == master);
+  EXPECT_TRUE(bytes_on(second, device->master(0), master.size()) == master);
   const StreamScope scope(static_cast<cudaStream_t>(second));
-  there->apply(0.5f, false);
-  EXPECT_TRUE(bytes_on(second, both.weight_there.view().data, both.weight.view().bytes()) ==
-              bytes_at(both.weight.view()));
+  device->apply(0.5f, false);
+  EXPECT_TRUE(bytes_on(second, parameter.device_weight.view().data,
+                       parameter.weight.view().bytes()) == bytes_at(parameter.weight.view()));
 }
 
-TEST_F(Cuda, AStepOnAnotherStreamFindsAGroupThatWasAdded) {
-  Both both, more;
-  AdamW here(more.here()), there(both.there());
-  const OwnStream first, second;
-  const KeptBusy busy(first);
+TEST_F(Cuda, AddedGroupIsVisibleOnOtherStreams) {
+  HostAndDevice parameter, more;
+  AdamW host(more.host()), device(parameter.device());
+  const NonBlockingStream first, second;
+  const BusyStream busy(first);
   {
     const StreamScope scope(static_cast<cudaStream_t>(first));
-    there.add_group(more.there(), {});
+    device.add_group(more.device(), {});
   }
-  const auto master = master_bytes(here);
-  EXPECT_TRUE(bytes_on(second, there.master(1), master.size()) == master);
+  const auto master = master_bytes(host);
+  EXPECT_TRUE(bytes_on(second, device.master(1), master.size()) == master);
 }
 
-TEST_F(Cuda, AStepOnAnotherStreamFindsAStateThatWasLoaded) {
-  Both both;
-  AdamW here(both.here()), there(both.there());
-  there.load_state(here.state());
-  here.apply(0.5f, false);  // the weights on the device are still those before
-  const OwnStream first, second;
-  const KeptBusy busy(first);
+TEST_F(Cuda, LoadedStateIsVisibleOnOtherStreams) {
+  HostAndDevice parameter;
+  AdamW host(parameter.host()), device(parameter.device());
+  device.load_state(host.state());
+  host.apply(0.5f, false);  // the weights on the device do not have this step yet
+  const NonBlockingStream first, second;
+  const BusyStream busy(first);
   {
     const StreamScope scope(static_cast<cudaStream_t>(first));
-    there.load_state(here.state());
+    device.load_state(host.state());
   }
-  EXPECT_TRUE(bytes_on(second, both.weight_there.view().data, both.weight.view().bytes()) ==
-              bytes_at(both.weight.view()));
+  EXPECT_TRUE(bytes_on(second, parameter.device_weight.view().data,
+                       parameter.weight.view().bytes()) == bytes_at(parameter.weight.view()));
 }
 
-TEST_F(Cuda, AStepOnAnotherStreamFindsMastersThatFollowedTheWeights) {
-  Both both, other;
+TEST_F(Cuda, RefreshedMastersAreVisibleOnOtherStreams) {
+  HostAndDevice parameter, other;
   other.weight.refill(7, 3.0);
-  other.weight_there.put(other.weight.view());
-  AdamW here(other.here()), rebound(both.there());
-  const auto master = master_bytes(here);
-  const OwnStream first, second;
-  const KeptBusy busy(first);
+  other.device_weight.write(other.weight.view());
+  AdamW host(other.host()), rebound(parameter.device());
+  const auto master = master_bytes(host);
+  const NonBlockingStream first, second;
+  const BusyStream busy(first);
   {
     const StreamScope scope(static_cast<cudaStream_t>(first));
-    rebound.rebind(other.there());
+    rebound.rebind(other.device());
   }
   EXPECT_TRUE(bytes_on(second, rebound.master(0), master.size()) == master);
-  Both third;
-  AdamW refreshed(third.there());
-  third.weight_there.put(other.weight.view());
+  HostAndDevice third;
+  AdamW refreshed(third.device());
+  third.device_weight.write(other.weight.view());
   {
     const StreamScope scope(static_cast<cudaStream_t>(first));
     refreshed.refresh_masters();
@@ -154,16 +154,16 @@ TEST_F(Cuda, AStepOnAnotherStreamFindsMastersThatFollowedTheWeights) {
   EXPECT_TRUE(bytes_on(second, refreshed.master(0), master.size()) == master);
 }
 
-thread_local std::vector<int> asked_devices;
-thread_local cudaStream_t looked_up = nullptr;
+thread_local std::vector<int> requested_devices;
+thread_local cudaStream_t lookup_result = nullptr;
 
 void* look_up(int device) {
-  asked_devices.push_back(device);
-  return looked_up;
+  requested_devices.push_back(device);
+  return lookup_result;
 }
 
-// What the call enqueues on this stream, as nodes of a graph.
-size_t enqueued_on(cudaStream_t stream, const std::function<void()>& call) {
+// The number of operations that the call enqueues on this stream, counted by capturing a graph.
+size_t count_enqueued(cudaStream_t stream, const std::function<void()>& call) {
   EXPECT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
   call();
   cudaGraph_t graph = nullptr;
@@ -174,46 +174,46 @@ size_t enqueued_on(cudaStream_t stream, const std::function<void()>& call) {
   return nodes;
 }
 
-TEST_F(Cuda, AStreamLookupIsAskedForTheTensorsDevice) {
-  const Host half(DType::kF16, 100, 1), wide(DType::kF32, 100, 2);
-  const OnDevice from(half.view()), to(wide.view());
-  const OwnStream first, second;
+TEST_F(Cuda, StreamLookupReceivesTheTensorsDevice) {
+  const HostTensor half(DType::kF16, 100, 1), wide(DType::kF32, 100, 2);
+  const DeviceCopy from(half.view()), to(wide.view());
+  const NonBlockingStream first, second;
   const StreamScope outer(static_cast<cudaStream_t>(second));
   {
-    looked_up = first;
-    asked_devices.clear();
+    lookup_result = first;
+    requested_devices.clear();
     const StreamScope scope{Stream(look_up)};
-    EXPECT_EQ(enqueued_on(first, [&] { convert(from.view(), to.view()); }), 1u);
-    EXPECT_EQ(asked_devices, std::vector<int>{0});
+    EXPECT_EQ(count_enqueued(first, [&] { convert(from.view(), to.view()); }), 1u);
+    EXPECT_EQ(requested_devices, std::vector<int>{0});
     const StreamScope inner(static_cast<cudaStream_t>(second));
-    EXPECT_EQ(enqueued_on(second, [&] { convert(from.view(), to.view()); }), 1u);
-    EXPECT_EQ(asked_devices.size(), 1u) << "the innermost scope counts";
+    EXPECT_EQ(count_enqueued(second, [&] { convert(from.view(), to.view()); }), 1u);
+    EXPECT_EQ(requested_devices.size(), 1u) << "the innermost scope applies";
   }
-  EXPECT_EQ(enqueued_on(second, [&] { convert(from.view(), to.view()); }), 1u);
-  EXPECT_EQ(asked_devices.size(), 1u);
+  EXPECT_EQ(count_enqueued(second, [&] { convert(from.view(), to.view()); }), 1u);
+  EXPECT_EQ(requested_devices.size(), 1u);
 }
 
-TEST_F(Cuda, AWholeTrainingStepRunsUnderAStreamLookup) {
-  Both both;
-  AdamW here(both.here());
+TEST_F(Cuda, TrainingStepUsesTheStreamLookup) {
+  HostAndDevice parameter;
+  AdamW host(parameter.host());
   GradScaler plain;
   plain.scale(1.0f);
-  plain.step(here);
-  const OwnStream stream;
-  looked_up = stream;
+  plain.step(host);
+  const NonBlockingStream stream;
+  lookup_result = stream;
   const StreamScope scope{Stream(look_up)};
-  AdamW there(both.there());
+  AdamW device(parameter.device());
   GradScaler scaler(DynamicScale{}, {.device = {DeviceType::kCUDA, 0}});
-  const Host one(DType::kF32, 1, 3);
-  const OnDevice loss(one.view()), scaled(one.view());
-  asked_devices.clear();
+  const HostTensor one(DType::kF32, 1, 3);
+  const DeviceCopy loss(one.view()), scaled(one.view());
+  requested_devices.clear();
   scaler.scale(loss.view(), scaled.view());
-  scaler.step(there);
+  scaler.step(device);
   scaler.update();
   EXPECT_TRUE(scaler.report().applied);
-  EXPECT_FALSE(asked_devices.empty());
-  for (const int device : asked_devices) EXPECT_EQ(device, 0);
-  EXPECT_TRUE(both.weight_there.bytes() == bytes_at(both.weight.view()));
+  EXPECT_FALSE(requested_devices.empty());
+  for (const int requested : requested_devices) EXPECT_EQ(requested, 0);
+  EXPECT_TRUE(parameter.device_weight.bytes() == bytes_at(parameter.weight.view()));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What the GPU tests share.
+// Helpers of the GPU tests: tensors on the host and copies of them on the device.
 #ifndef HEADROOM_TESTS_CUDA_SUPPORT_H_
 #define HEADROOM_TESTS_CUDA_SUPPORT_H_
 
@@ -11,24 +11,25 @@
 
 namespace headroom {
 
-// A copy of host memory on the device, at any offset from the alignment of its block.
-class OnDevice {
+// A copy of a host tensor on device 0, `offset` elements into its allocation, which tests unaligned
+// addresses.
+class DeviceCopy {
  public:
-  explicit OnDevice(const TensorView& host, size_t offset = 0) : host_(host), offset_(offset) {
+  explicit DeviceCopy(const TensorView& host, size_t offset = 0) : host_(host), offset_(offset) {
     EXPECT_EQ(cudaMalloc(&block_, host.bytes() + 64), cudaSuccess);
     if (host.count > 0) {
       EXPECT_EQ(cudaMemcpy(data(), host.data, host.bytes(), cudaMemcpyDefault), cudaSuccess);
     }
   }
-  ~OnDevice() { cudaFree(block_); }
-  OnDevice(const OnDevice&) = delete;
-  OnDevice& operator=(const OnDevice&) = delete;
+  ~DeviceCopy() { cudaFree(block_); }
+  DeviceCopy(const DeviceCopy&) = delete;
+  DeviceCopy& operator=(const DeviceCopy&) = delete;
 
   TensorView view() const {
     return {data(), host_.dtype, host_.count, {DeviceType::kCUDA, 0}, false};
   }
 
-  void put(const TensorView& host) const {
+  void write(const TensorView& host) const {
     EXPECT_EQ(cudaMemcpy(data(), host.data, host.bytes(), cudaMemcpyDefault), cudaSuccess);
   }
 
@@ -50,23 +51,24 @@ inline std::vector<unsigned char> bytes_at(const TensorView& view) {
   return {data, data + view.bytes()};
 }
 
-// Host memory of a type, filled with ordinary numbers.
-class Host {
+// A host tensor of any dtype, filled with normally distributed values.
+class HostTensor {
  public:
-  Host(DType dtype, int64_t count, unsigned seed, double size = 1.0)
+  HostTensor(DType dtype, int64_t count, unsigned seed, double size = 1.0)
       : memory_(static_cast<size_t>(count) * size_of(dtype) + 8),
         view_(headroom::view(static_cast<void*>(memory_.data()), dtype, count)) {
     refill(seed, size);
   }
-  Host(const Host&) = delete;
-  Host& operator=(const Host&) = delete;
+  HostTensor(const HostTensor&) = delete;
+  HostTensor& operator=(const HostTensor&) = delete;
 
   void refill(unsigned seed, double size) {
     std::mt19937 random(seed);
     std::normal_distribution<double> normal(0.0, size);
     for (int64_t i = 0; i < view_.count; ++i) set(i, normal(random));
   }
-  // Numbers whose squares add up without rounding, so that norms are the same bits everywhere.
+  // Powers of two times `size`: their squares are summed without rounding, so the norm has the same
+  // bits in any order of summation.
   void refill_exactly(unsigned seed, double size) {
     std::mt19937 random(seed);
     for (int64_t i = 0; i < view_.count; ++i) {
@@ -76,11 +78,11 @@ class Host {
   }
   void set(int64_t i, double value) {
     void* to = memory_.data() + static_cast<size_t>(i) * size_of(view_.dtype);
-    const auto put = [&](auto x) { std::memcpy(to, &x, sizeof(x)); };
-    if (view_.dtype == DType::kF16) put(f16(static_cast<float>(value)));
-    if (view_.dtype == DType::kBF16) put(bf16(static_cast<float>(value)));
-    if (view_.dtype == DType::kF32) put(static_cast<float>(value));
-    if (view_.dtype == DType::kF64) put(value);
+    const auto store = [&](auto x) { std::memcpy(to, &x, sizeof(x)); };
+    if (view_.dtype == DType::kF16) store(f16(static_cast<float>(value)));
+    if (view_.dtype == DType::kBF16) store(bf16(static_cast<float>(value)));
+    if (view_.dtype == DType::kF32) store(static_cast<float>(value));
+    if (view_.dtype == DType::kF64) store(value);
   }
   const TensorView& view() const { return view_; }
 
@@ -89,10 +91,11 @@ class Host {
   TensorView view_;
 };
 
+// Skips its tests where there is no CUDA device. tests/CMakeLists.txt labels them `gpu`.
 class Cuda : public testing::Test {
  protected:
   void SetUp() override {
-    if (!cuda_available()) GTEST_SKIP() << "there is no CUDA device here";
+    if (!cuda_available()) GTEST_SKIP() << "no CUDA device";
   }
 };
 

@@ -1,6 +1,6 @@
-// The rules of call order against a model that knows no state: it reads the whole history of calls
-// each time. All sequences up to six calls, and a million random longer ones. Beside the answers
-// the values are checked: a step that is allowed divides the true sum of its gradients.
+// The rules of call order against a stateless model that reads the whole history of calls each
+// time: all sequences of up to six calls, and a million longer random ones. The gradients are
+// simulated too: an allowed step must use the true sum of its gradients.
 #include "decide/call_order.h"
 
 #include <gtest/gtest.h>
@@ -14,8 +14,8 @@ namespace {
 using Refusal = CallOrder::Refusal;
 
 enum class Event : uint8_t {
-  kLoss,   // a loss is scaled, and its backward does not run
-  kGrads,  // a loss is scaled, and backward adds to all gradients
+  kLoss,   // a loss is scaled, but its backward does not run
+  kGrads,  // a loss is scaled and its backward adds to all gradients
   kUnscale0,
   kUnscale1,
   kStep0,
@@ -36,7 +36,7 @@ bool is_unscale(Event event) { return event == Event::kUnscale0 || event == Even
 bool is_step(Event event) { return event == Event::kStep0 || event == Event::kStep1; }
 bool ends_round(Event event) { return event == Event::kUpdate || event == Event::kSetScale; }
 
-// Answers from the history of the calls that were allowed.
+// Derives every answer from the history of allowed calls.
 class Model {
  public:
   explicit Model(const std::vector<Event>& history) : history_(history) {}
@@ -48,7 +48,7 @@ class Model {
       if (unscaled(optimizer)) {
         return is_step(event) ? Refusal::kNone : Refusal::kAlreadyUnscaled;
       }
-      return loss_in_round() || waiting(optimizer) ? Refusal::kNone : Refusal::kNothingScaled;
+      return loss_in_round() || has_pending(optimizer) ? Refusal::kNone : Refusal::kNothingScaled;
     }
     if (event == Event::kUpdate) {
       return used_in_round(-1, is_use) ? Refusal::kNone : Refusal::kNothingStepped;
@@ -56,7 +56,8 @@ class Model {
     if (event == Event::kSave) {
       return used_in_round(-1, is_use) ? Refusal::kStepNotCounted : Refusal::kNone;
     }
-    if (event == Event::kSetScale) return unused() ? Refusal::kGradientsWaiting : Refusal::kNone;
+    if (event == Event::kSetScale)
+      return has_unused_gradients() ? Refusal::kGradientsWaiting : Refusal::kNone;
     return Refusal::kNone;
   }
 
@@ -70,8 +71,8 @@ class Model {
     return false;
   }
 
-  // Gradients came since its last use, or were unscaled when a round ended.
-  bool waiting(int optimizer) const {
+  // Gradients were added since the optimizer's last use, or were unscaled when a round ended.
+  bool has_pending(int optimizer) const {
     bool grads = false, round_ended = false;
     for (size_t i = history_.size(); i-- > 0;) {
       const Event event = history_[i];
@@ -83,7 +84,7 @@ class Model {
       grads = grads || event == Event::kGrads;
       round_ended = round_ended || ends_round(event);
     }
-    return false;  // never used: not known
+    return false;  // CallOrder does not know an optimizer before its first use
   }
 
   bool known(int optimizer) const {
@@ -113,7 +114,7 @@ class Model {
     }
     return false;
   }
-  bool unused() const {
+  bool has_unused_gradients() const {
     for (size_t i = history_.size(); i-- > 0;) {
       const Event event = history_[i];
       if (is_use(event) || event == Event::kDiscard) return false;
@@ -125,134 +126,160 @@ class Model {
   const std::vector<Event>& history_;
 };
 
-// The order, the history, and gradients with their true sums.
-struct State {
+// CallOrder under test, the calls it allowed, and one gradient per optimizer.
+struct Simulation {
   CallOrder order;
   std::vector<Event> history;
   double scale = 1024.0;
-  double memory[2] = {0.0, 0.0};
-  double sum[2] = {0.0, 0.0};
-  bool unknown_since[2] = {false, false};  // has gradients of rounds before it was first used
+  double grad[2] = {0.0, 0.0};      // as stored: scaled, or unscaled after unscale_()
+  double true_sum[2] = {0.0, 0.0};  // unscaled
+  // Holds gradients from rounds before the optimizer's first use, which CallOrder cannot rescale.
+  bool untracked[2] = {false, false};
+
+  void clear(int optimizer) {
+    grad[optimizer] = true_sum[optimizer] = 0.0;
+    untracked[optimizer] = false;
+  }
 };
 
-// Makes the call, if it is allowed. Returns a sentence if the answer or a value is wrong.
-std::string make(Event event, State* state) {
-  const Model model(state->history);
-  const int optimizer = optimizer_of(event);
-  const auto id = static_cast<uint64_t>(optimizer);
-  CallOrder& order = state->order;
-  Refusal answer = Refusal::kNone;
-  if (is_unscale(event)) answer = order.may_unscale(id);
-  if (is_step(event)) answer = order.may_step(id, false);
-  if (event == Event::kUpdate) answer = order.may_update();
-  if (event == Event::kSetScale) answer = order.may_set_scale();
-  if (event == Event::kSave) answer = order.may_save();
-  if (answer != model.answer(event)) {
-    return "answered " + std::to_string(static_cast<int>(answer)) + ", expected " +
-           std::to_string(static_cast<int>(model.answer(event)));
+Refusal ask(const CallOrder& order, Event event) {
+  const auto id = static_cast<uint64_t>(optimizer_of(event));
+  if (is_unscale(event)) return order.may_unscale(id);
+  if (is_step(event)) return order.may_step(id, false);
+  if (event == Event::kUpdate) return order.may_update();
+  if (event == Event::kSetScale) return order.may_set_scale();
+  return event == Event::kSave ? order.may_save() : Refusal::kNone;
+}
+
+void add_gradients(const Model& model, Simulation* simulation) {
+  simulation->order.gradients_added();
+  for (int i = 0; i < 2; ++i) {
+    if (model.unscaled(i)) continue;  // a scaled gradient must not be added to an unscaled one
+    simulation->grad[i] += simulation->scale;
+    simulation->true_sum[i] += 1.0;
   }
-  if (answer != Refusal::kNone) return "";
-  const bool unscaled = model.unscaled(optimizer);
-  if (is_use(event) && order.is_unscaled(id) != unscaled) return "is_unscaled() is wrong";
+}
+
+// Returns a message if the step does not use the true sum.
+std::string step(const Model& model, int optimizer, Simulation* simulation) {
+  simulation->order.stepped(static_cast<uint64_t>(optimizer));
+  const double divisor = model.unscaled(optimizer) ? 1.0 : simulation->scale;
+  const double used = simulation->grad[optimizer] / divisor;
+  const double expected = simulation->true_sum[optimizer];
+  const bool wrong = used != expected && !simulation->untracked[optimizer];
+  simulation->clear(optimizer);
+  if (!wrong) return "";
+  return "a step used " + std::to_string(used) + " for a true sum of " + std::to_string(expected);
+}
+
+void end_round(const Model& model, double next_scale, Simulation* simulation) {
+  for (int i = 0; i < 2; ++i) {
+    if (!model.known(i) && simulation->true_sum[i] != 0.0) simulation->untracked[i] = true;
+  }
+  for (const CallOrder::Rescale& rescale : simulation->order.rescales()) {
+    simulation->grad[rescale.optimizer] *=
+        rescale.unscaled ? next_scale : next_scale / simulation->scale;
+  }
+  simulation->order.end_round();
+  simulation->scale = next_scale;
+}
+
+// Performs an allowed call. Returns a message if a value is wrong.
+std::string perform(Event event, const Model& model, Simulation* simulation) {
+  const int optimizer = optimizer_of(event);
   switch (event) {
     case Event::kLoss:
-      order.loss_scaled();
+      simulation->order.loss_scaled();
       break;
     case Event::kGrads:
-      order.gradients_added();
-      for (int i = 0; i < 2; ++i) {
-        if (model.unscaled(i)) continue;  // nothing may be added to it
-        state->memory[i] += state->scale;
-        state->sum[i] += 1.0;
-      }
+      add_gradients(model, simulation);
       break;
     case Event::kUnscale0:
     case Event::kUnscale1:
-      order.unscaled(id, true);
-      state->memory[optimizer] /= state->scale;
+      simulation->order.unscaled(static_cast<uint64_t>(optimizer), true);
+      simulation->grad[optimizer] /= simulation->scale;
       break;
     case Event::kStep0:
-    case Event::kStep1: {
-      order.stepped(id);
-      const double used = state->memory[optimizer] / (unscaled ? 1.0 : state->scale);
-      if (used != state->sum[optimizer] && !state->unknown_since[optimizer]) {
-        return "a step used " + std::to_string(used) + " for a true sum of " +
-               std::to_string(state->sum[optimizer]);
-      }
-      state->memory[optimizer] = state->sum[optimizer] = 0.0;
-      state->unknown_since[optimizer] = false;
-      break;
-    }
+    case Event::kStep1:
+      return step(model, optimizer, simulation);
     case Event::kUpdate:
-    case Event::kSetScale: {
-      for (int i = 0; i < 2; ++i) {
-        state->unknown_since[i] =
-            state->unknown_since[i] || (!model.known(i) && state->sum[i] != 0.0);
-      }
-      const double next = event == Event::kUpdate ? 2.0 * state->scale : 8.0;
-      for (const CallOrder::Rescale& rescale : order.rescales()) {
-        state->memory[rescale.optimizer] *= rescale.unscaled ? next : next / state->scale;
-      }
-      order.end_round();
-      state->scale = next;
+      end_round(model, 2.0 * simulation->scale, simulation);
       break;
-    }
+    case Event::kSetScale:
+      end_round(model, 8.0, simulation);
+      break;
     case Event::kDiscard:
-      order.discard();
-      for (int i = 0; i < 2; ++i) {
-        state->memory[i] = state->sum[i] = 0.0;
-        state->unknown_since[i] = false;
-      }
+      simulation->order.discard();
+      for (int i = 0; i < 2; ++i) simulation->clear(i);
       break;
     case Event::kForget0:
-      order.forget(0);
-      state->memory[0] = state->sum[0] = 0.0;
-      state->unknown_since[0] = false;
+      simulation->order.forget(0);
+      simulation->clear(0);
       break;
     default:
       break;
   }
-  state->history.push_back(event);
   return "";
 }
 
-std::string text_of(const std::vector<Event>& history, Event last) {
+// Makes a call if it is allowed. Returns a message if the answer or a value is wrong.
+std::string make_call(Event event, Simulation* simulation) {
+  const Model model(simulation->history);
+  const Refusal answer = ask(simulation->order, event);
+  const Refusal expected = model.answer(event);
+  if (answer != expected) {
+    return "answered " + std::to_string(static_cast<int>(answer)) + ", expected " +
+           std::to_string(static_cast<int>(expected));
+  }
+  if (answer != Refusal::kNone) return "";
+  const int optimizer = optimizer_of(event);
+  const auto id = static_cast<uint64_t>(optimizer);
+  if (is_use(event) && simulation->order.is_unscaled(id) != model.unscaled(optimizer)) {
+    return "is_unscaled() is wrong";
+  }
+  const std::string wrong = perform(event, model, simulation);
+  if (wrong.empty()) simulation->history.push_back(event);
+  return wrong;
+}
+
+std::string describe(const std::vector<Event>& history, Event last) {
   std::string text;
   for (const Event event : history) text += std::to_string(static_cast<int>(event)) + " ";
   return text + std::to_string(static_cast<int>(last));
 }
 
-int64_t try_all(const State& state, int depth) {
+// Returns the number of sequences tried.
+int64_t try_all_sequences(const Simulation& simulation, int depth) {
   int64_t sequences = 0;
   for (int e = 0; e < static_cast<int>(Event::kCount); ++e) {
     const auto event = static_cast<Event>(e);
-    State next = state;
-    const std::string wrong = make(event, &next);
-    EXPECT_EQ(wrong, "") << text_of(state.history, event);
+    Simulation next = simulation;
+    const std::string wrong = make_call(event, &next);
+    EXPECT_EQ(wrong, "") << describe(simulation.history, event);
     ++sequences;
-    if (depth > 1 && wrong.empty()) sequences += try_all(next, depth - 1);
+    if (depth > 1 && wrong.empty()) sequences += try_all_sequences(next, depth - 1);
   }
   return sequences;
 }
 
-TEST(CallOrder, AllSequencesOfSixCallsForTwoOptimizersFollowTheModel) {
-  EXPECT_EQ(try_all(State{}, 6), 11 + 121 + 1331 + 14641 + 161051 + 1771561);
+TEST(CallOrder, AllSequencesOfSixCallsMatchTheModel) {
+  EXPECT_EQ(try_all_sequences(Simulation{}, 6), 11 + 121 + 1331 + 14641 + 161051 + 1771561);
 }
 
-TEST(CallOrder, AMillionLongerRandomSequencesFollowTheModel) {
+TEST(CallOrder, RandomLongerSequencesMatchTheModel) {
   std::mt19937 random(1);
   for (int i = 0; i < 1'000'000; ++i) {
-    State state;
+    Simulation simulation;
     const int length = 7 + static_cast<int>(random() % 14);
     for (int call = 0; call < length; ++call) {
       const auto event = static_cast<Event>(random() % static_cast<int>(Event::kCount));
-      const std::string wrong = make(event, &state);
-      ASSERT_EQ(wrong, "") << text_of(state.history, event);
+      const std::string wrong = make_call(event, &simulation);
+      ASSERT_EQ(wrong, "") << describe(simulation.history, event);
     }
   }
 }
 
-TEST(CallOrder, UnderAPolicyThatRetriesOneOptimizerStepsInARound) {
+TEST(CallOrder, RetryPoliciesAllowOneOptimizerPerRound) {
   CallOrder order;
   order.gradients_added();
   EXPECT_EQ(order.may_step(0, true), Refusal::kNone);
@@ -264,18 +291,18 @@ TEST(CallOrder, UnderAPolicyThatRetriesOneOptimizerStepsInARound) {
   EXPECT_EQ(order.may_step(1, true), Refusal::kNone);
 }
 
-TEST(CallOrder, AnUnscaleWithoutGradientsIsNothingToUpdateBy) {
+TEST(CallOrder, UpdateAfterUnscalingNoGradientsIsRejected) {
   CallOrder order;
   order.loss_scaled();
   order.unscaled(0, false);
   EXPECT_EQ(order.may_update(), Refusal::kNothingStepped);
 }
 
-TEST(CallOrder, EveryRefusalHasASentenceThatNamesTheCall) {
+TEST(CallOrder, EveryRefusalMessageNamesTheCall) {
   for (int i = 1; i <= static_cast<int>(Refusal::kStepNotCounted); ++i) {
-    const std::string sentence = refusal_sentence(static_cast<Refusal>(i), "step()");
-    EXPECT_EQ(sentence.find("step() was called "), 0u) << sentence;
-    EXPECT_EQ(sentence.back(), '.');
+    const std::string message = refusal_sentence(static_cast<Refusal>(i), "step()");
+    EXPECT_EQ(message.find("step() was called "), 0u) << message;
+    EXPECT_EQ(message.back(), '.');
   }
 }
 

@@ -1,4 +1,4 @@
-// The promises of Headroom's rule, on short made traces and on random steps.
+// The guarantees of the headroom rule, on synthetic traces and on random steps.
 #include "decide/headroom_rule.h"
 
 #include <gtest/gtest.h>
@@ -15,8 +15,8 @@
 namespace headroom::internal {
 namespace {
 
-// A batch as FP16 sees it: its largest gradient, and the scale from which on backward overflows
-// although the gradients themselves still fit.
+// A batch in FP16: its largest unscaled gradient, and the smallest scale at which an intermediate
+// value of backward overflows although all gradients fit.
 struct Batch {
   double amax = 0.0;
   double overflow_at = HUGE_VAL;
@@ -24,11 +24,11 @@ struct Batch {
   bool overflows(float scale) const { return amax * scale >= 65520.0 || scale >= overflow_at; }
 };
 
-const Batch kBadBatch = {0.1, 0.0};  // no scale helps
+const Batch kUnfixableBatch = {0.1, 0.0};  // overflows at every scale
 
 struct Counts {
-  int64_t skipped = 0;  // batches that were lost
-  int64_t retried = 0;  // passes that overflowed and were made again
+  int64_t skipped = 0;  // batches
+  int64_t retried = 0;  // passes that overflowed and were repeated
   int64_t applied = 0;  // batches
   double bits = 0.0;    // sum of log2(scale) over applied batches
 
@@ -43,7 +43,7 @@ struct Training : Counts {
   float scale;
   bool at_floor = false;
 
-  // Whether the batch is applied in the end.
+  // Runs a batch with its retries. True if it is applied.
   bool batch(const Batch& batch) {
     for (;; ++retried) {
       const float used = scale;
@@ -65,8 +65,8 @@ struct Training : Counts {
   }
 };
 
-// The preset `torch`: doubles after 2000 clean steps in a row, halves on overflow.
-struct Torch : Counts {
+// The preset `torch`: doubles after 2000 consecutive clean steps, halves on overflow.
+struct TorchRule : Counts {
   float scale = 0x1p16f;
   int clean = 0;
 
@@ -96,11 +96,12 @@ HeadroomScale starting_at(float scale) {
   return settings;
 }
 
-// The largest scale that gradients of this size fit, and the one that the rule's margin may choose.
+// The largest power-of-two scale at which gradients of this size fit FP16.
 float largest_fitting(double amax) {
   return static_cast<float>(std::exp2(std::floor(std::log2(65504.0 / amax))));
 }
 
+// The rule's safety margin may halve the scale.
 void expect_right_scale(float scale, double amax) {
   EXPECT_LE(scale, largest_fitting(amax)) << amax;
   EXPECT_GE(scale, largest_fitting(amax) / 2.0f) << amax;
@@ -119,11 +120,11 @@ std::vector<std::pair<std::string, Trace>> common_traces(std::mt19937* random) {
        [=](int i) { return Batch{std::exp2(noise() + (i % 3000 == 1500 ? 8.0 : 0.0) - 6.0)}; }}};
 }
 
-TEST(HeadroomRule, SkipsNoMoreThanTorchAtAHigherScale) {
+TEST(HeadroomRule, SkipsNoMoreStepsThanTorchAtAHigherScale) {
   std::mt19937 random(1);
   for (const auto& [name, trace] : common_traces(&random)) {
     Training ours;
-    Torch torch;
+    TorchRule torch;
     for (int i = 0; i < 20000; ++i) {
       const Batch batch = trace(i);
       ours.batch(batch);
@@ -134,7 +135,7 @@ TEST(HeadroomRule, SkipsNoMoreThanTorchAtAHigherScale) {
   }
 }
 
-TEST(HeadroomRule, AStartFarTooHighCostsAtMostFourSkips) {
+TEST(HeadroomRule, ExcessiveInitialScaleCostsAtMostFourSkips) {
   for (const double amax : {1.1, 2.0, 50.0, 1000.0}) {
     Training run(starting_at(largest_fitting(amax) * 0x1p16f));
     run.batches(100, {amax});
@@ -143,16 +144,16 @@ TEST(HeadroomRule, AStartFarTooHighCostsAtMostFourSkips) {
   }
 }
 
-TEST(HeadroomRule, SoDoesAStartFarTooHighForBackwardOnly) {
-  for (int inside = -10; inside <= 15; ++inside) {
-    Training run(starting_at(std::ldexp(1.0f, inside + 16)));
-    run.batches(200, {1e-4, std::exp2(inside)});
-    EXPECT_LE(run.skipped, 4) << inside;
-    EXPECT_EQ(run.scale, std::ldexp(0.5f, inside));
+TEST(HeadroomRule, ExcessiveInitialScaleInsideBackwardCostsAtMostFourSkips) {
+  for (int limit = -10; limit <= 15; ++limit) {
+    Training run(starting_at(std::ldexp(1.0f, limit + 16)));
+    run.batches(200, {1e-4, std::exp2(limit)});
+    EXPECT_LE(run.skipped, 4) << limit;
+    EXPECT_EQ(run.scale, std::ldexp(0.5f, limit));
   }
 }
 
-TEST(HeadroomRule, AStartFarTooLowClimbsABitEveryCleanStep) {
+TEST(HeadroomRule, LowInitialScaleDoublesEveryCleanStep) {
   Training run(starting_at(0x1p-10f));
   run.batches(26, {0.5});
   EXPECT_EQ(run.scale, 0x1p16f);
@@ -162,7 +163,7 @@ TEST(HeadroomRule, AStartFarTooLowClimbsABitEveryCleanStep) {
   expect_right_scale(large.scale, 300.0);
 }
 
-TEST(HeadroomRule, ASuddenJumpCostsAtMostTwoSkips) {
+TEST(HeadroomRule, GradientJumpCostsAtMostTwoSkips) {
   for (int jump = 1; jump <= 24; ++jump) {
     Training run;
     run.batches(3000, {0.01});
@@ -173,29 +174,29 @@ TEST(HeadroomRule, ASuddenJumpCostsAtMostTwoSkips) {
   }
 }
 
-TEST(HeadroomRule, GradientsThatRiseSlowlyLowerTheScaleBeforeTheyOverflow) {
+TEST(HeadroomRule, SlowlyRisingGradientsLowerTheScaleBeforeOverflow) {
   Training run;
   for (int i = 0; i < 10000; ++i) run.batch({std::exp2(-8.0 + i / 1000.0)});
   EXPECT_EQ(run.skipped, 0);
   expect_right_scale(run.scale, 4.0);
 }
 
-TEST(HeadroomRule, FallingGradientsAreFollowedAlsoAfterAStartFarTooHigh) {
+TEST(HeadroomRule, ScaleFollowsFallingGradientsAfterAnExcessiveStart) {
   Training run(starting_at(0x1p32f));
   for (int i = 0; i < 4000; ++i) run.batch({std::exp2(8.0 - i / 400.0)});
   EXPECT_LE(run.skipped, 4);
   EXPECT_GE(run.scale, largest_fitting(0x1p-2) / 4.0f);
 }
 
-// As in the recorded run of a convolutional network: the gradients fall, single peaks stand out.
-TEST(HeadroomRule, FallingGradientsWithPeaksCostAtMostOneSkipARun) {
+// Modelled on a recorded run of a convolutional network: falling gradients with isolated peaks.
+TEST(HeadroomRule, FallingGradientsWithPeaksCostAtMostOneSkipPerRun) {
   int64_t skipped = 0;
   double bits_above_torch = 0.0;  // of the mean scale, summed over the runs
   for (uint32_t seed = 1; seed <= 5; ++seed) {
     std::mt19937 random(seed);
     std::exponential_distribution<double> peak(2.0 * std::log(2.0));
     Training ours;
-    Torch torch;
+    TorchRule torch;
     for (int i = 0; i < 20000; ++i) {
       const Batch batch = {std::exp2(-8.0 - i / 2000.0 + peak(random))};
       ours.batch(batch);
@@ -208,48 +209,48 @@ TEST(HeadroomRule, FallingGradientsWithPeaksCostAtMostOneSkipARun) {
   EXPECT_GE(bits_above_torch, 0.0);
 }
 
-TEST(HeadroomRule, AnOverflowInsideBackwardIsNotRunIntoAgainAndAgain) {
-  const std::vector<std::pair<double, double>> limits = {// with the spread of their logarithm
+TEST(HeadroomRule, OverflowInsideBackwardIsNotRepeated) {
+  const std::vector<std::pair<double, double>> limits = {// scale limit, spread of its log2
                                                          {0x1p18, 0.0},
                                                          {0x1p13, 0.0},
                                                          {0x1p6, 0.0},
                                                          {0x1p13, 0.3},
                                                          {0x1p6, 0.3}};
-  for (const auto& [inside, spread] : limits) {
+  for (const auto& [limit, spread] : limits) {
     int64_t ours_skipped = 0, torch_skipped = 0;
     for (uint32_t seed = 1; seed <= 5; ++seed) {
       std::mt19937 random(seed);
       std::normal_distribution<double> noise;
       Training ours;
-      Torch torch;
+      TorchRule torch;
       for (int i = 0; i < 20000; ++i) {
-        const Batch batch = {1e-4, inside * std::exp2(spread * noise(random))};
+        const Batch batch = {1e-4, limit * std::exp2(spread * noise(random))};
         ours.batch(batch);
         torch.batch(batch);
       }
       ours_skipped += ours.skipped;
       torch_skipped += torch.skipped;
-      EXPECT_GE(ours.mean_bits(), torch.mean_bits() - 0.5) << inside << " " << spread;
+      EXPECT_GE(ours.mean_bits(), torch.mean_bits() - 0.5) << limit << " " << spread;
     }
-    EXPECT_LT(ours_skipped, torch_skipped) << inside << " " << spread;
+    EXPECT_LT(ours_skipped, torch_skipped) << limit << " " << spread;
   }
 }
 
-TEST(HeadroomRule, WithoutMeasurementsItSearchesAndKeepsWhatItFinds) {
+TEST(HeadroomRule, FindsTheLargestScaleWithoutMeasurements) {
   Training run;
   run.batches(20000, {0.0, 0x1p20});
   EXPECT_EQ(run.scale, 0x1p19f);
   EXPECT_LE(run.skipped, 6);
 }
 
-TEST(HeadroomRule, AMeasurementThatIsMissingNowAndThenChangesLittle) {
+TEST(HeadroomRule, ToleratesMissingMeasurements) {
   Training run;
   for (int i = 0; i < 5000; ++i) run.batch({i % 2 == 0 ? 3.0 : 0.0});
   expect_right_scale(run.scale, 3.0);
   EXPECT_LE(run.skipped, 1);  // 2^16 is too high at the start
 }
 
-TEST(HeadroomRule, GradientsBeyondTheLimitThatPassDoNotLowerTheScale) {
+TEST(HeadroomRule, FiniteGradientsAboveTheLimitDoNotLowerTheScale) {
   const HeadroomScale settings;
   HeadroomMemory memory;
   float scale = settings.init_scale;
@@ -259,33 +260,34 @@ TEST(HeadroomRule, GradientsBeyondTheLimitThatPassDoNotLowerTheScale) {
   EXPECT_GE(scale, settings.init_scale);
 }
 
-TEST(HeadroomRule, ABatchThatNoScaleHelpsCostsOneSkipAndTheScaleComesBack) {
-  for (const int row : {1, 3}) {
+TEST(HeadroomRule, ScaleRecoversAfterUnfixableBatches) {
+  for (const int consecutive : {1, 3}) {
     Training run;
     run.batches(5000, {0.1});
     const float before = run.scale;
-    run.batches(row, kBadBatch);
-    EXPECT_EQ(run.skipped, row);
+    run.batches(consecutive, kUnfixableBatch);
+    EXPECT_EQ(run.skipped, consecutive);
     run.batches(50, {0.1});
     EXPECT_GE(run.scale, before / 2.0f);
     run.batches(1000, {0.1});
     EXPECT_EQ(run.scale, before);
-    EXPECT_EQ(run.skipped, row);
+    EXPECT_EQ(run.skipped, consecutive);
   }
 }
 
-TEST(HeadroomRule, BadBatchesEveryFewThousandStepsDoNotDragTheScaleDown) {
-  for (const int pace : {2100, 3000, 7000}) {  // torch's scale is dragged down below 2000
+TEST(HeadroomRule, RareUnfixableBatchesDoNotLowerTheMeanScale) {
+  for (const int period :
+       {2100, 3000, 7000}) {  // with a period below 2000, torch's scale only falls
     Training run;
-    for (int i = 0; i < 200000; ++i) run.batch(i % pace == 0 ? kBadBatch : Batch{0.1});
-    EXPECT_GE(run.mean_bits(), 16.0) << pace;
+    for (int i = 0; i < 200000; ++i) run.batch(i % period == 0 ? kUnfixableBatch : Batch{0.1});
+    EXPECT_GE(run.mean_bits(), 16.0) << period;
   }
 }
 
-TEST(HeadroomRule, AtTheFloorAnOverflowIsReportedAndTheScaleComesBack) {
+TEST(HeadroomRule, OverflowAtTheFloorIsReportedAndTheScaleRecovers) {
   Training run;
   int skips = 0;
-  for (; !run.at_floor && skips < 10; ++skips) run.batch(kBadBatch);
+  for (; !run.at_floor && skips < 10; ++skips) run.batch(kUnfixableBatch);
   EXPECT_LE(skips, 5);
   EXPECT_EQ(run.scale, run.settings.min_scale);
   run.batches(1, {0.1});
@@ -294,7 +296,7 @@ TEST(HeadroomRule, AtTheFloorAnOverflowIsReportedAndTheScaleComesBack) {
   EXPECT_GE(run.scale, run.settings.init_scale / 2.0f);
 }
 
-TEST(HeadroomRetry, NoBatchIsLostThatAnyScaleHelps) {
+TEST(HeadroomRetry, EveryBatchThatFitsSomeScaleIsApplied) {
   std::mt19937 random(1);
   std::vector<std::pair<std::string, Trace>> traces = common_traces(&random);
   traces.emplace_back("any", [&random](int) {
@@ -309,7 +311,7 @@ TEST(HeadroomRetry, NoBatchIsLostThatAnyScaleHelps) {
   }
 }
 
-TEST(HeadroomRetry, ABatchThatIsSlightlyTooLargeIsRetriedAtHalfTheScale) {
+TEST(HeadroomRetry, FirstRetryUsesHalfTheScale) {
   Training run(with_retry());
   run.batches(5000, {0.1});
   const float before = run.scale;
@@ -318,7 +320,7 @@ TEST(HeadroomRetry, ABatchThatIsSlightlyTooLargeIsRetriedAtHalfTheScale) {
   EXPECT_EQ(run.scale, before / 2.0f);
 }
 
-TEST(HeadroomRetry, TheScaleIsHigherThanWithoutIt) {
+TEST(HeadroomRetry, MeanScaleIsHigherThanWithoutRetry) {
   std::mt19937 random(1);
   for (const auto& [name, trace] : common_traces(&random)) {
     Training retry(with_retry()), plain;
@@ -331,21 +333,21 @@ TEST(HeadroomRetry, TheScaleIsHigherThanWithoutIt) {
   }
 }
 
-TEST(HeadroomRetry, ABatchThatNoScaleHelpsIsSkippedAndTheScaleStays) {
+TEST(HeadroomRetry, UnfixableBatchIsSkippedAndTheScaleRestored) {
   Training run(with_retry());
   run.batches(5000, {0.1});
   const float before = run.scale;
   for (int i = 0; i < 4; ++i) {
     run.retried = 0;
-    EXPECT_FALSE(run.batch(kBadBatch));
+    EXPECT_FALSE(run.batch(kUnfixableBatch));
     EXPECT_LE(run.retried, 7);
     EXPECT_EQ(run.scale, before);
     EXPECT_FALSE(run.at_floor);
   }
-  EXPECT_TRUE(run.batch({100.0})) << "the next batch has all its retries";
+  EXPECT_TRUE(run.batch({100.0})) << "the retry count starts again for the next batch";
 }
 
-TEST(HeadroomRetry, ALoneSpikeIsForgottenAfterAFewSteps) {
+TEST(HeadroomRetry, ScaleRecoversFromASingleSpikeWithinTwentySteps) {
   Training run(with_retry());
   run.batches(5000, {0.01});
   const float before = run.scale;
@@ -354,20 +356,20 @@ TEST(HeadroomRetry, ALoneSpikeIsForgottenAfterAFewSteps) {
   EXPECT_GE(run.scale, before / 2.0f);
 }
 
-TEST(HeadroomRetry, AnOverflowInsideBackwardCostsFewPasses) {
+TEST(HeadroomRetry, OverflowInsideBackwardCostsFewRetries) {
   Training run(with_retry());
   run.batches(20000, {1e-3, 0x1p13});
   EXPECT_LE(run.retried, 40);
   EXPECT_EQ(run.skipped, 0);
 }
 
-TEST(HeadroomRetry, WithoutItNothingIsRetried) {
+TEST(HeadroomRetry, IsOffByDefault) {
   Training run;
-  run.batches(10, kBadBatch);
+  run.batches(10, kUnfixableBatch);
   EXPECT_EQ(run.retried, 0);
 }
 
-TEST(HeadroomMemory, ImpossibleNumbersAreFound) {
+TEST(HeadroomMemory, InvalidValuesAreDetected) {
   const HeadroomScale settings;
   EXPECT_TRUE(valid(settings, {}));
   EXPECT_FALSE(valid(settings, {.climb_to = 127}));
@@ -397,7 +399,7 @@ HeadroomScale random_settings() {
   return settings;
 }
 
-// Anything a caller may pass as a measurement.
+// Any double that a caller may pass as a measurement.
 double random_amax() {
   const double size =
       std::ldexp(1.0 + *rc::gen::inRange(0, 1000) / 1000.0, *rc::gen::inRange(-1080, 1024));
@@ -405,11 +407,11 @@ double random_amax() {
       {{9, size}, {2, 1.0}, {1, 0.0}, {1, std::nan("")}, {1, HUGE_VAL}, {1, -1.0}});
 }
 
-RC_GTEST_PROP(HeadroomRuleProperty, TheScaleIsAPowerOfTwoWithinItsBounds, ()) {
+RC_GTEST_PROP(HeadroomRuleProperty, ScaleIsAPowerOfTwoWithinBounds, ()) {
   const HeadroomScale settings = random_settings();
   HeadroomMemory memory;
   float scale = settings.init_scale;
-  int row = 0;
+  int consecutive = 0;
   for (int i = 0; i < 300; ++i) {
     const bool overflow = *rc::gen::weightedElement<bool>({{3, false}, {1, true}});
     const HeadroomResult next =
@@ -418,16 +420,16 @@ RC_GTEST_PROP(HeadroomRuleProperty, TheScaleIsAPowerOfTwoWithinItsBounds, ()) {
     int exponent = 0;
     RC_ASSERT(std::frexp(next.scale, &exponent) == 0.5f);
     RC_ASSERT(valid(settings, memory));
-    const bool stuck = overflow && scale == settings.min_scale;
-    RC_ASSERT(next.at_floor == (stuck && !settings.retry));
-    if (overflow && !stuck) RC_ASSERT(next.scale < scale);
-    row = headroom_retry(settings, memory) ? row + 1 : 0;
-    RC_ASSERT(row <= 8);
+    const bool at_floor = overflow && scale == settings.min_scale;
+    RC_ASSERT(next.at_floor == (at_floor && !settings.retry));
+    if (overflow && !at_floor) RC_ASSERT(next.scale < scale);
+    consecutive = headroom_retry(settings, memory) ? consecutive + 1 : 0;
+    RC_ASSERT(consecutive <= 8);
     scale = next.scale;
   }
 }
 
-RC_GTEST_PROP(HeadroomRuleProperty, NoCleanStepLeavesAScaleThatItsOwnGradientOverflows, ()) {
+RC_GTEST_PROP(HeadroomRuleProperty, ScaleAfterACleanStepFitsItsGradient, ()) {
   Training run;
   double size = -6.0;
   for (int i = 0; i < 1000; ++i) {

@@ -1,38 +1,39 @@
+// Validation and text form of policies, static scales, floors, and the verdict of a step.
 #include "tests/decide/support.h"
 
 namespace headroom {
 namespace {
 
-TEST(Policy, EveryImpossibleSettingIsRefusedByName) {
-  const auto refuse = [](const std::string& name, const auto& change) {
+TEST(Policy, InvalidSettingsAreRejectedByName) {
+  const auto expect_rejected = [](const std::string& name, const auto& change) {
     DynamicScale policy;
     change(policy);
     expect_error(ErrorCode::kInvalidArgument, name, [&] { validate(policy); });
   };
   for (const float bad : {0.0f, -1.0f, kNan, kInf, -kInf, 1e-45f, 0x1p127f}) {
-    refuse("init_scale", [&](DynamicScale& p) { p.init_scale = bad; });
-    refuse("min_scale", [&](DynamicScale& p) { p.min_scale = bad; });
-    refuse("max_scale", [&](DynamicScale& p) { p.max_scale = bad; });
+    expect_rejected("init_scale", [&](DynamicScale& p) { p.init_scale = bad; });
+    expect_rejected("min_scale", [&](DynamicScale& p) { p.min_scale = bad; });
+    expect_rejected("max_scale", [&](DynamicScale& p) { p.max_scale = bad; });
   }
   for (const double bad : {1.0, 1.0 + 1e-9, 0.5, 0.0, -2.0, std::nan(""), HUGE_VAL}) {
-    refuse("growth_factor", [&](DynamicScale& p) { p.growth_factor = bad; });
+    expect_rejected("growth_factor", [&](DynamicScale& p) { p.growth_factor = bad; });
   }
   for (const double bad : {1.0, 1.0 - 1e-9, 2.0, 0.0, -0.5, std::nan(""), HUGE_VAL}) {
-    refuse("backoff_factor", [&](DynamicScale& p) { p.backoff_factor = bad; });
+    expect_rejected("backoff_factor", [&](DynamicScale& p) { p.backoff_factor = bad; });
   }
   for (const double bad : {-0.1, 1.1, std::nan("")}) {
-    refuse("tolerance", [&](DynamicScale& p) { p.tolerance = bad; });
+    expect_rejected("tolerance", [&](DynamicScale& p) { p.tolerance = bad; });
   }
-  refuse("growth_interval", [](DynamicScale& p) { p.growth_interval = 0; });
-  refuse("hysteresis", [](DynamicScale& p) { p.hysteresis = 0; });
-  refuse("first_growth_extra", [](DynamicScale& p) { p.first_growth_extra = -1; });
-  refuse("max_skips_in_row", [](DynamicScale& p) { p.max_skips_in_row = -1; });
-  refuse("init_scale", [](DynamicScale& p) { p.init_scale = 0x1p25f; });
-  refuse("init_scale", [](DynamicScale& p) { p.init_scale = 0.5f; });
-  refuse("max_scale", [](DynamicScale& p) { p.min_scale = 0x1p25f; });
+  expect_rejected("growth_interval", [](DynamicScale& p) { p.growth_interval = 0; });
+  expect_rejected("hysteresis", [](DynamicScale& p) { p.hysteresis = 0; });
+  expect_rejected("first_growth_extra", [](DynamicScale& p) { p.first_growth_extra = -1; });
+  expect_rejected("max_skips_in_row", [](DynamicScale& p) { p.max_skips_in_row = -1; });
+  expect_rejected("init_scale", [](DynamicScale& p) { p.init_scale = 0x1p25f; });
+  expect_rejected("init_scale", [](DynamicScale& p) { p.init_scale = 0.5f; });
+  expect_rejected("max_scale", [](DynamicScale& p) { p.min_scale = 0x1p25f; });
 }
 
-TEST(Policy, StaticNeverMovesAndStillCounts) {
+TEST(Policy, StaticScaleIsConstantAndCountsSkips) {
   const ScalePolicy policy = StaticScale{128.0f};
   validate(policy);
   ScaleNumbers state = initial_numbers(policy);
@@ -42,7 +43,7 @@ TEST(Policy, StaticNeverMovesAndStillCounts) {
   EXPECT_EQ(ScalePolicy(NoScale{}).init_scale(), 1.0f);
 }
 
-TEST(Policy, AStaticScaleThatAlwaysOverflowsRaisesTheAlarm) {
+TEST(Policy, RepeatedSkipsAtAStaticScaleRaiseTheAlarm) {
   ScalePolicy policy = StaticScale{.scale = 128.0f, .max_skips_in_row = 3};
   ScaleNumbers state = initial_numbers(policy);
   std::vector<Alarm> alarms;
@@ -53,7 +54,7 @@ TEST(Policy, AStaticScaleThatAlwaysOverflowsRaisesTheAlarm) {
                                         Alarm::kNone, Alarm::kSkipsInRow, Alarm::kSkipsInRow}));
 }
 
-TEST(Policy, TheLastStepToTheFloorIsTakenInPart) {
+TEST(Policy, BackoffIsClampedToTheFloor) {
   const ScalePolicy policy = DynamicScale{.init_scale = 4.0f, .min_scale = 3.0f};
   ScaleNumbers state = initial_numbers(policy);
   EXPECT_EQ(advance(policy, true, &state), Alarm::kNone);
@@ -61,7 +62,7 @@ TEST(Policy, TheLastStepToTheFloorIsTakenInPart) {
   EXPECT_EQ(advance(policy, true, &state), Alarm::kAtFloor);
 }
 
-TEST(Floor, WhoStaysAboveItDoesNotReachItByRoundingEither) {
+TEST(Policy, RoundingDoesNotReachAnExclusiveFloor) {
   const ScalePolicy policy = DynamicScale{.init_scale = 2e-4f,
                                           .backoff_factor = 0.5000000001,
                                           .min_scale = 1e-4f,
@@ -71,7 +72,7 @@ TEST(Floor, WhoStaysAboveItDoesNotReachItByRoundingEither) {
   EXPECT_TRUE(policy.allows(state.scale)) << state.scale;
 }
 
-TEST(Verdict, UnscalesByTheReciprocal) {
+TEST(Verdict, MultiplierIsTheReciprocalOfTheScale) {
   const Verdict verdict = decide(true, 65536.0, 65536.0, 65536.0f, {});
   EXPECT_TRUE(verdict.apply());
   EXPECT_EQ(verdict.multiplier, 0x1p-16f);
@@ -86,18 +87,18 @@ TEST(Verdict, ClipsTheUnscaledNorm) {
   EXPECT_EQ(decide(true, 0.5 * 1024.0, 1.0, 1024.0f, {1.0}).clip_factor, 1.0);
 }
 
-TEST(Verdict, NotFiniteIsSkipped) {
+TEST(Verdict, NonFiniteGradientsAreSkipped) {
   const Verdict verdict = decide(false, HUGE_VAL, 1.0, 1024.0f, {1.0});
   EXPECT_EQ(verdict.skip, Skip::kNotFinite);
   EXPECT_FALSE(verdict.apply());
 }
 
-TEST(Verdict, UnscalingThatWouldOverflowIsSkipped) {
+TEST(Verdict, OverflowWhileUnscalingIsSkipped) {
   EXPECT_EQ(decide(true, 1e30, 1e30, 0x1p-40f, {1.0}).skip, Skip::kUnscaleOverflow);
   EXPECT_TRUE(decide(true, 1e20, 1e20, 0x1p-40f, {1.0}).apply());
 }
 
-TEST(Verdict, ANormAboveTheLimitIsSkippedAndIsNoOverflow) {
+TEST(Verdict, NormAboveTheLimitIsSkippedAndIsNotAnOverflow) {
   const Verdict verdict = decide(true, 5.0 * 1024.0, 1024.0, 1024.0f, {0.0, 4.0});
   EXPECT_EQ(verdict.skip, Skip::kNormTooLarge);
   EXPECT_EQ(verdict.grad_norm, 5.0);
@@ -106,7 +107,7 @@ TEST(Verdict, ANormAboveTheLimitIsSkippedAndIsNoOverflow) {
   EXPECT_EQ(decide(false, HUGE_VAL, 1.0, 1024.0f, {0.0, 4.0}).skip, Skip::kNotFinite);
 }
 
-TEST(Verdict, TheReciprocalIsFormedInDouble) {
+TEST(Verdict, ReciprocalIsComputedInDouble) {
   EXPECT_EQ(inverse(3.0f), static_cast<float>(1.0 / 3.0));
   EXPECT_EQ(inverse(kSmallestScale), 0x1p126f);
   EXPECT_EQ(inverse(kLargestScale), kSmallestScale);
@@ -133,7 +134,7 @@ TEST(PolicyText, EverySettingCanBeReadAndWrittenByName) {
   expect_error(ErrorCode::kInvalidArgument, "late", [&] { policy.set("late", 2); });
 }
 
-TEST(PolicyText, IsReadBackExactly) {
+TEST(PolicyText, RoundTripsExactly) {
   for (const PresetInfo& info : presets()) {
     const ScalePolicy policy = preset(info.name);
     EXPECT_EQ(to_string(parse_policy(to_string(policy))), to_string(policy)) << info.name;
@@ -146,7 +147,7 @@ TEST(PolicyText, IsReadBackExactly) {
   EXPECT_EQ(parse_policy("static:scale=512,on_overflow=throw").on_overflow(), OnOverflow::kThrow);
 }
 
-TEST(PolicyText, ThatIsNoneIsRefused) {
+TEST(PolicyText, InvalidTextIsRejected) {
   for (const char* bad :
        {"", "tourch", "torch:growth_interval", "torch:growth_interval=", "torch:growth_interval=x",
         "torch:growth_interval=5 ", "static:1e999", "torch:growth_interval=0", "static:0",

@@ -1,5 +1,5 @@
-// The trajectories of the systems that the presets reproduce, step by step: start 1024, interval 3,
-// one column a step, the scale after the step's update.
+// Each preset reproduces the scale trajectory of its system. Trajectories start at 1024 with a
+// growth interval of 3. In a pattern, 1 is a step that overflows and 0 a clean one.
 #include "tests/decide/support.h"
 
 namespace headroom {
@@ -7,9 +7,9 @@ namespace {
 
 const std::string kAllClean = "000000000000";
 const std::string kOneOverflow = "001000000000";
-const std::string kStorm = "111000010100";
+const std::string kManyOverflows = "111000010100";
 
-DynamicScale short_policy(const std::string& name, int32_t hysteresis = 0) {
+DynamicScale short_interval_policy(const std::string& name, int32_t hysteresis = 0) {
   DynamicScale policy = preset(name).dynamic();
   policy.init_scale = 1024.0f;
   policy.growth_interval = 3;
@@ -18,8 +18,9 @@ DynamicScale short_policy(const std::string& name, int32_t hysteresis = 0) {
   return policy;
 }
 
-// The scales after each step, or, with `used`, the scales that each step multiplies by.
-std::vector<double> run(const ScalePolicy& policy, const std::string& pattern, bool used = false) {
+// The scales after each update or, with `used`, the scales that each step multiplies the loss by.
+std::vector<double> trajectory(const ScalePolicy& policy, const std::string& pattern,
+                               bool used = false) {
   std::vector<double> scales;
   ScaleNumbers state = initial_numbers(policy);
   for (const char step : pattern) {
@@ -32,8 +33,8 @@ std::vector<double> run(const ScalePolicy& policy, const std::string& pattern, b
 
 using Scales = std::vector<double>;
 
-class FamilyA : public testing::TestWithParam<std::string> {};
-INSTANTIATE_TEST_SUITE_P(Presets, FamilyA,
+class DynamicPreset : public testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(All, DynamicPreset,
                          testing::Values("torch", "apex", "apex-hysteresis", "keras", "tf-keras",
                                          "megatron", "fairseq", "jmp", "paddle", "oneflow",
                                          "mindspore", "onnxruntime", "colossalai", "dynamic"),
@@ -43,65 +44,66 @@ INSTANTIATE_TEST_SUITE_P(Presets, FamilyA,
                            return name;
                          });
 
-TEST_P(FamilyA, GrowsAfterNCleanStepsAndShrinksAtOnce) {
-  const ScalePolicy policy = short_policy(GetParam(), 1);
-  EXPECT_EQ(run(policy, kAllClean),
+TEST_P(DynamicPreset, GrowsAfterTheIntervalAndBacksOffImmediately) {
+  const ScalePolicy policy = short_interval_policy(GetParam(), 1);
+  EXPECT_EQ(trajectory(policy, kAllClean),
             (Scales{1024, 1024, 2048, 2048, 2048, 4096, 4096, 4096, 8192, 8192, 8192, 16384}));
-  EXPECT_EQ(run(policy, kOneOverflow),
+  EXPECT_EQ(trajectory(policy, kOneOverflow),
             (Scales{1024, 1024, 512, 512, 512, 1024, 1024, 1024, 2048, 2048, 2048, 4096}));
-  EXPECT_EQ(run(policy, kStorm), (Scales{512, 256, 128, 128, 128, 256, 256, 128, 128, 64, 64, 64}));
+  EXPECT_EQ(trajectory(policy, kManyOverflows),
+            (Scales{512, 256, 128, 128, 128, 256, 256, 128, 128, 64, 64, 64}));
 }
 
-TEST(FamilyB, DeepSpeedsFirstGrowthIsOneStepLate) {
-  const ScalePolicy policy = short_policy("deepspeed", 1);
-  EXPECT_EQ(run(policy, kAllClean),
+TEST(Presets, DeepSpeedDelaysItsFirstGrowthByOneStep) {
+  const ScalePolicy policy = short_interval_policy("deepspeed", 1);
+  EXPECT_EQ(trajectory(policy, kAllClean),
             (Scales{1024, 1024, 1024, 2048, 2048, 2048, 4096, 4096, 4096, 8192, 8192, 8192}));
-  EXPECT_EQ(run(policy, kOneOverflow),
+  EXPECT_EQ(trajectory(policy, kOneOverflow),
             (Scales{1024, 1024, 512, 512, 512, 512, 1024, 1024, 1024, 2048, 2048, 2048}));
 }
 
-TEST(FamilyB, FlaxsEveryGrowthIsOneStepLate) {
-  const ScalePolicy policy = short_policy("flax");
-  EXPECT_EQ(run(policy, kAllClean),
+TEST(Presets, FlaxDelaysEveryGrowthByOneStep) {
+  const ScalePolicy policy = short_interval_policy("flax");
+  EXPECT_EQ(trajectory(policy, kAllClean),
             (Scales{1024, 1024, 1024, 2048, 2048, 2048, 2048, 4096, 4096, 4096, 4096, 8192}));
-  EXPECT_EQ(run(policy, kOneOverflow),
+  EXPECT_EQ(trajectory(policy, kOneOverflow),
             (Scales{1024, 1024, 512, 512, 512, 512, 1024, 1024, 1024, 1024, 2048, 2048}));
 }
 
-TEST(FamilyC, EachDelayRuleOnTheStorm) {
+TEST(Presets, HysteresisMatchesEachSystem) {
   for (const char* name : {"megatron", "colossalai"}) {
-    EXPECT_EQ(run(short_policy(name), kStorm),
+    EXPECT_EQ(trajectory(short_interval_policy(name), kManyOverflows),
               (Scales{1024, 512, 256, 256, 256, 512, 512, 512, 512, 256, 256, 256}))
         << name;
   }
-  EXPECT_EQ(run(short_policy("apex-hysteresis"), kStorm),
+  EXPECT_EQ(trajectory(short_interval_policy("apex-hysteresis"), kManyOverflows),
             (Scales{1024, 512, 256, 256, 256, 512, 512, 512, 512, 512, 512, 512}));
-  EXPECT_EQ(run(short_policy("deepspeed"), kStorm),
+  EXPECT_EQ(trajectory(short_interval_policy("deepspeed"), kManyOverflows),
             (Scales{1024, 512, 256, 256, 256, 256, 512, 512, 512, 256, 256, 256}));
-  DynamicScale consecutive = short_policy("deepspeed");
+  DynamicScale consecutive = short_interval_policy("deepspeed");
   consecutive.refill_on_clean = true;
-  EXPECT_EQ(run(consecutive, kStorm),
+  EXPECT_EQ(trajectory(consecutive, kManyOverflows),
             (Scales{1024, 512, 256, 256, 256, 256, 512, 512, 512, 512, 512, 512}));
-  EXPECT_EQ(run(short_policy("paddle", 2), kStorm),
+  EXPECT_EQ(trajectory(short_interval_policy("paddle", 2), kManyOverflows),
             (Scales{1024, 512, 512, 512, 512, 1024, 1024, 1024, 1024, 1024, 1024, 1024}));
 }
 
-TEST(MXNet, ANewScaleComesIntoForceOneStepLate) {
-  const ScalePolicy policy = short_policy("mxnet");
-  EXPECT_EQ(run(policy, kOneOverflow, true),
+TEST(Presets, MxnetAppliesANewScaleOneStepLate) {
+  const ScalePolicy policy = short_interval_policy("mxnet");
+  EXPECT_EQ(trajectory(policy, kOneOverflow, true),
             (Scales{1024, 1024, 1024, 1024, 512, 512, 512, 1024, 1024, 1024, 2048, 2048}));
-  EXPECT_EQ(run(policy, kStorm, true),
+  EXPECT_EQ(trajectory(policy, kManyOverflows, true),
             (Scales{1024, 1024, 512, 256, 128, 128, 128, 256, 256, 128, 128, 64}));
 }
 
-TEST(Fairseq, ToleratesAShareOfOverflows) {
+TEST(Presets, FairseqToleratesAFractionOfOverflows) {
   DynamicScale policy = preset("fairseq").dynamic();
   policy.init_scale = 1024.0f;
   policy.growth_interval = 100;
   const std::string pattern = "000000010011";
   const auto last_three = [&](double tolerance) {
     policy.tolerance = tolerance;
-    const Scales scales = run(policy, pattern);
+    const Scales scales = trajectory(policy, pattern);
     return Scales{scales[7], scales[10], scales[11]};
   };
   EXPECT_EQ(last_three(0.25), (Scales{1024, 1024, 512}));
@@ -109,7 +111,7 @@ TEST(Fairseq, ToleratesAShareOfOverflows) {
   EXPECT_EQ(last_three(0.5), (Scales{1024, 1024, 1024}));
 }
 
-TEST(Fairseq, NeverUsesItsFloor) {
+TEST(Presets, FairseqStaysAboveItsFloor) {
   ScalePolicy policy = preset("fairseq");
   ScaleNumbers state = initial_numbers(policy);
   for (int i = 0; i < 20; ++i) advance(policy, true, &state);
@@ -117,8 +119,8 @@ TEST(Fairseq, NeverUsesItsFloor) {
   EXPECT_EQ(advance(policy, true, &state), Alarm::kAtFloor);
 }
 
-// Smallest scale after 300 overflows in a row.
-TEST(Floors, AreThePeersOrTheLastSafeValue) {
+// The scale after 300 consecutive overflows: the floor of the system or, if it has none, ours.
+TEST(Presets, FloorsMatchEachSystem) {
   const std::vector<std::pair<std::string, float>> floors = {{"torch", kSmallestScale},
                                                              {"apex", kSmallestScale},
                                                              {"apex-hysteresis", kSmallestScale},
@@ -146,7 +148,7 @@ TEST(Floors, AreThePeersOrTheLastSafeValue) {
   }
 }
 
-TEST(Ceilings, AreThePeersOrTheLastSafeValue) {
+TEST(Presets, CeilingsMatchEachSystem) {
   for (const PresetInfo& info : presets()) {
     ScalePolicy policy = preset(info.name);
     if (policy.if_static() == nullptr) policy.set("growth_interval", 1);
@@ -163,7 +165,7 @@ TEST(Ceilings, AreThePeersOrTheLastSafeValue) {
   }
 }
 
-TEST(Presets, HaveTheirSystemsDefaults) {
+TEST(Presets, DefaultsMatchEachSystem) {
   struct Default {
     const char* name;
     float init;
@@ -194,10 +196,10 @@ TEST(Presets, HaveTheirSystemsDefaults) {
   }
 }
 
-TEST(MindSpore, GivesUpAfterMoreThanAThousandInARow) {
+TEST(Presets, MindSporeRaisesTheAlarmAfterAThousandConsecutiveSkips) {
   DynamicScale far = preset("mindspore").dynamic();
   ScaleNumbers state = initial_numbers(far);
-  // Far from the floor, which has its own alarm.
+  // Start far above the floor, which raises another alarm.
   state.scale = state.dynamic.pending = kLargestScale;
   far.backoff_factor = 0.99;
   for (int i = 1; i <= 1001; ++i) {
@@ -205,7 +207,7 @@ TEST(MindSpore, GivesUpAfterMoreThanAThousandInARow) {
   }
 }
 
-TEST(Presets, AnUnknownNameIsRefusedWithTheKnownOnes) {
+TEST(Presets, UnknownNameIsRejectedWithTheListOfPresets) {
   expect_error(ErrorCode::kInvalidArgument, "megatron", [] { preset("pytorch"); });
   for (const PresetInfo& info : presets()) EXPECT_NO_THROW(validate(preset(info.name)));
 }

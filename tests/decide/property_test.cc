@@ -1,4 +1,4 @@
-// Over random settings and random overflows.
+// Properties of DynamicScale under random settings and random overflows.
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
@@ -12,7 +12,7 @@ float random_scale() {
   return std::ldexp(mantissa, *rc::gen::inRange(-125, 125));
 }
 
-DynamicScale random_rule() {
+DynamicScale random_policy() {
   DynamicScale policy;
   std::vector<float> scales = {random_scale(), random_scale(), random_scale()};
   std::sort(scales.begin(), scales.end());
@@ -42,8 +42,8 @@ std::vector<bool> random_overflows() {
       rc::gen::weightedElement<bool>({{3, false}, {*rc::gen::inRange<size_t>(1, 9), true}}));
 }
 
-RC_GTEST_PROP(PolicyProperty, TheScaleStaysFinitePositiveAndInBounds, ()) {
-  const DynamicScale policy = random_rule();
+RC_GTEST_PROP(PolicyProperty, ScaleStaysNormalAndInBounds, ()) {
+  const DynamicScale policy = random_policy();
   ScaleNumbers state = initial_numbers(policy);
   for (const bool overflow : random_overflows()) {
     advance(policy, overflow, &state);
@@ -54,8 +54,8 @@ RC_GTEST_PROP(PolicyProperty, TheScaleStaysFinitePositiveAndInBounds, ()) {
   }
 }
 
-RC_GTEST_PROP(PolicyProperty, AnOverflowNeverGrowsTheScaleAndACleanStepNeverShrinksIt, ()) {
-  DynamicScale policy = random_rule();
+RC_GTEST_PROP(PolicyProperty, OverflowNeverRaisesAndCleanStepNeverLowersTheScale, ()) {
+  DynamicScale policy = random_policy();
   policy.late = false;
   ScaleNumbers state = initial_numbers(policy);
   for (const bool overflow : random_overflows()) {
@@ -65,8 +65,8 @@ RC_GTEST_PROP(PolicyProperty, AnOverflowNeverGrowsTheScaleAndACleanStepNeverShri
   }
 }
 
-RC_GTEST_PROP(PolicyProperty, CountsAddUp, ()) {
-  const DynamicScale policy = random_rule();
+RC_GTEST_PROP(PolicyProperty, CountersMatchTheSteps, ()) {
+  const DynamicScale policy = random_policy();
   ScaleNumbers state = initial_numbers(policy);
   int64_t skipped = 0, in_row = 0;
   const std::vector<bool> overflows = random_overflows();
@@ -84,15 +84,15 @@ RC_GTEST_PROP(PolicyProperty, CountsAddUp, ()) {
   RC_ASSERT(state.steps == static_cast<int64_t>(overflows.size()));
 }
 
-RC_GTEST_PROP(PolicyProperty, SavingAndLoadingAtAnyStepContinuesTheSame, ()) {
-  const DynamicScale policy = random_rule();
+RC_GTEST_PROP(PolicyProperty, SaveAndLoadPreserveTheTrajectory, ()) {
+  const DynamicScale policy = random_policy();
   const std::vector<bool> overflows = random_overflows();
-  const size_t cut = *rc::gen::inRange<size_t>(0, overflows.size() + 1);
+  const size_t saved_at = *rc::gen::inRange<size_t>(0, overflows.size() + 1);
   ScaleState state{ScalePolicy(policy)};
-  for (size_t i = 0; i < cut; ++i) state.advance({overflows[i], 0.0});
+  for (size_t i = 0; i < saved_at; ++i) state.advance({overflows[i], 0.0});
   ScaleState resumed = ScaleState::load(state.save());
   RC_ASSERT(state == resumed);
-  for (size_t i = cut; i < overflows.size(); ++i) {
+  for (size_t i = saved_at; i < overflows.size(); ++i) {
     state.advance({overflows[i], 0.0});
     resumed.advance({overflows[i], 0.0});
     RC_ASSERT(state == resumed);

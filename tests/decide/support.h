@@ -1,3 +1,4 @@
+// Names and helpers that the tests of decide share.
 #ifndef HEADROOM_TESTS_DECIDE_SUPPORT_H_
 #define HEADROOM_TESTS_DECIDE_SUPPORT_H_
 
@@ -14,7 +15,7 @@ using internal::inverse;
 using internal::ScaleNumbers;
 using internal::Verdict;
 
-/// One update, where nothing is known but whether the step overflowed.
+/// One update, with the overflow flag as the only measurement.
 inline Alarm advance(const ScalePolicy& policy, bool overflow, ScaleNumbers* numbers) {
   return internal::advance(policy, StepSeen{overflow, 0.0}, numbers);
 }

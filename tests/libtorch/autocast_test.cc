@@ -1,3 +1,4 @@
+// Autocast scopes.
 #include <stdexcept>
 #include <thread>
 
@@ -6,23 +7,23 @@
 namespace headroom::libtorch {
 namespace {
 
-torch::ScalarType active() { return Autocast::active(torch::kCPU); }
+torch::ScalarType active_dtype() { return Autocast::active(torch::kCPU); }
 
-torch::ScalarType type_of_product() {
+torch::ScalarType product_dtype() {
   return libtorch::matmul(torch::ones({2, 2}), torch::ones({2, 2})).scalar_type();
 }
 
-TEST(Autocast, RunsProductsInTheTypeOfTheScope) {
-  EXPECT_EQ(type_of_product(), torch::kFloat);
+TEST(Autocast, ProductsRunInTheDtypeOfTheScope) {
+  EXPECT_EQ(product_dtype(), torch::kFloat);
   for (const auto dtype : {torch::kHalf, torch::kBFloat16}) {
     const Autocast scope(torch::kCPU, dtype);
-    EXPECT_EQ(active(), dtype);
-    EXPECT_EQ(type_of_product(), dtype);
+    EXPECT_EQ(active_dtype(), dtype);
+    EXPECT_EQ(product_dtype(), dtype);
   }
-  EXPECT_EQ(type_of_product(), torch::kFloat);
+  EXPECT_EQ(product_dtype(), torch::kFloat);
 }
 
-TEST(Autocast, SteersLibTorchsOwnOps) {
+TEST(Autocast, AppliesToLibTorchsOwnOps) {
   const torch::Tensor x = torch::ones({2, 2});
   {
     const Autocast scope(torch::kCPU, torch::kBFloat16);
@@ -36,50 +37,50 @@ TEST(Autocast, SteersLibTorchsOwnOps) {
   EXPECT_EQ(torch::mm(x, x).scalar_type(), torch::kFloat);
 }
 
-TEST(Autocast, DefaultsAreThoseOfPyTorch) {
+TEST(Autocast, DefaultsMatchPyTorch) {
   const Autocast scope(torch::kCPU);
-  EXPECT_EQ(active(), torch::kBFloat16);
-  EXPECT_EQ(Autocast::active(torch::kCUDA), torch::kFloat) << "each kind of device has its own";
+  EXPECT_EQ(active_dtype(), torch::kBFloat16);
+  EXPECT_EQ(Autocast::active(torch::kCUDA), torch::kFloat) << "each device type has its own dtype";
   const Autocast cuda(torch::kCUDA);
   EXPECT_EQ(Autocast::active(torch::kCUDA), torch::kHalf);
 }
 
-TEST(Autocast, Nests) {
+TEST(Autocast, ScopesNest) {
   const Autocast outer(torch::kCPU, torch::kBFloat16);
   {
     const Autocast inner(torch::kCPU, torch::kHalf);
-    EXPECT_EQ(type_of_product(), torch::kHalf);
+    EXPECT_EQ(product_dtype(), torch::kHalf);
     {
       const Autocast off(torch::kCPU, torch::kHalf, false);
-      EXPECT_EQ(active(), torch::kFloat);
-      EXPECT_EQ(type_of_product(), torch::kFloat);
+      EXPECT_EQ(active_dtype(), torch::kFloat);
+      EXPECT_EQ(product_dtype(), torch::kFloat);
       EXPECT_EQ(torch::mm(torch::ones({1, 1}), torch::ones({1, 1})).scalar_type(), torch::kFloat);
     }
-    EXPECT_EQ(type_of_product(), torch::kHalf);
+    EXPECT_EQ(product_dtype(), torch::kHalf);
   }
-  EXPECT_EQ(type_of_product(), torch::kBFloat16);
+  EXPECT_EQ(product_dtype(), torch::kBFloat16);
 }
 
-TEST(Autocast, RestoresWhenAnExceptionLeaves) {
+TEST(Autocast, ExceptionRestoresThePreviousDtype) {
   try {
     const Autocast scope(torch::kCPU, torch::kHalf);
-    throw std::runtime_error("out");
+    throw std::runtime_error("inside the scope");
   } catch (const std::runtime_error&) {
   }
-  EXPECT_EQ(active(), torch::kFloat);
-  EXPECT_EQ(type_of_product(), torch::kFloat);
+  EXPECT_EQ(active_dtype(), torch::kFloat);
+  EXPECT_EQ(product_dtype(), torch::kFloat);
 }
 
-TEST(Autocast, ConcernsItsOwnThreadOnly) {
+TEST(Autocast, IsPerThread) {
   const Autocast scope(torch::kCPU, torch::kHalf);
-  std::thread([] { EXPECT_EQ(active(), torch::kFloat); }).join();
+  std::thread([] { EXPECT_EQ(active_dtype(), torch::kFloat); }).join();
 }
 
-TEST(Autocast, RefusesOtherTypesAndDevices) {
+TEST(Autocast, RejectsUnsupportedDtypesAndDevices) {
   expect_error(ErrorCode::kInvalidArgument, "Float",
                [] { Autocast scope(torch::kCPU, torch::kFloat); });
   expect_error(ErrorCode::kUnsupported, "meta", [] { Autocast scope(torch::kMeta, torch::kHalf); });
-  EXPECT_EQ(active(), torch::kFloat);
+  EXPECT_EQ(active_dtype(), torch::kFloat);
 }
 
 TEST(Autocast, WeightGradientsAreFp32) {

@@ -1,4 +1,4 @@
-// The adapter on CUDA tensors: the same results as on the CPU.
+// The LibTorch binding on CUDA tensors gives the same results as on the CPU.
 #include <cmath>
 #include <sstream>
 
@@ -18,7 +18,7 @@ class OnCuda : public testing::Test {
  protected:
   void SetUp() override {
     if (!torch::cuda::is_available() || !cuda_available()) {
-      GTEST_SKIP() << "there is no CUDA device here";
+      GTEST_SKIP() << "no CUDA device";
     }
   }
 };
@@ -52,19 +52,20 @@ TEST(CoreDevice, CudaWithoutAnIndexIsTheCurrentDevice) {
   expect(torch::kCPU, 3, {DeviceType::kCPU, 0});
 }
 
-// The scale of the CUDA side is on `where`.
+// Trains on the CPU and on CUDA and compares the weights. `scaler_device` holds the state of the
+// CUDA run's scaler.
 template <typename Optimizer, typename Options>
-void expect_same(torch::ScalarType dtype, const Options& options, double tolerance,
-                 torch::Device where = torch::kCPU) {
-  auto here = model_on(torch::kCPU, dtype), there = model_on(torch::kCUDA, dtype);
-  Optimizer cpu(here->parameters(), options), cuda(there->parameters(), options);
+void expect_cuda_matches_cpu(torch::ScalarType dtype, const Options& options, double tolerance,
+                             torch::Device scaler_device = torch::kCPU) {
+  auto cpu_model = model_on(torch::kCPU, dtype), cuda_model = model_on(torch::kCUDA, dtype);
+  Optimizer cpu(cpu_model->parameters(), options), cuda(cuda_model->parameters(), options);
   GradScaler a(GradScalerOptions().init_scale(1024)),
-      b(GradScalerOptions().init_scale(1024).device(where));
-  b.name_parameters(*there);
+      b(GradScalerOptions().init_scale(1024).device(scaler_device));
+  b.name_parameters(*cuda_model);
   for (int step = 0; step < 10; ++step) {
     const bool bad = step == 0 || step == 4;
-    set_grads(here, step, bad);
-    set_grads(there, step, bad);
+    set_grads(cpu_model, step, bad);
+    set_grads(cuda_model, step, bad);
     a.scale(torch::ones({}));
     b.scale(torch::ones({}, torch::kCUDA));
     EXPECT_EQ(a.step(cpu).applied, !bad);
@@ -76,35 +77,38 @@ void expect_same(torch::ScalarType dtype, const Options& options, double toleran
     b.update();
     EXPECT_EQ(a.get_scale(), b.get_scale());
   }
-  for (size_t i = 0; i < here->parameters().size(); ++i) {
-    EXPECT_TRUE(torch::allclose(here->parameters()[i].to(torch::kFloat),
-                                there->parameters()[i].cpu().to(torch::kFloat), tolerance,
+  for (size_t i = 0; i < cpu_model->parameters().size(); ++i) {
+    EXPECT_TRUE(torch::allclose(cpu_model->parameters()[i].to(torch::kFloat),
+                                cuda_model->parameters()[i].cpu().to(torch::kFloat), tolerance,
                                 tolerance));
   }
 }
 
-TEST_F(OnCuda, FusedOptimizersGiveTheCpusBits) {
+TEST_F(OnCuda, FusedOptimizersMatchTheCpuBitwise) {
   for (const auto dtype : {torch::kFloat, torch::kHalf, torch::kBFloat16}) {
-    expect_same<FusedAdamW>(dtype, torch::optim::AdamWOptions(0.01), 0.0);
-    expect_same<FusedSGD>(dtype, torch::optim::SGDOptions(0.01).momentum(0.9), 0.0);
+    expect_cuda_matches_cpu<FusedAdamW>(dtype, torch::optim::AdamWOptions(0.01), 0.0);
+    expect_cuda_matches_cpu<FusedSGD>(dtype, torch::optim::SGDOptions(0.01).momentum(0.9), 0.0);
   }
 }
 
-TEST_F(OnCuda, TorchsOwnOptimizersWork) {
-  expect_same<torch::optim::AdamW>(torch::kFloat, torch::optim::AdamWOptions(0.01), 1e-5);
-  expect_same<torch::optim::SGD>(torch::kHalf, torch::optim::SGDOptions(0.01), 1e-2);
+TEST_F(OnCuda, TorchOptimizersMatchTheCpu) {
+  expect_cuda_matches_cpu<torch::optim::AdamW>(torch::kFloat, torch::optim::AdamWOptions(0.01),
+                                               1e-5);
+  expect_cuda_matches_cpu<torch::optim::SGD>(torch::kHalf, torch::optim::SGDOptions(0.01), 1e-2);
 }
 
-TEST_F(OnCuda, TheScaleMayLiveOnTheDevice) {
+TEST_F(OnCuda, DeviceScalerMatchesTheCpu) {
   const torch::Device cuda = torch::kCUDA;
   for (const auto dtype : {torch::kFloat, torch::kHalf, torch::kBFloat16}) {
-    expect_same<FusedAdamW>(dtype, torch::optim::AdamWOptions(0.01), 0.0, cuda);
-    expect_same<FusedSGD>(dtype, torch::optim::SGDOptions(0.01).momentum(0.9), 0.0, cuda);
+    expect_cuda_matches_cpu<FusedAdamW>(dtype, torch::optim::AdamWOptions(0.01), 0.0, cuda);
+    expect_cuda_matches_cpu<FusedSGD>(dtype, torch::optim::SGDOptions(0.01).momentum(0.9), 0.0,
+                                      cuda);
   }
-  expect_same<torch::optim::AdamW>(torch::kFloat, torch::optim::AdamWOptions(0.01), 1e-5, cuda);
+  expect_cuda_matches_cpu<torch::optim::AdamW>(torch::kFloat, torch::optim::AdamWOptions(0.01),
+                                               1e-5, cuda);
 }
 
-TEST_F(OnCuda, AScaledLossKeepsItsScaleAndItsBackwardIsRefusedWhenTheScaleHasMoved) {
+TEST_F(OnCuda, BackwardOfALossWithAnOldScaleIsRejected) {
   GradScaler scaler(GradScalerOptions().device(torch::kCUDA));
   const torch::Tensor x = torch::ones({}, torch::kCUDA).requires_grad_(true);
   const torch::Tensor loss = x * x;
@@ -117,25 +121,27 @@ TEST_F(OnCuda, AScaledLossKeepsItsScaleAndItsBackwardIsRefusedWhenTheScaleHasMov
   EXPECT_EQ(scaler.scale(loss.to(torch::kHalf)).item<double>(), 1024.0);
 }
 
-TEST_F(OnCuda, FilesGoFromDeviceToHost) {
-  auto there = model_on(torch::kCUDA, torch::kHalf), here = model_on(torch::kCPU, torch::kHalf);
-  FusedAdamW cuda(there->parameters(), torch::optim::AdamWOptions(0.01));
-  FusedAdamW cpu(here->parameters(), torch::optim::AdamWOptions(0.01));
-  set_grads(there, 1, false);
+TEST_F(OnCuda, OptimizerFilesLoadOnTheCpu) {
+  auto cuda_model = model_on(torch::kCUDA, torch::kHalf),
+       cpu_model = model_on(torch::kCPU, torch::kHalf);
+  FusedAdamW cuda(cuda_model->parameters(), torch::optim::AdamWOptions(0.01));
+  FusedAdamW cpu(cpu_model->parameters(), torch::optim::AdamWOptions(0.01));
+  set_grads(cuda_model, 1, false);
   cuda.step();
   std::stringstream file;
   torch::save(cuda, file);
   torch::load(cpu, file);
-  for (size_t i = 0; i < here->parameters().size(); ++i) {
+  for (size_t i = 0; i < cpu_model->parameters().size(); ++i) {
     const torch::NoGradGuard no_grad;
-    here->parameters()[i].copy_(there->parameters()[i]);  // as the model's file would
+    cpu_model->parameters()[i].copy_(
+        cuda_model->parameters()[i]);  // as loading the model's file would
   }
-  for (size_t i = 0; i < here->parameters().size(); ++i) {
+  for (size_t i = 0; i < cpu_model->parameters().size(); ++i) {
     EXPECT_TRUE(same_bits(cpu.master_params()[i], cuda.master_params()[i].cpu()));
   }
 }
 
-TEST_F(OnCuda, AutocastAndALoopInFp16) {
+TEST_F(OnCuda, Fp16AutocastTrainingConverges) {
   auto model = model_on(torch::kCUDA, torch::kFloat);
   FusedAdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.01));
   GradScaler scaler(GradScalerOptions().device(torch::kCUDA));
@@ -162,7 +168,7 @@ TEST_F(OnCuda, AutocastAndALoopInFp16) {
 }
 
 #ifdef HEADROOM_TORCH_CUDA
-TEST_F(OnCuda, AWholeTrainingStepIsAGraph) {
+TEST_F(OnCuda, TrainingStepCanBeCapturedInAGraph) {
   const auto run = [](bool graphed) {
     const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool());
     auto model = model_on(torch::kCUDA, torch::kFloat);
@@ -206,7 +212,7 @@ TEST_F(OnCuda, AWholeTrainingStepIsAGraph) {
   for (size_t i = 0; i < eager.size(); ++i) EXPECT_TRUE(same_bits(eager[i], graphed[i]));
 }
 
-TEST_F(OnCuda, TheCurrentDeviceAndItsStreamAreTorchs) {
+TEST_F(OnCuda, UsesTorchsCurrentDeviceAndStream) {
   EXPECT_EQ(internal::current_cuda_device(), static_cast<int>(c10::cuda::current_device()));
   const int last = static_cast<int>(torch::cuda::device_count()) - 1;
   const auto device = static_cast<c10::DeviceIndex>(last);
@@ -214,26 +220,27 @@ TEST_F(OnCuda, TheCurrentDeviceAndItsStreamAreTorchs) {
   {
     const c10::cuda::CUDAStreamGuard guard(stream);
     const c10::cuda::CUDAGuard elsewhere(c10::DeviceIndex{0});
-    EXPECT_EQ(internal::torch_stream_of(last), stream.stream()) << "of that device";
+    EXPECT_EQ(internal::torch_stream_of(last), stream.stream())
+        << "the current stream of that device";
     EXPECT_EQ(internal::current_cuda_device(), 0);
   }
   EXPECT_EQ(internal::torch_stream_of(last), c10::cuda::getDefaultCUDAStream(device).stream());
 }
 
-// With several devices the tensors are on the last one while the first is the current one.
-TEST_F(OnCuda, WorksOnADeviceThatIsNotTheCurrentOne) {
+// With several devices, the tensors are on the last device while the first one is current.
+TEST_F(OnCuda, WorksOnANonCurrentDevice) {
   const auto last = static_cast<c10::DeviceIndex>(torch::cuda::device_count() - 1);
   const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool(false, last));
   const c10::cuda::CUDAGuard elsewhere(c10::DeviceIndex{0});
   const torch::Device cuda(torch::kCUDA, last);
-  auto here = model_on(torch::kCPU, torch::kHalf), there = model_on(cuda, torch::kHalf);
-  FusedAdamW cpu(here->parameters(), torch::optim::AdamWOptions(0.01));
-  FusedAdamW gpu(there->parameters(), torch::optim::AdamWOptions(0.01));
-  for (const torch::Device& where : {torch::Device(torch::kCPU), cuda}) {
+  auto cpu_model = model_on(torch::kCPU, torch::kHalf), cuda_model = model_on(cuda, torch::kHalf);
+  FusedAdamW cpu(cpu_model->parameters(), torch::optim::AdamWOptions(0.01));
+  FusedAdamW gpu(cuda_model->parameters(), torch::optim::AdamWOptions(0.01));
+  for (const torch::Device& scaler_device : {torch::Device(torch::kCPU), cuda}) {
     GradScaler a(GradScalerOptions().init_scale(1024));
-    GradScaler b(GradScalerOptions().init_scale(1024).device(where));
-    set_grads(here, 1, false);
-    set_grads(there, 1, false);
+    GradScaler b(GradScalerOptions().init_scale(1024).device(scaler_device));
+    set_grads(cpu_model, 1, false);
+    set_grads(cuda_model, 1, false);
     a.scale(torch::ones({}));
     b.scale(torch::ones({}, cuda));
     a.step(cpu);
@@ -242,15 +249,15 @@ TEST_F(OnCuda, WorksOnADeviceThatIsNotTheCurrentOne) {
     b.update();
     EXPECT_TRUE(b.report().applied);
   }
-  for (size_t i = 0; i < here->parameters().size(); ++i) {
-    EXPECT_TRUE(same_bits(here->parameters()[i], there->parameters()[i].cpu()));
+  for (size_t i = 0; i < cpu_model->parameters().size(); ++i) {
+    EXPECT_TRUE(same_bits(cpu_model->parameters()[i], cuda_model->parameters()[i].cpu()));
   }
 }
 
 TEST_F(OnCuda, WorksOnTheCurrentStream) {
   const c10::cuda::CUDAStream stream = c10::cuda::getStreamFromPool();
   const c10::cuda::CUDAStreamGuard guard(stream);
-  expect_same<FusedAdamW>(torch::kHalf, torch::optim::AdamWOptions(0.01), 0.0);
+  expect_cuda_matches_cpu<FusedAdamW>(torch::kHalf, torch::optim::AdamWOptions(0.01), 0.0);
 }
 #endif
 

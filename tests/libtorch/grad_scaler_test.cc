@@ -1,4 +1,4 @@
-// headroom::libtorch::GradScaler against the documented behaviour of torch.amp.GradScaler.
+// libtorch::GradScaler follows the documented behaviour of torch.amp.GradScaler.
 #include <cmath>
 
 #include "tests/libtorch/support.h"
@@ -6,7 +6,7 @@
 namespace headroom::libtorch {
 namespace {
 
-TEST(Scale, MultipliesByTheScaleInsideTheGraph) {
+TEST(Scale, MultipliesTheLossAndItsGradient) {
   GradScaler scaler;
   torch::Tensor x = leaf({2.0f});
   const torch::Tensor scaled = scaler.scale((x * x).sum());
@@ -15,7 +15,7 @@ TEST(Scale, MultipliesByTheScaleInsideTheGraph) {
   EXPECT_EQ(value(x.grad()), 4.0 * 65536.0);
 }
 
-TEST(Scale, IsFormedInFp32ForSixteenBitLosses) {
+TEST(Scale, IsComputedInFp32For16BitLosses) {
   GradScaler scaler;
   for (const auto dtype : {torch::kHalf, torch::kBFloat16}) {
     const torch::Tensor scaled = scaler.scale(torch::tensor({4.0f, 8.0f}).to(dtype));
@@ -25,7 +25,7 @@ TEST(Scale, IsFormedInFp32ForSixteenBitLosses) {
   EXPECT_EQ(scaler.scale(torch::ones({}, torch::kDouble)).scalar_type(), torch::kDouble);
 }
 
-TEST(Scale, TakesListsAndRefusesWhatIsNoLoss) {
+TEST(Scale, AcceptsListsAndRejectsNonFloatingTensors) {
   GradScaler scaler;
   const auto scaled = scaler.scale({torch::ones({}), torch::full({2}, 3.0)});
   ASSERT_EQ(scaled.size(), 2u);
@@ -49,7 +49,7 @@ TEST(Step, UnscalesAndRunsTheOptimizer) {
   EXPECT_EQ(value(w[1]), 0.0);
 }
 
-TEST(Step, ABatchIsRetriedUntilItFitsOrIsGivenUp) {
+TEST(Step, RetryPolicyRequestsRetriesUntilTheBatchFits) {
   GradScaler scaler(preset("headroom-retry"));
   torch::Tensor w = leaf({0.0f}, torch::kHalf);
   FusedSGD optimizer({w}, torch::optim::SGDOptions(1.0));
@@ -66,12 +66,12 @@ TEST(Step, ABatchIsRetriedUntilItFitsOrIsGivenUp) {
   }
   EXPECT_EQ(passes[0], 1);
   EXPECT_GT(passes[1], 1);
-  EXPECT_LE(passes[2], 8) << "nan is given up";
+  EXPECT_LE(passes[2], 8) << "no scale helps against NaN";
   EXPECT_EQ(passes[3], 1);
   EXPECT_EQ(value(w[0]), -100.375);
 }
 
-TEST(Step, SkipsInfAndNanAndSaysWhichParameter) {
+TEST(Step, NonFiniteGradientsSkipTheStepAndNameTheParameter) {
   for (const double bad : {kInfinity, std::numeric_limits<double>::quiet_NaN()}) {
     GradScaler scaler;
     torch::nn::Linear layer(2, 2);
@@ -85,13 +85,14 @@ TEST(Step, SkipsInfAndNanAndSaysWhichParameter) {
     EXPECT_FALSE(report.applied);
     EXPECT_EQ(report.culprit, bad == kInfinity ? "weight: 1 inf, 0 nan" : "weight: 0 inf, 1 nan");
     EXPECT_TRUE(same_bits(layer->weight, before));
-    EXPECT_TRUE(optimizer.state().empty()) << "a skipped first step makes no state";
+    EXPECT_TRUE(optimizer.state().empty()) << "a skipped first step creates no optimizer state";
     EXPECT_EQ(scaler.get_scale(), 32768.0);
-    EXPECT_EQ(layer->weight.grad().abs().sum().item<float>(), 0.0f) << "zeros, not nan times 0";
+    EXPECT_EQ(layer->weight.grad().abs().sum().item<float>(), 0.0f)
+        << "gradients are overwritten by zeros";
   }
 }
 
-TEST(Step, NamesParametersByTheirPlaceIfNothingElseIsKnown) {
+TEST(Step, UnnamedParametersAreReportedByPosition) {
   GradScaler scaler;
   torch::Tensor a = leaf({1.0f}), b = leaf({1.0f, 2.0f});
   auto optimizer = sgd({a, b});
@@ -100,7 +101,7 @@ TEST(Step, NamesParametersByTheirPlaceIfNothingElseIsKnown) {
   EXPECT_EQ(scaler.step(optimizer).culprit, "param_groups[0].params[1] of size [2]: 1 inf, 0 nan");
 }
 
-TEST(Step, GrowsAndBacksOffAsTorchDoes) {
+TEST(Step, GrowthAndBackoffMatchTorch) {
   GradScaler scaler(GradScalerOptions().init_scale(4).growth_interval(3));
   torch::Tensor w = leaf({1.0f});
   auto optimizer = sgd({w}, 0.0);
@@ -115,7 +116,7 @@ TEST(Step, GrowsAndBacksOffAsTorchDoes) {
   EXPECT_EQ(scales, (std::vector<double>{4, 4, 2, 2, 2, 4, 4, 2, 1}));
 }
 
-TEST(Step, TakesGradientsOfEveryFloatingPointType) {
+TEST(Step, AcceptsEveryFloatingPointType) {
   for (const auto dtype : {torch::kHalf, torch::kBFloat16, torch::kFloat, torch::kDouble}) {
     GradScaler scaler(GradScalerOptions().init_scale(8));
     torch::Tensor w = leaf({1.0f, 2.0f}, dtype);
@@ -129,7 +130,7 @@ TEST(Step, TakesGradientsOfEveryFloatingPointType) {
   }
 }
 
-TEST(Step, TakesComplexGradients) {
+TEST(Step, AcceptsComplexGradients) {
   GradScaler scaler(GradScalerOptions().init_scale(8));
   torch::Tensor w = torch::ones({2}, torch::kComplexFloat).requires_grad_(true);
   auto optimizer = sgd({w});
@@ -141,7 +142,7 @@ TEST(Step, TakesComplexGradients) {
   EXPECT_FALSE(scaler.step(optimizer).applied);
 }
 
-TEST(Step, RefusesTypesThatAreNoGradients) {
+TEST(Step, RejectsIntegerGradients) {
   GradScaler scaler;
   torch::Tensor w = torch::ones({2}, torch::kInt);
   w.mutable_grad() = torch::ones({2}, torch::kInt);
@@ -150,8 +151,8 @@ TEST(Step, RefusesTypesThatAreNoGradients) {
   expect_error(ErrorCode::kUnsupported, "type Int", [&] { scaler.step(optimizer); });
 }
 
-TEST(Step, RefusesGradientsThatWereResizedOrFreed) {
-  const auto refuses = [](ErrorCode code, const std::string& part, const auto& damage) {
+TEST(Step, RejectsResizedOrFreedGradients) {
+  const auto expect_rejected = [](ErrorCode code, const std::string& part, const auto& damage) {
     torch::Tensor w = leaf({1, 1, 1, 1});
     auto plain = sgd({w});
     FusedSGD fused({w}, torch::optim::SGDOptions(1.0));
@@ -165,15 +166,17 @@ TEST(Step, RefusesGradientsThatWereResizedOrFreed) {
       EXPECT_TRUE(same_bits(w, torch::ones({4})));
     }
   };
-  refuses(ErrorCode::kMismatch, "has size [4] and a gradient of size [1]",
-          [](torch::Tensor& grad) { grad.resize_({1}); });  // which would be used for all four
-  refuses(ErrorCode::kInvalidArgument, "needs 16 bytes and its storage has 0",
-          [](torch::Tensor& grad) { grad.storage().set_nbytes(0); });
-  refuses(ErrorCode::kInvalidArgument, "needs 16 bytes and its storage has 8",
-          [](torch::Tensor& grad) { grad.storage().set_nbytes(8); });
+  expect_rejected(ErrorCode::kMismatch, "has size [4] and a gradient of size [1]",
+                  [](torch::Tensor& grad) {
+                    grad.resize_({1});
+                  });  // broadcasting would use one value for all four
+  expect_rejected(ErrorCode::kInvalidArgument, "needs 16 bytes and its storage has 0",
+                  [](torch::Tensor& grad) { grad.storage().set_nbytes(0); });
+  expect_rejected(ErrorCode::kInvalidArgument, "needs 16 bytes and its storage has 8",
+                  [](torch::Tensor& grad) { grad.storage().set_nbytes(8); });
 }
 
-TEST(Step, TakesGradientsThatAreNotContiguous) {
+TEST(Step, AcceptsNonContiguousGradients) {
   GradScaler scaler(GradScalerOptions().init_scale(2));
   torch::Tensor w = torch::zeros({3, 2}).requires_grad_(true);
   auto optimizer = sgd({w});
@@ -184,15 +187,16 @@ TEST(Step, TakesGradientsThatAreNotContiguous) {
   scaler.update();
   EXPECT_TRUE(torch::equal(w, torch::full({3, 2}, -1.0)));
   EXPECT_TRUE(torch::equal(whole[0], torch::tensor({1.0f, 2.0f, 1.0f, 2.0f})))
-      << "unscaled in place, and the memory between is not touched";
+      << "unscaled in place; the elements between the strides are unchanged";
 
   w.mutable_grad() = torch::full({1}, 2.0).expand({3, 2});
   scaler.scale(torch::ones({}));
   EXPECT_TRUE(scaler.step(optimizer).applied);
-  EXPECT_TRUE(torch::equal(w, torch::full({3, 2}, -2.0))) << "one value for all, unscaled once";
+  EXPECT_TRUE(torch::equal(w, torch::full({3, 2}, -2.0)))
+      << "an expanded gradient is unscaled once";
 }
 
-TEST(Step, TakesSparseGradientsAndSumsDuplicates) {
+TEST(Step, AcceptsSparseGradientsAndSumsDuplicates) {
   for (const auto dtype : {torch::kFloat, torch::kHalf}) {
     GradScaler scaler(GradScalerOptions().init_scale(2));
     torch::Tensor w = torch::zeros({4, 2}, dtype).requires_grad_(true);
@@ -207,14 +211,14 @@ TEST(Step, TakesSparseGradientsAndSumsDuplicates) {
     const StepReport report = scaler.step(optimizer);
     scaler.update();
     EXPECT_TRUE(report.applied);
-    EXPECT_NEAR(report.grad_norm, std::sqrt(32.0), 1e-6) << "the norm of the sum, 4 and 4";
+    EXPECT_NEAR(report.grad_norm, std::sqrt(32.0), 1e-6) << "the norm of the summed duplicates";
     EXPECT_EQ(value(w[1][0]), -4.0);
     EXPECT_EQ(value(w[0][0]), 0.0);
 
     w.mutable_grad() = sparse(64000.0, 64000.0);
     scaler.scale(torch::ones({}));
     EXPECT_EQ(scaler.step(optimizer).applied, dtype == torch::kFloat)
-        << "in FP16 the sum is inf, though no value is";
+        << "in FP16 the sum of finite duplicates overflows";
   }
 }
 
@@ -225,11 +229,11 @@ TEST(Step, WorksWithSparseEmbeddings) {
   auto optimizer = sgd(embedding->parameters());
   scaler.scale(embedding->forward(torch::tensor({1, 1, 4})).sum()).backward();
   EXPECT_TRUE(scaler.step(optimizer).applied);
-  const torch::Tensor moved = (before - embedding->weight.detach()).select(1, 0);
-  EXPECT_TRUE(torch::allclose(moved, torch::tensor({0.0f, 2.0f, 0.0f, 0.0f, 1.0f}), 1e-5, 1e-6));
+  const torch::Tensor change = (before - embedding->weight.detach()).select(1, 0);
+  EXPECT_TRUE(torch::allclose(change, torch::tensor({0.0f, 2.0f, 0.0f, 0.0f, 1.0f}), 1e-5, 1e-6));
 }
 
-TEST(Step, LeavesOutUndefinedGradients) {
+TEST(Step, IgnoresUndefinedGradients) {
   GradScaler scaler;
   torch::Tensor a = leaf({1.0f}), b = leaf({1.0f});
   auto optimizer = sgd({a, b});
@@ -238,7 +242,7 @@ TEST(Step, LeavesOutUndefinedGradients) {
   EXPECT_EQ(value(b), 1.0);
 }
 
-TEST(Step, TakesEmptyParameters) {
+TEST(Step, AcceptsEmptyParameters) {
   GradScaler scaler;
   torch::Tensor a = torch::ones({0, 3}).requires_grad_(true), b = leaf({1.0f});
   auto optimizer = sgd({a, b});
@@ -275,7 +279,7 @@ TEST(Closure, RunsOnceBeforeTheStep) {
   EXPECT_EQ(value(w), 0.0);
 }
 
-TEST(Closure, OfLbfgsIsRefusedWithASentence) {
+TEST(Closure, LbfgsIsRejected) {
   GradScaler scaler;
   torch::Tensor w = leaf({1.0f});
   torch::optim::LBFGS optimizer({w}, 1.0);
@@ -283,7 +287,7 @@ TEST(Closure, OfLbfgsIsRefusedWithASentence) {
   expect_error(ErrorCode::kUnsupported, "LBFGS", [&] { scaler.step(optimizer, closure); });
 }
 
-TEST(NewScale, IsSetAndBadOnesAreRefused) {
+TEST(SetScale, SetsTheScaleAndRejectsInvalidValues) {
   GradScaler scaler;
   scaler.scale(torch::ones({}));
   scaler.update(123.0);
@@ -298,7 +302,7 @@ TEST(NewScale, IsSetAndBadOnesAreRefused) {
   EXPECT_EQ(scaler.get_scale(), 256.0);
 }
 
-TEST(NewScale, MayBeSetAfterAnOverflowThatThrows) {
+TEST(SetScale, WorksAfterAThrownOverflow) {
   GradScaler scaler(GradScalerOptions(parse_policy("torch:on_overflow=throw")));
   torch::Tensor w = leaf({1.0f});
   auto optimizer = sgd({w});
@@ -308,7 +312,7 @@ TEST(NewScale, MayBeSetAfterAnOverflowThatThrows) {
   EXPECT_EQ(scaler.get_scale(), 2.0);
 }
 
-TEST(NewScale, WaitsForGradientsThatWereMadeWithTheOldOne) {
+TEST(SetScale, RequiresDiscardOfPendingGradients) {
   GradScaler scaler;
   torch::Tensor w = leaf({1.0f});
   auto optimizer = sgd({w});
@@ -321,7 +325,7 @@ TEST(NewScale, WaitsForGradientsThatWereMadeWithTheOldOne) {
   EXPECT_EQ(scaler.step(optimizer).grad_norm, 1.0);
 }
 
-TEST(Settings, AreReadAndChangedByPyTorchsNames) {
+TEST(Settings, CanBeReadAndChangedByPyTorchsNames) {
   GradScaler scaler;
   EXPECT_EQ(scaler.get_growth_factor(), 2.0);
   EXPECT_EQ(scaler.get_backoff_factor(), 0.5);
@@ -340,21 +344,22 @@ TEST(Settings, AreReadAndChangedByPyTorchsNames) {
   EXPECT_EQ(scaler.get_growth_factor(), 3.0);
 }
 
-TEST(Settings, ImpossibleOnesAreRefusedByTheConstructor) {
-  const auto refused = [](const char* part, const std::function<GradScalerOptions()>& options) {
+TEST(Settings, InvalidValuesAreRejectedByTheConstructor) {
+  const auto expect_rejected = [](const char* part,
+                                  const std::function<GradScalerOptions()>& options) {
     expect_error(ErrorCode::kInvalidArgument, part, [&] { GradScaler scaler(options()); });
   };
   using Options = GradScalerOptions;
-  refused("init_scale", [] { return Options().init_scale(0.0); });
-  refused("init_scale", [] { return Options().init_scale(std::nan("")); });
-  refused("init_scale", [] { return Options().init_scale(1e300); });
-  refused("growth_factor", [] { return Options().growth_factor(1.0); });
-  refused("backoff_factor", [] { return Options().backoff_factor(1.0); });
-  refused("backoff_factor", [] { return Options().backoff_factor(-1.0); });
-  refused("growth_interval", [] { return Options().growth_interval(0); });
+  expect_rejected("init_scale", [] { return Options().init_scale(0.0); });
+  expect_rejected("init_scale", [] { return Options().init_scale(std::nan("")); });
+  expect_rejected("init_scale", [] { return Options().init_scale(1e300); });
+  expect_rejected("growth_factor", [] { return Options().growth_factor(1.0); });
+  expect_rejected("backoff_factor", [] { return Options().backoff_factor(1.0); });
+  expect_rejected("backoff_factor", [] { return Options().backoff_factor(-1.0); });
+  expect_rejected("growth_interval", [] { return Options().growth_interval(0); });
 }
 
-TEST(Settings, PresetsFloorCeilingAndHysteresisWork) {
+TEST(Settings, PresetsFloorAndHysteresisWork) {
   torch::Tensor w = leaf({1.0f});
   auto optimizer = sgd({w}, 0.0);
   const auto overflow = [&](GradScaler& scaler) {
@@ -366,18 +371,20 @@ TEST(Settings, PresetsFloorCeilingAndHysteresisWork) {
   };
   GradScaler megatron(preset("megatron"));
   EXPECT_EQ(megatron.get_scale(), 4294967296.0);
-  GradScaler patient(GradScalerOptions(parse_policy("torch:init_scale=8,hysteresis=2")));
-  EXPECT_EQ(overflow(patient), 8.0);
-  EXPECT_EQ(overflow(patient), 4.0);
+  GradScaler with_hysteresis(GradScalerOptions(parse_policy("torch:init_scale=8,hysteresis=2")));
+  EXPECT_EQ(overflow(with_hysteresis), 8.0);
+  EXPECT_EQ(overflow(with_hysteresis), 4.0);
   int alarms = 0;
-  GradScaler floor(GradScalerOptions(parse_policy("torch:init_scale=2,min_scale=1"))
-                       .on_alarm([&](const AlarmReport&) { ++alarms; }));
-  EXPECT_EQ(overflow(floor), 1.0);
-  EXPECT_EQ(overflow(floor), 1.0);
+  GradScaler with_callback(GradScalerOptions(parse_policy("torch:init_scale=2,min_scale=1"))
+                               .on_alarm([&](const AlarmReport&) { ++alarms; }));
+  EXPECT_EQ(overflow(with_callback), 1.0);
+  EXPECT_EQ(overflow(with_callback), 1.0);
   EXPECT_EQ(alarms, 1);
-  GradScaler loud(GradScalerOptions(parse_policy("torch:init_scale=1,min_scale=1")));
-  expect_error(ErrorCode::kScaleCollapsed, "allows none smaller", [&] { overflow(loud); });
-  EXPECT_EQ(overflow(megatron), 4294967296.0) << "hysteresis 2";
+  GradScaler without_callback(GradScalerOptions(parse_policy("torch:init_scale=1,min_scale=1")));
+  expect_error(ErrorCode::kScaleCollapsed, "allows none smaller",
+               [&] { overflow(without_callback); });
+  EXPECT_EQ(overflow(megatron), 4294967296.0)
+      << "the first overflow does not lower the scale with a hysteresis of 2";
 }
 
 TEST(Disabled, PassesEverythingThrough) {
@@ -387,7 +394,8 @@ TEST(Disabled, PassesEverythingThrough) {
   const torch::Tensor loss = w.sum();
   EXPECT_TRUE(scaler.scale(loss).is_same(loss));
   EXPECT_EQ(scaler.get_scale(), 1.0);
-  EXPECT_NO_THROW(scaler.step(optimizer)) << "no gradients, as in PyTorch";
+  EXPECT_NO_THROW(scaler.step(optimizer))
+      << "a disabled scaler accepts missing gradients, as in PyTorch";
   loss.backward();
   scaler.unscale_(optimizer);
   scaler.unscale_(optimizer);

@@ -1,4 +1,4 @@
-// 16-bit products with FP32 sums, against FP64.
+// 16-bit products with FP32 accumulation, compared with FP64.
 #include <cmath>
 
 #include "tests/libtorch/support.h"
@@ -14,7 +14,7 @@ class Ops : public testing::TestWithParam<torch::ScalarType> {
     return torch::randn(sizes).to(GetParam()).requires_grad_(true);
   }
 
-  // Half a unit in the last place of the largest value, and what FP32 sums lose.
+  // Allows half a unit in the last place, the rounding of FP32 sums, and half an FP16 subnormal.
   void expect_close(const torch::Tensor& got, const torch::Tensor& want) {
     ASSERT_EQ(got.scalar_type(), GetParam());
     ASSERT_EQ(got.sizes(), want.sizes());
@@ -45,7 +45,7 @@ class Ops : public testing::TestWithParam<torch::ScalarType> {
 INSTANTIATE_TEST_SUITE_P(Types, Ops, testing::Values(torch::kHalf, torch::kBFloat16),
                          [](const auto& type) { return std::string(torch::toString(type.param)); });
 
-TEST_P(Ops, LinearAgreesWithFp64) {
+TEST_P(Ops, LinearMatchesFp64) {
   compare(
       {random({5, 33, 70}), random({19, 70}), random({19})},
       [](const auto& in) { return libtorch::linear(in[0], in[1], in[2]); },
@@ -56,7 +56,7 @@ TEST_P(Ops, LinearAgreesWithFp64) {
       [](const auto& in) { return torch::linear(in[0], in[1]); });
 }
 
-TEST_P(Ops, MatmulAgreesWithFp64) {
+TEST_P(Ops, MatmulMatchesFp64) {
   for (const auto& [a, b] : std::vector<std::pair<std::vector<int64_t>, std::vector<int64_t>>>{
            {{7, 70}, {70, 9}}, {{2, 3, 7, 33}, {2, 3, 33, 5}}, {{4, 7, 33}, {33, 5}}}) {
     compare(
@@ -65,7 +65,7 @@ TEST_P(Ops, MatmulAgreesWithFp64) {
   }
 }
 
-TEST_P(Ops, Conv2dAgreesWithFp64) {
+TEST_P(Ops, Conv2dMatchesFp64) {
   for (const int64_t stride : {1, 2}) {
     for (const int64_t groups : {1, 2}) {
       compare(
@@ -78,15 +78,15 @@ TEST_P(Ops, Conv2dAgreesWithFp64) {
   }
 }
 
-TEST_P(Ops, TakeTransposedInputs) {
+TEST_P(Ops, TransposedInputsAreAccepted) {
   compare(
       {random({70, 9}), random({19, 70})},
       [](const auto& in) { return libtorch::linear(in[0].t(), in[1]); },
       [](const auto& in) { return torch::linear(in[0].t(), in[1]); });
 }
 
-TEST_P(Ops, SumsAreFp32) {
-  // 4096 ones: an FP16 sum stops at 2048 and a BF16 one at 256.
+TEST_P(Ops, SumsAreComputedInFp32) {
+  // The sum of 4096 ones: an FP16 accumulator would stop at 2048 and a BF16 one at 256.
   const torch::Tensor ones = torch::ones({1, 4096}, GetParam());
   EXPECT_EQ(value(libtorch::linear(ones, ones)), 4096.0);
 }
@@ -101,7 +101,7 @@ TEST_P(Ops, SecondDerivativesWork) {
   EXPECT_EQ(value(x.grad()), 24.0);
 }
 
-TEST(UnderAutocast, ProductsOfOtherNumbersAreLeftAlone) {
+TEST(OpsUnderAutocast, ComplexIntegerAndDoubleProductsKeepTheirType) {
   const Autocast amp(torch::kCPU, torch::kHalf);
   const torch::Tensor z = torch::full({1, 1}, c10::complex<float>(1.0f, 2.0f));
   EXPECT_TRUE(
@@ -112,7 +112,7 @@ TEST(UnderAutocast, ProductsOfOtherNumbersAreLeftAlone) {
   EXPECT_EQ(libtorch::matmul(d, d).scalar_type(), torch::kDouble);
 }
 
-TEST(Cast, AgreesWithTorchAndGivesTheGradientBack) {
+TEST(Cast, MatchesTorchAndPropagatesGradients) {
   const torch::Tensor values =
       torch::tensor({0.0f, -0.0f, 1.0f, -2.5f, 65504.0f, 65520.0f, 0x1p-24f, 0x1p-25f,
                      1.5f * 0x1p-24f, 1e-40f, std::numeric_limits<float>::infinity()});
@@ -129,7 +129,7 @@ TEST(Cast, AgreesWithTorchAndGivesTheGradientBack) {
   EXPECT_EQ(cast(values.to(torch::kDouble), torch::kHalf).scalar_type(), torch::kHalf);
 }
 
-TEST(Cast, KeepsDenseStridesAndTakesOthers) {
+TEST(Cast, KeepsDenseStridesAndAcceptsOthers) {
   const torch::Tensor image =
       torch::randn({2, 3, 4, 5}).contiguous(torch::MemoryFormat::ChannelsLast);
   const torch::Tensor narrow = cast(image, torch::kHalf);
@@ -143,14 +143,14 @@ TEST(Cast, KeepsDenseStridesAndTakesOthers) {
 
 TEST(CastMeter, CountsGradientValuesThatBecomeZero) {
   torch::Tensor x = torch::ones({4}).to(torch::kHalf).requires_grad_(true);
-  const auto back = [&] {
+  const auto run_backward = [&] {
     cast(x, torch::kFloat).backward(torch::tensor({1.0f, 1e-9f, 0.0f, -1e-10f}));
   };
-  back();
+  run_backward();
   {
     const CastMeter meter;
     expect_error(ErrorCode::kWrongOrder, "lives already", [] { CastMeter second; });
-    back();
+    run_backward();
     EXPECT_EQ(meter.loss().values, 3);
     EXPECT_EQ(meter.loss().zeroed, 2);
   }

@@ -12,9 +12,9 @@ using torch::optim::AdamWOptions;
 using torch::optim::OptimizerParamGroup;
 using torch::optim::SGDOptions;
 
-// Steps both and expects the same weights, to rounding.
-void expect_same_course(const torch::nn::Sequential& ours, torch::optim::Optimizer& fused,
-                        const torch::nn::Sequential& theirs, torch::optim::Optimizer& plain) {
+// Steps both optimizers and expects the same weights up to rounding.
+void expect_same_weights(const torch::nn::Sequential& ours, torch::optim::Optimizer& fused,
+                         const torch::nn::Sequential& theirs, torch::optim::Optimizer& plain) {
   for (int step = 0; step < 20; ++step) {
     set_random_grads(ours, step);
     set_random_grads(theirs, step);
@@ -26,31 +26,31 @@ void expect_same_course(const torch::nn::Sequential& ours, torch::optim::Optimiz
   }
 }
 
-TEST(Fused, UpdatesAsTorchDoes) {
+TEST(Fused, MatchesTorchToRounding) {
   {
     const auto a = small_model(), b = small_model();
     const auto options = SGDOptions(0.1).momentum(0.9).weight_decay(0.01).nesterov(true);
     FusedSGD fused(a->parameters(), options);
     torch::optim::SGD plain(b->parameters(), options);
-    expect_same_course(a, fused, b, plain);
+    expect_same_weights(a, fused, b, plain);
   }
   {
     const auto a = small_model(), b = small_model();
     const auto options = AdamOptions(0.01).weight_decay(0.1);
     FusedAdam fused(a->parameters(), options);
     torch::optim::Adam plain(b->parameters(), options);
-    expect_same_course(a, fused, b, plain);
+    expect_same_weights(a, fused, b, plain);
   }
   {
     const auto a = small_model(), b = small_model();
     const auto options = AdamWOptions(0.01).betas({0.8, 0.95}).weight_decay(0.1);
     FusedAdamW fused(a->parameters(), options);
     torch::optim::AdamW plain(b->parameters(), options);
-    expect_same_course(a, fused, b, plain);
+    expect_same_weights(a, fused, b, plain);
   }
 }
 
-TEST(Fused, HasParameterGroupsWithOptionsOfTheirOwn) {
+TEST(Fused, ParameterGroupsUseTheirOwnOptions) {
   torch::Tensor a = leaf({1.0f}), b = leaf({1.0f}), c = leaf({1.0f});
   std::vector<OptimizerParamGroup> groups;
   groups.emplace_back(std::vector<torch::Tensor>{a}, std::make_unique<SGDOptions>(0.5));
@@ -64,7 +64,7 @@ TEST(Fused, HasParameterGroupsWithOptionsOfTheirOwn) {
   EXPECT_EQ(value(c), 0.875);
 }
 
-TEST(Fused, FollowsSchedulers) {
+TEST(Fused, WorksWithLrSchedulers) {
   torch::Tensor ours = leaf({0.0f}), theirs = leaf({0.0f});
   FusedSGD fused({ours}, SGDOptions(1.0));
   auto plain = sgd({theirs});
@@ -80,7 +80,7 @@ TEST(Fused, FollowsSchedulers) {
   EXPECT_LT(fused.param_groups()[0].options().get_lr(), 1.0);
 }
 
-TEST(Fused, RunsAClosure) {
+TEST(Fused, RunsTheClosure) {
   torch::Tensor w = leaf({1.0f});
   FusedSGD optimizer({w}, SGDOptions(1.0));
   const torch::NoGradGuard no_grad;
@@ -93,7 +93,7 @@ TEST(Fused, RunsAClosure) {
   EXPECT_EQ(value(w), 0.0);
 }
 
-TEST(Fused, ZeroGradAndUndefinedGradients) {
+TEST(Fused, ParametersWithoutAGradientAreNotUpdated) {
   torch::Tensor a = leaf({1.0f}), b = leaf({1.0f});
   FusedAdamW optimizer({a, b}, AdamWOptions(0.1));
   a.mutable_grad() = torch::ones({1});
@@ -108,7 +108,7 @@ TEST(Fused, ZeroGradAndUndefinedGradients) {
   EXPECT_NO_THROW(optimizer.step());
 }
 
-TEST(Fused, KeepsMastersOfSixteenBitParameters) {
+TEST(Fused, KeepsMastersOf16BitParameters) {
   for (const auto dtype : {torch::kHalf, torch::kBFloat16}) {
     torch::Tensor w = leaf({1.0f}, dtype);
     FusedSGD optimizer({w}, SGDOptions(1.0));
@@ -117,25 +117,27 @@ TEST(Fused, KeepsMastersOfSixteenBitParameters) {
       optimizer.step();
     }
     EXPECT_NEAR(value(optimizer.master_params()[0]), 1.0 + 1000 * 0x1p-13, 1e-6);
-    EXPECT_NEAR(value(w), 1.0 + 1000 * 0x1p-13, 0x1p-8) << "without a master it would not move";
-    torch::Tensor stuck = leaf({1.0f}, dtype);
-    FusedSGD pure({stuck}, SGDOptions(1.0), {false});
-    stuck.mutable_grad() = torch::full({1}, -0x1p-13).to(dtype);
-    pure.step();
-    EXPECT_EQ(value(stuck), 1.0);
+    EXPECT_NEAR(value(w), 1.0 + 1000 * 0x1p-13, 0x1p-8)
+        << "without a master the weight would not change";
+    torch::Tensor without_master = leaf({1.0f}, dtype);
+    FusedSGD no_masters({without_master}, SGDOptions(1.0), {false});
+    without_master.mutable_grad() = torch::full({1}, -0x1p-13).to(dtype);
+    no_masters.step();
+    EXPECT_EQ(value(without_master), 1.0);
   }
 }
 
-TEST(Fused, MovesTheVersionOfWhatItWrites) {
+TEST(Fused, IncrementsTheVersionOfUpdatedParameters) {
   torch::Tensor w = leaf({1.0f});
   FusedSGD optimizer({w}, SGDOptions(1.0));
   const torch::Tensor loss = (w * w).sum();
   w.mutable_grad() = torch::ones({1});
   optimizer.step();
-  EXPECT_THROW(loss.backward(), c10::Error) << "w was changed in place since the forward pass";
+  EXPECT_THROW(loss.backward(), c10::Error)
+      << "autograd detects the in-place change since the forward pass";
 }
 
-TEST(Fused, TakesGradientsOfOtherStridesAndSparseOnes) {
+TEST(Fused, AcceptsStridedAndSparseGradients) {
   torch::Tensor w = torch::zeros({3, 2}).requires_grad_(true);
   FusedSGD optimizer({w}, SGDOptions(1.0));
   const torch::Tensor grad = torch::arange(6.0).reshape({2, 3}).t();
@@ -148,7 +150,7 @@ TEST(Fused, TakesGradientsOfOtherStridesAndSparseOnes) {
   EXPECT_EQ(value(w[1][0]), -4.0);
 }
 
-TEST(Fused, TakesChannelsLastWeights) {
+TEST(Fused, AcceptsChannelsLastWeights) {
   torch::Tensor w =
       torch::randn({4, 3, 2, 2}).contiguous(torch::MemoryFormat::ChannelsLast).requires_grad_(true);
   const torch::Tensor before = w.detach().clone();
@@ -159,7 +161,7 @@ TEST(Fused, TakesChannelsLastWeights) {
   EXPECT_TRUE(torch::allclose(w, before - grad));
 }
 
-TEST(Fused, RefusesWhatItCannotUpdate) {
+TEST(Fused, RejectsUnsupportedParameters) {
   using Params = std::vector<torch::Tensor>;
   expect_error(ErrorCode::kUnsupported, "f64",
                [] { FusedAdamW optimizer(Params{torch::ones({2}, torch::kDouble)}); });
@@ -179,7 +181,7 @@ TEST(Fused, RefusesWhatItCannotUpdate) {
   expect_error(ErrorCode::kMismatch, "new optimizer", [&] { optimizer.step(); });
 }
 
-TEST(FusedUnderAScaler, UnscalesClipsUpdatesAndLeavesGradientsAlone) {
+TEST(FusedWithScaler, MatchesTorchAndLeavesGradientsUnchanged) {
   auto ours = small_model(), theirs = small_model();
   FusedAdamW fused(ours->parameters(), AdamWOptions(0.01));
   torch::optim::AdamW plain(theirs->parameters(), AdamWOptions(0.01));
@@ -194,7 +196,7 @@ TEST(FusedUnderAScaler, UnscalesClipsUpdatesAndLeavesGradientsAlone) {
     const StepReport report = scaler.step(fused, {1.0f});
     scaler.update();
     EXPECT_TRUE(report.applied);
-    EXPECT_TRUE(same_bits(ours->parameters()[0].grad(), before)) << "read, never written";
+    EXPECT_TRUE(same_bits(ours->parameters()[0].grad(), before)) << "gradients are only read";
     theirs->forward(x).pow(2).sum().backward();
     torch::nn::utils::clip_grad_norm_(theirs->parameters(), 1.0);
     plain.step();
@@ -204,8 +206,8 @@ TEST(FusedUnderAScaler, UnscalesClipsUpdatesAndLeavesGradientsAlone) {
   }
 }
 
-TEST(FusedUnderAScaler, SmallFp16GradientsAreNotLost) {
-  // 2^-26 is below FP16; scaled by 2^16 it is held, and never written back unscaled.
+TEST(FusedWithScaler, AppliesFp16GradientsThatWouldUnderflowUnscaled) {
+  // 2^-26 underflows in FP16. Scaled by 2^16 it fits, and it is never written back unscaled.
   torch::Tensor w = leaf({0.0f}, torch::kHalf);
   FusedSGD optimizer({w}, SGDOptions(0x1p+20));
   GradScaler scaler;
@@ -214,7 +216,7 @@ TEST(FusedUnderAScaler, SmallFp16GradientsAreNotLost) {
   EXPECT_EQ(value(w), -0x1p-6);
 }
 
-TEST(FusedUnderAScaler, ASkippedStepChangesNothing) {
+TEST(FusedWithScaler, SkippedStepLeavesWeightsAndStateUnchanged) {
   torch::Tensor w = leaf({1.0f, 2.0f}, torch::kHalf);
   FusedAdamW optimizer({w}, AdamWOptions(0.1));
   GradScaler scaler;
@@ -228,19 +230,7 @@ TEST(FusedUnderAScaler, ASkippedStepChangesNothing) {
   EXPECT_EQ(value(w.grad().abs().sum()), 0.0);
 }
 
-TEST(FusedUnderAScaler, UnscaleByHandWorksToo) {
-  torch::Tensor w = leaf({0.0f, 0.0f});
-  FusedSGD optimizer({w}, SGDOptions(1.0));
-  GradScaler scaler;
-  scaler.scale((w * torch::tensor({30.0f, 40.0f})).sum()).backward();
-  scaler.unscale_(optimizer);
-  EXPECT_EQ(value(w.grad()[1]), 40.0);
-  torch::nn::utils::clip_grad_norm_({w}, 1.0);
-  EXPECT_TRUE(scaler.step(optimizer).applied);
-  EXPECT_NEAR(value(w[1]), -0.8, 1e-6);
-}
-
-TEST(FusedUnderAScaler, ClearsGradientsInTheSamePass) {
+TEST(FusedWithScaler, ClearsGradientsWhenRequested) {
   torch::Tensor w = torch::zeros({2, 2}).requires_grad_(true);
   FusedSGD optimizer({w}, SGDOptions(1.0));
   GradScaler scaler;
@@ -251,19 +241,6 @@ TEST(FusedUnderAScaler, ClearsGradientsInTheSamePass) {
     scaler.update();
     EXPECT_EQ(value(w.grad().abs().sum()), 0.0);
   }
-}
-
-TEST(FusedUnderAScaler, DiesWithoutLeavingATrace) {
-  GradScaler scaler;
-  torch::Tensor w = leaf({4.0f});
-  for (int i = 0; i < 4; ++i) {
-    FusedSGD optimizer({w}, SGDOptions(1.0));
-    w.mutable_grad() = torch::Tensor();
-    scaler.scale(w.sum()).backward();
-    EXPECT_TRUE(scaler.step(optimizer).applied);
-    scaler.update();
-  }
-  EXPECT_EQ(value(w), 0.0);
 }
 
 template <typename Optimizer, typename Options>
@@ -297,7 +274,7 @@ void expect_round_trip(torch::ScalarType dtype, const Options& options) {
   }
 }
 
-TEST(FusedFiles, ContinueBitForBit) {
+TEST(FusedFiles, ResumingIsBitIdentical) {
   for (const auto dtype : {torch::kFloat, torch::kHalf, torch::kBFloat16}) {
     expect_round_trip<FusedSGD>(dtype, SGDOptions(0.01).momentum(0.9));
     expect_round_trip<FusedSGD>(dtype, SGDOptions(0.01));
@@ -306,7 +283,7 @@ TEST(FusedFiles, ContinueBitForBit) {
   }
 }
 
-TEST(FusedFiles, AreReadByTorchsOptimizersAndTheOtherWayRound) {
+TEST(FusedFiles, AreInterchangeableWithTorchOptim) {
   const auto a = small_model(), b = small_model(), c = small_model();
   FusedAdamW fused(a->parameters(), AdamWOptions(0.01));
   torch::optim::AdamW plain(b->parameters(), AdamWOptions(0.01));  // 1.13 does not load options
@@ -333,7 +310,7 @@ TEST(FusedFiles, AreReadByTorchsOptimizersAndTheOtherWayRound) {
   }
 }
 
-TEST(FusedFiles, OfAnotherModelAreRefused) {
+TEST(FusedFiles, OfAnotherModelAreRejected) {
   const auto model = small_model();
   FusedAdamW optimizer(model->parameters());
   set_random_grads(model, 0);
@@ -345,7 +322,7 @@ TEST(FusedFiles, OfAnotherModelAreRefused) {
   expect_error(ErrorCode::kBadState, "another model", [&] { torch::load(wrong, state); });
 }
 
-TEST(FusedState, GoesOverToAnotherOptimizerBitForBit) {
+TEST(FusedState, TransfersToAnotherOptimizerBitwise) {
   auto a = small_model(), b = small_model();
   a->to(torch::kHalf);
   b->to(torch::kHalf);
@@ -365,26 +342,29 @@ TEST(FusedState, GoesOverToAnotherOptimizerBitForBit) {
   EXPECT_EQ(one.fused_state().tensors[0].name, "master");
 }
 
-TEST(FusedState, OneThatDoesNotFitIsRefusedAndChangesNothing) {
+TEST(FusedState, MismatchedStateIsRejectedWithoutEffect) {
   const auto model = small_model();
   FusedAdamW optimizer(model->parameters());
   set_random_grads(model, 0);
   optimizer.step();
   const torch::Tensor before = optimizer.fused_state().tensors[0].tensor.clone();
-  const auto refused = [&](const char* part, const std::function<void(FusedState&)>& change) {
+  const auto expect_rejected = [&](const char* part,
+                                   const std::function<void(FusedState&)>& change) {
     FusedState state = optimizer.fused_state();
     for (StateTensor& item : state.tensors) item.tensor = item.tensor.clone().fill_(0.5);
     change(state);
     expect_error(ErrorCode::kBadState, part, [&] { optimizer.load_fused_state(state); });
     EXPECT_TRUE(same_bits(optimizer.fused_state().tensors[0].tensor, before));
   };
-  refused("other tensors", [](FusedState& state) { state.tensors.pop_back(); });
-  refused("other tensors", [](FusedState& state) { state.tensors[1].name = "master"; });
-  refused("another size", [](FusedState& state) { state.tensors[1].tensor = torch::ones({1}); });
-  refused("another size", [](FusedState& state) { state.tensors[1].tensor = torch::Tensor(); });
-  refused("parameters", [](FusedState& state) { state.steps.clear(); });
-  refused("step count", [](FusedState& state) { state.steps[0] = -1; });
-  refused("inf or nan", [](FusedState& state) { state.tensors.back().tensor.fill_(NAN); });
+  expect_rejected("other tensors", [](FusedState& state) { state.tensors.pop_back(); });
+  expect_rejected("other tensors", [](FusedState& state) { state.tensors[1].name = "master"; });
+  expect_rejected("another size",
+                  [](FusedState& state) { state.tensors[1].tensor = torch::ones({1}); });
+  expect_rejected("another size",
+                  [](FusedState& state) { state.tensors[1].tensor = torch::Tensor(); });
+  expect_rejected("parameters", [](FusedState& state) { state.steps.clear(); });
+  expect_rejected("step count", [](FusedState& state) { state.steps[0] = -1; });
+  expect_rejected("inf or nan", [](FusedState& state) { state.tensors.back().tensor.fill_(NAN); });
 }
 
 }  // namespace

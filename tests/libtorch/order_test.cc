@@ -1,37 +1,47 @@
-// Several calls in a round: unscale_, several optimizers, micro-batches, and calls at the wrong
-// moment.
+// The order of calls: unscale_(), several optimizers, micro-batches, and calls out of order.
 #include <cmath>
+#include <memory>
 
 #include "tests/libtorch/support.h"
 
 namespace headroom::libtorch {
 namespace {
 
-TEST(Unscale, LetsOneClipByHand) {
-  GradScaler scaler;
-  torch::Tensor w = leaf({0.0f, 0.0f});
-  auto optimizer = sgd({w});
-  scaler.scale((w * torch::tensor({30.0f, 40.0f})).sum()).backward();
-  EXPECT_TRUE(scaler.unscale_(optimizer).ok());
-  EXPECT_EQ(value(w.grad()[0]), 30.0);
-  const double norm = torch::nn::utils::clip_grad_norm_({w}, 1.0);
-  EXPECT_NEAR(norm, 50.0, 1e-5);
-  EXPECT_TRUE(scaler.step(optimizer).applied);
-  EXPECT_NEAR(value(w[1]), -0.8, 1e-6);
+// SGD of torch, or the fused one, with a learning rate of 1.
+std::unique_ptr<torch::optim::Optimizer> make_sgd(const torch::Tensor& parameter, bool fused) {
+  const std::vector<torch::Tensor> parameters = {parameter};
+  const torch::optim::SGDOptions options(1.0);
+  if (fused) return std::make_unique<FusedSGD>(parameters, options);
+  return std::make_unique<torch::optim::SGD>(parameters, options);
 }
 
-TEST(Unscale, FindsOverflowAndTheStepIsSkipped) {
+TEST(Unscale, AllowsManualClipping) {
+  for (const bool fused : {false, true}) {
+    GradScaler scaler;
+    torch::Tensor w = leaf({0.0f, 0.0f});
+    const auto optimizer = make_sgd(w, fused);
+    scaler.scale((w * torch::tensor({30.0f, 40.0f})).sum()).backward();
+    EXPECT_TRUE(scaler.unscale_(*optimizer).ok());
+    EXPECT_EQ(value(w.grad()[0]), 30.0);
+    const double norm = torch::nn::utils::clip_grad_norm_({w}, 1.0);
+    EXPECT_NEAR(norm, 50.0, 1e-5);
+    EXPECT_TRUE(scaler.step(*optimizer).applied);
+    EXPECT_NEAR(value(w[1]), -0.8, 1e-6);
+  }
+}
+
+TEST(Unscale, OverflowFoundByUnscaleSkipsTheStep) {
   GradScaler scaler;
   torch::Tensor w = leaf({1.0f});
   auto optimizer = sgd({w});
   scaler.scale(w.sum() * kInfinity).backward();
   EXPECT_FALSE(scaler.unscale_(optimizer).ok());
-  w.mutable_grad().zero_();  // hides it, too late
+  w.mutable_grad().zero_();  // hides the overflow after it was found
   EXPECT_FALSE(scaler.step(optimizer).applied);
   EXPECT_EQ(value(w), 1.0);
 }
 
-TEST(Unscale, NanThatComesInLaterIsSeen) {
+TEST(Unscale, NanAfterUnscaleSkipsTheStep) {
   GradScaler scaler;
   torch::Tensor w = leaf({1.0f});
   auto optimizer = sgd({w});
@@ -42,7 +52,7 @@ TEST(Unscale, NanThatComesInLaterIsSeen) {
   EXPECT_EQ(value(w), 1.0);
 }
 
-TEST(Unscale, GradientsThatAreNotSteppedWaitForTheNextRound) {
+TEST(Unscale, UnscaledGradientsWithoutAStepAreRescaled) {
   GradScaler scaler(DynamicScale{.growth_interval = 1});
   torch::Tensor w = leaf({0.0f}), v = leaf({0.0f}), u = leaf({0.0f});
   auto optimizer = sgd({w}), other = sgd({v}), dropped = sgd({u});
@@ -59,7 +69,7 @@ TEST(Unscale, GradientsThatAreNotSteppedWaitForTheNextRound) {
   EXPECT_EQ(value(u), -1.0);
 }
 
-TEST(Unscale, WhatFp16CannotHoldUnscaledIsSkipped) {
+TEST(Unscale, GradientsBeyondFp16AfterUnscalingAreSkipped) {
   GradScaler scaler(DynamicScale{.init_scale = 0.25f, .min_scale = 0x1p-20f});
   torch::Tensor half = torch::zeros({2}, torch::kHalf).requires_grad_();
   torch::Tensor wide = leaf({0.0f});
@@ -75,19 +85,21 @@ TEST(Unscale, WhatFp16CannotHoldUnscaledIsSkipped) {
   EXPECT_NE(report.culprit.find("beyond FP16"), std::string::npos) << report.culprit;
   EXPECT_EQ(value(half[0]), 0.0);
   scaler.discard();
-  GradScaler again(ScalePolicy(StaticScale{.scale = 0.25f}));
-  again.scale(wide.sum());
+  GradScaler with_static_scale(ScalePolicy(StaticScale{.scale = 0.25f}));
+  with_static_scale.scale(wide.sum());
   half.mutable_grad() = torch::full({2}, 1.0f, torch::kHalf);
   wide.mutable_grad() = torch::full({1}, 1e5f);
-  EXPECT_TRUE(again.step(optimizer).applied) << "FP32 gradients may be large";
-  again.update();
-  again.scale(wide.sum());
+  EXPECT_TRUE(with_static_scale.step(optimizer).applied)
+      << "FP32 gradients may exceed the range of FP16";
+  with_static_scale.update();
+  with_static_scale.scale(wide.sum());
   half.mutable_grad() = torch::full({2}, 25000.0f, torch::kHalf);
-  EXPECT_TRUE(again.step(optimizer, {.max_norm = 1.0f}).applied) << "clipped it fits";
+  EXPECT_TRUE(with_static_scale.step(optimizer, {.max_norm = 1.0f}).applied)
+      << "the clipped gradient fits FP16";
 }
 
-TEST(Order, ScalesThatAreSetOrLoadedTakeWaitingGradientsAlong) {
-  const auto moved = [](const std::function<void(GradScaler&)>& change, bool unscale) {
+TEST(Order, PendingGradientsAreRescaledWhenTheScaleIsSetOrLoaded) {
+  const auto weight_change = [](const std::function<void(GradScaler&)>& change, bool unscale) {
     GradScaler scaler(DynamicScale{.init_scale = 1024.0f});
     torch::Tensor a = leaf({0.0f}), b = leaf({0.0f});
     auto first = sgd({a}), second = sgd({b});
@@ -107,16 +119,16 @@ TEST(Order, ScalesThatAreSetOrLoadedTakeWaitingGradientsAlong) {
     return value(b) - before;
   };
   for (const bool unscale : {false, true}) {
-    EXPECT_EQ(moved([](GradScaler& scaler) { scaler.update(8.0); }, unscale), -2.0);
-    EXPECT_EQ(moved([](GradScaler& scaler) { scaler.update(); }, unscale), -2.0);
-    EXPECT_EQ(moved(
+    EXPECT_EQ(weight_change([](GradScaler& scaler) { scaler.update(8.0); }, unscale), -2.0);
+    EXPECT_EQ(weight_change([](GradScaler& scaler) { scaler.update(); }, unscale), -2.0);
+    EXPECT_EQ(weight_change(
                   [](GradScaler& scaler) {
                     GradScaler other(DynamicScale{.init_scale = 8.0f});
                     scaler.load_state_dict(other.state_dict());
                   },
                   unscale),
               -2.0);
-    EXPECT_EQ(moved(
+    EXPECT_EQ(weight_change(
                   [](GradScaler& scaler) {
                     scaler.load(GradScaler(DynamicScale{.init_scale = 8.0f}).save());
                   },
@@ -125,7 +137,7 @@ TEST(Order, ScalesThatAreSetOrLoadedTakeWaitingGradientsAlong) {
   }
 }
 
-TEST(Order, ABackwardAfterTheStepOfALossBeforeItIsTakenAlong) {
+TEST(Order, GradientsOfABackwardAfterStepAreRescaled) {
   GradScaler scaler(DynamicScale{.growth_interval = 1});
   torch::Tensor w = leaf({0.0f});
   auto optimizer = sgd({w});
@@ -140,7 +152,7 @@ TEST(Order, ABackwardAfterTheStepOfALossBeforeItIsTakenAlong) {
   EXPECT_EQ(value(w), -3.0);
 }
 
-TEST(Order, ABackwardOfALossFromBeforeTheUpdateIsRefused) {
+TEST(Order, BackwardOfALossScaledBeforeUpdateIsRejected) {
   GradScaler scaler, constant{StaticScale{8.0f}};
   torch::Tensor w = leaf({0.0f});
   auto optimizer = sgd({w});
@@ -151,7 +163,7 @@ TEST(Order, ABackwardOfALossFromBeforeTheUpdateIsRefused) {
     each->update();
     w.mutable_grad() = torch::Tensor();
     if (each == &constant) {
-      EXPECT_NO_THROW(late.backward()) << "its scale never changes";
+      EXPECT_NO_THROW(late.backward()) << "a static scale never changes";
     } else {
       expect_error(ErrorCode::kWrongOrder, "before update()", [&] { late.backward(); });
       scaler.discard();
@@ -159,29 +171,29 @@ TEST(Order, ABackwardOfALossFromBeforeTheUpdateIsRefused) {
   }
 }
 
-TEST(Order, EveryWrongMomentHasItsError) {
+TEST(Order, CallsOutOfOrderAreRejected) {
   GradScaler scaler;
   torch::Tensor w = leaf({1.0f});
   auto optimizer = sgd({w});
-  const auto wrong = [&](const char* part, const std::function<void()>& call) {
+  const auto expect_wrong_order = [&](const char* part, const std::function<void()>& call) {
     expect_error(ErrorCode::kWrongOrder, part, call);
   };
   w.mutable_grad() = torch::ones({1});
-  wrong("before any scale()", [&] { scaler.unscale_(optimizer); });
-  wrong("before any scale()", [&] { scaler.step(optimizer); });
-  wrong("no optimizer was stepped", [&] { scaler.update(); });
+  expect_wrong_order("before any scale()", [&] { scaler.unscale_(optimizer); });
+  expect_wrong_order("before any scale()", [&] { scaler.step(optimizer); });
+  expect_wrong_order("no optimizer was stepped", [&] { scaler.update(); });
   scaler.scale(w.sum()).backward();
-  wrong("no optimizer was stepped", [&] { scaler.update(); });
+  expect_wrong_order("no optimizer was stepped", [&] { scaler.update(); });
   scaler.unscale_(optimizer);
-  wrong("already unscaled", [&] { scaler.unscale_(optimizer); });
+  expect_wrong_order("already unscaled", [&] { scaler.unscale_(optimizer); });
   scaler.step(optimizer);
-  wrong("after step()", [&] { scaler.unscale_(optimizer); });
-  wrong("after step()", [&] { scaler.step(optimizer); });
+  expect_wrong_order("after step()", [&] { scaler.unscale_(optimizer); });
+  expect_wrong_order("after step()", [&] { scaler.step(optimizer); });
   scaler.update();
-  wrong("no optimizer was stepped", [&] { scaler.update(); });
+  expect_wrong_order("no optimizer was stepped", [&] { scaler.update(); });
 }
 
-TEST(Order, NoGradientsAtAllIsAnErrorAndUnscaleIsNot) {
+TEST(Order, StepWithoutGradientsIsRejectedAndUnscaleIsNot) {
   GradScaler scaler;
   torch::Tensor w = leaf({1.0f});
   auto optimizer = sgd({w});
@@ -190,12 +202,12 @@ TEST(Order, NoGradientsAtAllIsAnErrorAndUnscaleIsNot) {
   expect_error(ErrorCode::kWrongOrder, "gradient", [&] { scaler.step(optimizer); });
 }
 
-TEST(Order, AStepThatThrowsLeavesScaledGradientsAndMayBeTriedAgain) {
-  struct Throwing : torch::optim::Optimizer {
-    explicit Throwing(std::vector<torch::Tensor> params)
+TEST(Order, StepCanBeRetriedAfterAnException) {
+  struct ThrowsOnce : torch::optim::Optimizer {
+    explicit ThrowsOnce(std::vector<torch::Tensor> params)
         : Optimizer(std::move(params), std::make_unique<torch::optim::SGDOptions>(1.0)) {}
     torch::Tensor step(LossClosure) override {
-      if (++calls == 1) throw std::runtime_error("first");
+      if (++calls == 1) throw std::runtime_error("first call");
       torch::NoGradGuard no_grad;
       param_groups()[0].params()[0].sub_(param_groups()[0].params()[0].grad());
       return {};
@@ -204,14 +216,14 @@ TEST(Order, AStepThatThrowsLeavesScaledGradientsAndMayBeTriedAgain) {
   };
   GradScaler scaler;
   torch::Tensor w = leaf({1.0f});
-  Throwing optimizer({w});
+  ThrowsOnce optimizer({w});
   scaler.scale(w.sum()).backward();
   EXPECT_THROW(scaler.step(optimizer), std::runtime_error);
   EXPECT_TRUE(scaler.step(optimizer).applied);
   EXPECT_EQ(value(w), 0.0);
 }
 
-TEST(SeveralOptimizers, EachDecidesAndTheScaleBacksOffOnce) {
+TEST(SeveralOptimizers, EachHasItsOwnVerdictAndTheScaleBacksOffOnce) {
   GradScaler scaler;
   torch::Tensor a = leaf({1.0f}), b = leaf({1.0f});
   auto first = sgd({a}), second = sgd({b});
@@ -225,7 +237,7 @@ TEST(SeveralOptimizers, EachDecidesAndTheScaleBacksOffOnce) {
   EXPECT_EQ(scaler.get_scale(), 32768.0);
 }
 
-TEST(SeveralOptimizers, AParameterInTwoIsRefused) {
+TEST(SeveralOptimizers, SharedParameterIsRejected) {
   GradScaler scaler;
   torch::Tensor w = leaf({1.0f});
   auto first = sgd({w});
@@ -236,29 +248,31 @@ TEST(SeveralOptimizers, AParameterInTwoIsRefused) {
   EXPECT_EQ(value(w), 0.0);
 }
 
-TEST(SeveralOptimizers, OneMayFollowAnotherOverTheSameParameters) {
-  GradScaler scaler;
-  torch::Tensor w = leaf({4.0f});
-  for (int i = 0; i < 4; ++i) {
-    auto optimizer = sgd({w});
-    optimizer.zero_grad();
-    scaler.scale(w.sum()).backward();
-    EXPECT_TRUE(scaler.step(optimizer).applied);
-    scaler.update();
+TEST(SeveralOptimizers, NewOptimizerCanReplaceADestroyedOne) {
+  for (const bool fused : {false, true}) {
+    GradScaler scaler;
+    torch::Tensor w = leaf({4.0f});
+    for (int i = 0; i < 4; ++i) {
+      const auto optimizer = make_sgd(w, fused);
+      optimizer->zero_grad();
+      scaler.scale(w.sum()).backward();
+      EXPECT_TRUE(scaler.step(*optimizer).applied);
+      scaler.update();
+    }
+    EXPECT_EQ(value(w), 0.0);
   }
-  EXPECT_EQ(value(w), 0.0);
 }
 
-TEST(SeveralOptimizers, GradientsThatWaitOverAnUpdateAreTakenAlong) {
+TEST(SeveralOptimizers, PendingGradientsAreRescaledAcrossUpdates) {
   GradScaler scaler(GradScalerOptions().growth_interval(1));
   torch::Tensor a = leaf({0.0f}), b = leaf({0.0f});
-  auto often = sgd({a});
-  auto seldom = sgd({b});
+  auto frequent = sgd({a});
+  auto rare = sgd({b});
   const auto round = [&](bool both) {
     a.mutable_grad() = torch::Tensor();
     scaler.scale(a.sum() + b.sum()).backward();
-    scaler.step(often);
-    const double norm = both ? scaler.step(seldom).grad_norm : 0.0;
+    scaler.step(frequent);
+    const double norm = both ? scaler.step(rare).grad_norm : 0.0;
     scaler.update();
     if (both) b.mutable_grad() = torch::Tensor();
     return norm;
@@ -269,27 +283,25 @@ TEST(SeveralOptimizers, GradientsThatWaitOverAnUpdateAreTakenAlong) {
   EXPECT_EQ(round(true), 3.0);
 }
 
-TEST(SeveralOptimizers, OneThatHasSteppedIsTakenAlongTooIfMoreCame) {
+TEST(SeveralOptimizers, GradientsAddedAfterAStepAreRescaled) {
   for (const bool fused : {false, true}) {
     GradScaler scaler(GradScalerOptions().init_scale(4.0).growth_interval(1));
     torch::Tensor a = leaf({0.0f}), b = leaf({0.0f});
     auto first = sgd({a});
-    auto plain = sgd({b});
-    FusedSGD alike({b}, torch::optim::SGDOptions(1.0));
-    torch::optim::Optimizer& second = fused ? static_cast<torch::optim::Optimizer&>(alike) : plain;
+    const auto second = make_sgd(b, fused);
     scaler.scale(b.sum()).backward();
-    scaler.step(second);
-    second.zero_grad();
+    scaler.step(*second);
+    second->zero_grad();
     scaler.scale(a.sum() + b.sum()).backward();
     scaler.step(first);
-    scaler.update();  // the scale doubles while b's gradient waits
+    scaler.update();  // the scale doubles while b's gradient is pending
     scaler.scale(a.sum() + b.sum()).backward();
-    EXPECT_EQ(scaler.step(second).grad_norm, 2.0);
+    EXPECT_EQ(scaler.step(*second).grad_norm, 2.0);
     EXPECT_EQ(value(b), -3.0);
   }
 }
 
-TEST(Accumulation, GradientsOfMicroBatchesAddUp) {
+TEST(Accumulation, MicroBatchGradientsAddUp) {
   GradScaler scaler;
   torch::Tensor w = leaf({0.0f});
   auto optimizer = sgd({w});

@@ -9,9 +9,9 @@
 namespace headroom::libtorch {
 namespace {
 
-TEST(Ranks, TorchAndFusedOptimizersSkipWithTheOthers) {
+TEST(Ranks, OverflowOnOneRankSkipsTheStepOnAllRanks) {
   for (const bool fused : {false, true}) {
-    on_ranks(2, [&](std::shared_ptr<headroom::Ranks> ranks) {
+    run_on_ranks(2, [&](std::shared_ptr<headroom::Ranks> ranks) {
       torch::Tensor w = torch::ones({4}).requires_grad_(true);
       std::unique_ptr<torch::optim::Optimizer> optimizer;
       if (fused) {
@@ -36,9 +36,9 @@ TEST(Ranks, TorchAndFusedOptimizersSkipWithTheOthers) {
   }
 }
 
-TEST(Ranks, AnOptimizerWithoutGradientsTakesPart) {
+TEST(Ranks, OptimizerWithoutGradientsParticipates) {
   for (const bool enabled : {true, false}) {
-    const int64_t meetings = on_ranks(2, [&](std::shared_ptr<headroom::Ranks> ranks) {
+    const int64_t reductions = run_on_ranks(2, [&](std::shared_ptr<headroom::Ranks> ranks) {
       torch::Tensor w = torch::ones({4}).requires_grad_(true);
       torch::optim::SGD optimizer(std::vector<torch::Tensor>{w}, 0.1);
       GradScaler scaler(GradScalerOptions().enabled(enabled).ranks(ranks, RankGradients::kSharded));
@@ -46,17 +46,17 @@ TEST(Ranks, AnOptimizerWithoutGradientsTakesPart) {
       if (ranks->rank() == 0) loss.backward();
       EXPECT_TRUE(scaler.step(optimizer).applied);
     });
-    EXPECT_EQ(meetings, 1);
+    EXPECT_EQ(reductions, 1);
   }
 }
 
-TEST(Ranks, AGroupWithoutATimeLimitIsRefused) {
+TEST(Ranks, GroupWithoutATimeLimitIsRejected) {
   expect_error(ErrorCode::kInvalidArgument, "time limit above 0",
                [] { ProcessGroupRanks ranks({}, std::chrono::milliseconds(0), torch::kCPU); });
 }
 
-// Whatever goes wrong in the group: the rank is lost, and stays so.
-TEST(Ranks, AFailureOfTheGroupIsALostRank) {
+// Any failure of the process group is a lost rank, and later calls fail too.
+TEST(Ranks, GroupFailureIsReportedAsALostRank) {
   ProcessGroupRanks::Group group;
   group.size = 2;
   group.all_gather = [](auto&, auto&) -> ProcessGroupRanks::Work {

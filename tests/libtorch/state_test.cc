@@ -1,4 +1,4 @@
-// State dicts in PyTorch's form.
+// State dicts in the format of PyTorch.
 #include <nlohmann/json.hpp>
 
 #include "tests/libtorch/support.h"
@@ -6,12 +6,12 @@
 namespace headroom::libtorch {
 namespace {
 
-// What json.dumps(torch.amp.GradScaler(...).state_dict()) writes in Python.
+// The output of json.dumps(torch.amp.GradScaler(...).state_dict()) in Python.
 constexpr const char* kFromPython =
     R"({"scale": 131072.0, "growth_factor": 2.0, "backoff_factor": 0.5, )"
     R"("growth_interval": 5, "_growth_tracker": 3})";
 
-TEST(StateDict, HasPyTorchsFiveKeys) {
+TEST(StateDict, HasPyTorchsKeys) {
   const StateDict state = GradScaler().state_dict();
   EXPECT_EQ(state, (StateDict{{"scale", 65536.0},
                               {"growth_factor", 2.0},
@@ -20,7 +20,7 @@ TEST(StateDict, HasPyTorchsFiveKeys) {
                               {"_growth_tracker", 0.0}}));
 }
 
-TEST(StateDict, BelongsAfterUpdate) {
+TEST(StateDict, SaveBetweenStepAndUpdateIsRejected) {
   GradScaler scaler;
   torch::Tensor w = leaf({1.0f});
   auto optimizer = sgd({w});
@@ -31,7 +31,7 @@ TEST(StateDict, BelongsAfterUpdate) {
   EXPECT_EQ(scaler.state_dict().at("scale"), 32768.0);
 }
 
-TEST(StateDict, OneThatIsRefusedChangesNothing) {
+TEST(StateDict, LoadWithPendingGradientsIsRejectedWithoutEffect) {
   GradScaler scaler;
   torch::Tensor w = leaf({1.0f});
   auto optimizer = sgd({w});
@@ -49,7 +49,7 @@ TEST(StateDict, OneThatIsRefusedChangesNothing) {
   EXPECT_EQ(scaler.state_dict(), before);
 }
 
-TEST(StateDict, IsJsonThatPythonCanLoad) {
+TEST(StateDict, RoundTripsPyTorchsJson) {
   GradScaler scaler;
   scaler.load_state_dict(state_dict_from_json(kFromPython));
   const std::string text = to_json(scaler.state_dict());
@@ -58,7 +58,7 @@ TEST(StateDict, IsJsonThatPythonCanLoad) {
   EXPECT_NE(text.find("\"_growth_tracker\":3}"), std::string::npos) << text;
 }
 
-TEST(StateDict, ContinuesWhereTheOtherStopped) {
+TEST(StateDict, ResumesFromPyTorchsState) {
   GradScaler scaler;
   scaler.load_state_dict(state_dict_from_json(kFromPython));
   torch::Tensor w = leaf({1.0f});
@@ -71,48 +71,49 @@ TEST(StateDict, ContinuesWhereTheOtherStopped) {
   }
 }
 
-TEST(StateDict, BadOnesAreRefusedAndChangeNothing) {
+TEST(StateDict, InvalidValuesAreRejectedWithoutEffect) {
   GradScaler scaler;
   const StateDict before = scaler.state_dict();
-  const auto refused = [&](const char* part, const std::function<void(StateDict&)>& change) {
+  const auto expect_rejected = [&](const char* part,
+                                   const std::function<void(StateDict&)>& change) {
     StateDict state = state_dict_from_json(kFromPython);
     change(state);
     expect_error(ErrorCode::kBadState, part, [&] { scaler.load_state_dict(state); });
     EXPECT_EQ(scaler.state_dict(), before);
   };
-  refused("empty", [](StateDict& state) { state.clear(); });
+  expect_rejected("empty", [](StateDict& state) { state.clear(); });
   for (const char* key :
        {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"}) {
-    refused(key, [&](StateDict& state) { state.erase(key); });
+    expect_rejected(key, [&](StateDict& state) { state.erase(key); });
   }
   for (const double bad : {0.0, -1.0, std::numeric_limits<double>::quiet_NaN(),
                            std::numeric_limits<double>::infinity()}) {
-    refused("scale", [&](StateDict& state) { state["scale"] = bad; });
-    refused("growth_factor", [&](StateDict& state) { state["growth_factor"] = bad; });
-    refused("growth_interval", [&](StateDict& state) { state["growth_interval"] = bad; });
+    expect_rejected("scale", [&](StateDict& state) { state["scale"] = bad; });
+    expect_rejected("growth_factor", [&](StateDict& state) { state["growth_factor"] = bad; });
+    expect_rejected("growth_interval", [&](StateDict& state) { state["growth_interval"] = bad; });
   }
-  refused("backoff_factor", [](StateDict& state) { state["backoff_factor"] = 1.0; });
-  refused("_growth_tracker", [](StateDict& state) { state["_growth_tracker"] = -1.0; });
-  refused("_growth_tracker", [](StateDict& state) { state["_growth_tracker"] = 0.5; });
+  expect_rejected("backoff_factor", [](StateDict& state) { state["backoff_factor"] = 1.0; });
+  expect_rejected("_growth_tracker", [](StateDict& state) { state["_growth_tracker"] = -1.0; });
+  expect_rejected("_growth_tracker", [](StateDict& state) { state["_growth_tracker"] = 0.5; });
 }
 
-TEST(StateDict, TextThatIsNoStateDictIsRefused) {
+TEST(StateDict, InvalidJsonIsRejected) {
   for (const char* text : {"", "[1]", "7", "{\"scale\": \"big\"}", "{\"scale\": null}", "{"}) {
     expect_error(ErrorCode::kBadState, "state dict", [&] { state_dict_from_json(text); });
   }
 }
 
-TEST(StateDict, MayBeLoadedAfterAFirstScale) {
+TEST(StateDict, CanBeLoadedAfterTheFirstScale) {
   GradScaler scaler;
   torch::Tensor w = leaf({1.0f});
   auto optimizer = sgd({w});
-  scaler.scale(torch::ones({}));  // as people do in Python, to have the scale made
+  scaler.scale(torch::ones({}));  // common in Python code, to initialise the scale
   scaler.load_state_dict(state_dict_from_json(kFromPython));
   scaler.scale(w.sum()).backward();
   EXPECT_EQ(scaler.step(optimizer).grad_norm, 1.0);
 }
 
-TEST(FullState, KeepsWhatPyTorchDoesNotKnow) {
+TEST(FullState, RoundTripsPolicyAndCounters) {
   GradScaler scaler(preset("deepspeed"));
   torch::Tensor w = leaf({1.0f});
   auto optimizer = sgd({w});

@@ -1,4 +1,4 @@
-// What the tests of the LibTorch adapter share.
+// Helpers of the tests of the LibTorch binding.
 #ifndef HEADROOM_TESTS_LIBTORCH_SUPPORT_H_
 #define HEADROOM_TESTS_LIBTORCH_SUPPORT_H_
 
@@ -21,7 +21,7 @@ inline torch::Tensor leaf(std::vector<float> values, torch::ScalarType dtype = t
 
 inline double value(const torch::Tensor& tensor) { return tensor.item<double>(); }
 
-/// True if both have the same type, shape and bits.
+/// True if both tensors have the same dtype, shape and bits.
 inline bool same_bits(const torch::Tensor& a, const torch::Tensor& b) {
   const torch::Tensor x = a.detach().contiguous();
   const torch::Tensor y = b.detach().contiguous();

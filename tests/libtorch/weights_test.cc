@@ -1,4 +1,4 @@
-// Weights of fused optimizers that somebody else writes to, moves or saves.
+// Fused optimizers detect weights that other code modifies, moves or saves.
 #include <sstream>
 
 #include "tests/libtorch/support.h"
@@ -9,7 +9,7 @@ namespace {
 using torch::optim::AdamWOptions;
 using torch::optim::SGDOptions;
 
-TEST(FusedWeights, NoticesWeightsThatWereChangedByHand) {
+TEST(FusedWeights, ModifiedWeightsUpdateTheMasters) {
   torch::Tensor w = leaf({1.0f, 2.0f}, torch::kHalf);
   FusedSGD optimizer({w}, SGDOptions(1.0));
   w.mutable_grad() = torch::ones({2}, torch::kHalf);
@@ -25,24 +25,24 @@ TEST(FusedWeights, NoticesWeightsThatWereChangedByHand) {
   EXPECT_EQ(value(w[1]), 3.0);
 }
 
-TEST(FusedWeights, NoticesAWeightThatComesToAFreedAddress) {
+TEST(FusedWeights, ReplacedWeightAtAReusedAddressUpdatesTheMasters) {
   torch::Tensor w = leaf(std::vector<float>(1000, 1.0f), torch::kHalf);
   FusedSGD optimizer({w}, SGDOptions(1.0));
   for (int i = 0; i < 50; ++i) {
     w.mutable_grad() = torch::ones({1000}, torch::kHalf);
     optimizer.step();
-    w.set_data(w.data().to(torch::kFloat));  // frees what the next may get
+    w.set_data(w.data().to(torch::kFloat));  // frees memory that the next allocation may reuse
     w.set_data(torch::full({1000}, 9.0f).to(torch::kHalf));
     optimizer.step();
     ASSERT_EQ(value(w[0]), 8.0);
   }
-  w.data().fill_(3.0);  // which torch does not count
+  w.data().fill_(3.0);  // does not change the tensor's version
   optimizer.refresh_masters();
   optimizer.step();
   EXPECT_EQ(value(w[0]), 2.0);
 }
 
-TEST(FusedWeights, KeepsMastersOfWeightsThatWereSwappedOutAndBack) {
+TEST(FusedWeights, RestoredWeightsKeepTheirMasters) {
   const auto model = small_model(torch::kBFloat16);
   FusedAdamW optimizer(model->parameters(), AdamWOptions(1e-4));
   set_random_grads(model, 0);
@@ -83,7 +83,7 @@ TEST(FusedWeights, MomentsFollowAChangeOfStrides) {
   }
 }
 
-TEST(FusedWeights, AFailureWhileStridesChangeLeavesMastersRight) {
+TEST(FusedWeights, FailureDuringAChangeOfStridesKeepsTheMasters) {
   GradScaler scaler(GradScalerOptions().init_scale(4.0).growth_interval(1));
   torch::Tensor w = torch::randn({4, 3, 2, 2}).to(torch::kHalf).requires_grad_(true);
   torch::Tensor other = leaf({1.0f});
@@ -104,7 +104,7 @@ TEST(FusedWeights, AFailureWhileStridesChangeLeavesMastersRight) {
   EXPECT_TRUE(same_bits(optimizer.master_params()[0], exact));
 }
 
-TEST(FusedWeights, RefusesAWeightWhoseStorageWasCut) {
+TEST(FusedWeights, TruncatedStorageIsRejected) {
   torch::Tensor w = torch::ones({100});
   FusedSGD optimizer({w}, SGDOptions(1.0));
   w.mutable_grad() = torch::ones({100});
@@ -115,31 +115,31 @@ TEST(FusedWeights, RefusesAWeightWhoseStorageWasCut) {
   EXPECT_EQ(value(w[99]), 0.0);
 }
 
-TEST(FusedWeights, FilesHaveTheWeightsAsTheyAre) {
+TEST(FusedWeights, FilesContainModifiedWeights) {
   torch::Tensor w = leaf({1.0f, 2.0f}, torch::kHalf);
   FusedAdamW optimizer({w}, AdamWOptions(0.01));
   {
     const torch::NoGradGuard no_grad;
-    w.fill_(5.0);  // as a pretrained file would
+    w.fill_(5.0);  // as loading a pretrained file would
   }
   std::stringstream state;
   torch::save(optimizer, state);
-  torch::Tensor again = leaf({5.0f, 5.0f}, torch::kHalf);
-  FusedAdamW resumed({again}, AdamWOptions(0.01));
+  torch::Tensor copy = leaf({5.0f, 5.0f}, torch::kHalf);
+  FusedAdamW resumed({copy}, AdamWOptions(0.01));
   torch::load(resumed, state);
-  EXPECT_EQ(value(again[0]), 5.0);
+  EXPECT_EQ(value(copy[0]), 5.0);
   EXPECT_EQ(value(resumed.master_params()[0][1]), 5.0);
 }
 
-TEST(FusedWeights, LoadingLeavesThemToTheModel) {
+TEST(FusedWeights, LoadingTheOptimizerDoesNotOverwriteTheModel) {
   const auto model = small_model(torch::kBFloat16);
   FusedAdamW optimizer(model->parameters(), AdamWOptions(1e-4));
   set_random_grads(model, 0);
   optimizer.step();
-  std::stringstream weights, state, again;
+  std::stringstream weights, state, state_copy;
   torch::save(model, weights);
   torch::save(optimizer, state);
-  again << state.str();
+  state_copy << state.str();
 
   auto other = small_model(torch::kBFloat16);
   {
@@ -153,7 +153,7 @@ TEST(FusedWeights, LoadingLeavesThemToTheModel) {
 
   auto fresh = small_model(torch::kBFloat16);
   FusedAdamW resumed(fresh->parameters(), AdamWOptions(1e-4));
-  torch::load(resumed, again);  // the optimizer first, the model then
+  torch::load(resumed, state_copy);  // loads the optimizer before the model
   torch::load(fresh, weights);
   for (size_t i = 0; i < model->parameters().size(); ++i) {
     EXPECT_TRUE(same_bits(resumed.master_params()[i], optimizer.master_params()[i]));

@@ -1,3 +1,4 @@
+// measure(): norms, counts, culprits and detail of lists of tensors.
 #include <sys/mman.h>
 #include <xmmintrin.h>
 
@@ -6,8 +7,8 @@
 namespace headroom {
 namespace {
 
-// A list with everything in it: types mixed, empty tensors, large and small ones, bad elements.
-struct MixedList {
+// Tensors of every dtype, empty, small and large, with very large and very small values.
+struct MixedTensors {
   std::vector<f16> a = random_values<f16>(70001, 1);
   std::vector<float> b = random_values<float>(130, 2, 1e20);
   std::vector<float> empty;
@@ -22,17 +23,17 @@ struct MixedList {
   }
 };
 
-TEST(Measure, SameBitsOnEveryTargetAndThreadCount) {
-  MixedList list;
-  list.d[150000] = bf16(kNan);
-  list.f[65999] = kInf;
+TEST(Measure, ResultBitsDoNotDependOnSimdTargetOrThreadCount) {
+  MixedTensors tensors;
+  tensors.d[150000] = bf16(kNan);
+  tensors.f[65999] = kInf;
   const std::string before = simd_target();
   std::string expected;
   for (const std::string& target : simd_targets()) {
     set_simd_target(target);
     for (const int threads : {1, 2, 3, 7}) {
       set_num_threads(threads);
-      const std::string found = fingerprint(measure(list.views()));
+      const std::string found = fingerprint(measure(tensors.views()));
       if (expected.empty()) expected = found;
       EXPECT_EQ(found, expected) << target << " " << threads;
     }
@@ -41,35 +42,40 @@ TEST(Measure, SameBitsOnEveryTargetAndThreadCount) {
   set_num_threads(0);
 }
 
-TEST(Measure, NormOfAMixedListIsRight) {
-  MixedList list;
-  list.e = random_values<double>(3000, 5);
+TEST(Measure, NormOfMixedDtypesIsAccurate) {
+  MixedTensors tensors;
+  tensors.e = random_values<double>(3000, 5);
   long double squares = 0.0L;
   const auto add = [&](const auto& values) {
     for (const auto value : values) {
       squares += static_cast<long double>(to_double(value)) * to_double(value);
     }
   };
-  add(list.a), add(list.b), add(list.c), add(list.d), add(list.e), add(list.f), add(list.g);
+  add(tensors.a), add(tensors.b), add(tensors.c), add(tensors.d), add(tensors.e), add(tensors.f),
+      add(tensors.g);
   const double norm = static_cast<double>(std::sqrt(squares));
-  EXPECT_NEAR(measure(list.views()).norm() / norm, 1.0, 1e-6);
+  EXPECT_NEAR(measure(tensors.views()).norm() / norm, 1.0, 1e-6);
 }
 
-TEST(Measure, CulpritIsTheFirstBadTensorWithItsCounts) {
-  MixedList list;
-  list.d[3] = bf16(kInf);
-  list.d[150000] = bf16(-kInf);
-  list.d[199999] = bf16(kNan);
-  list.f[0] = kNan;
-  const GradStats stats = measure(list.views());
-  EXPECT_EQ(stats.culprit, 4);
-  EXPECT_EQ(stats.culprit_inf, 2);
-  EXPECT_EQ(stats.culprit_nan, 1);
+void expect_culprit(const GradStats& stats, int64_t tensor, int64_t inf, int64_t nan) {
+  EXPECT_EQ(stats.culprit, tensor);
+  EXPECT_EQ(stats.culprit_inf, inf);
+  EXPECT_EQ(stats.culprit_nan, nan);
+}
+
+TEST(Measure, CulpritIsTheFirstNonFiniteTensorWithItsCounts) {
+  MixedTensors tensors;
+  tensors.d[3] = bf16(kInf);
+  tensors.d[150000] = bf16(-kInf);
+  tensors.d[199999] = bf16(kNan);
+  tensors.f[0] = kNan;
+  const GradStats stats = measure(tensors.views());
+  expect_culprit(stats, 4, 2, 1);
   EXPECT_EQ(stats.inf_count, 2);
   EXPECT_EQ(stats.nan_count, 2);
 }
 
-TEST(Measure, CulpritAmongThousandsOfSmallTensors) {
+TEST(Measure, FindsTheCulpritAmongThousandsOfSmallTensors) {
   std::vector<float> values = random_values<float>(10000 * 10, 8);
   std::vector<TensorView> views;
   for (size_t i = 0; i < 10000; ++i) views.push_back(view(values.data() + 10 * i, 10));
@@ -77,14 +83,12 @@ TEST(Measure, CulpritAmongThousandsOfSmallTensors) {
   values[56788] = kInf;
   values[99999] = kNan;
   const GradStats stats = measure(views);
-  EXPECT_EQ(stats.culprit, 5678);
-  EXPECT_EQ(stats.culprit_inf, 1);
-  EXPECT_EQ(stats.culprit_nan, 1);
+  expect_culprit(stats, 5678, 1, 1);
   EXPECT_EQ(stats.nan_count, 2);
   EXPECT_EQ(stats.count, 100000);
 }
 
-TEST(Measure, DescribesTheCulpritByName) {
+TEST(Measure, DescribeCulpritNamesTheParameter) {
   std::vector<float> good = {1.0f}, bad = {kInf, 2.0f, -kInf, kInf};
   const std::vector<Parameter> parameters = {{"head", view(good), view(good)},
                                              {"embed.weight", view(bad), view(bad)}};
@@ -93,7 +97,7 @@ TEST(Measure, DescribesTheCulpritByName) {
   EXPECT_EQ(describe_culprit(measure(parameters), parameters), "");
 }
 
-TEST(Measure, EmptyListsAndTensors) {
+TEST(Measure, EmptyListsAndTensorsHaveZeroNorm) {
   EXPECT_EQ(measure(std::vector<TensorView>{}).norm(), 0.0);
   const GradStats stats = measure({TensorView{}, TensorView{}});
   EXPECT_EQ(stats.count, 0);
@@ -101,6 +105,7 @@ TEST(Measure, EmptyListsAndTensors) {
   EXPECT_EQ(stats.amax, 0.0);
 }
 
+// The elements are finite, so the tensor is, even where their squares or the norm leave FP32.
 template <typename T>
 void expect_norm_of_constant(double magnitude) {
   for (const size_t count : {1, 33, 1000, 5000}) {
@@ -114,8 +119,9 @@ void expect_norm_of_constant(double magnitude) {
   }
 }
 
-TEST(Measure, NormIsRightWhereSquaresLeaveTheRange) {
+TEST(Measure, NormIsAccurateWhenSquaresOverflowOrUnderflow) {
   expect_norm_of_constant<float>(3e38);
+  expect_norm_of_constant<float>(1e30);
   expect_norm_of_constant<float>(1e-44);
   expect_norm_of_constant<bf16>(1e38);
   expect_norm_of_constant<bf16>(1e-40);
@@ -125,13 +131,14 @@ TEST(Measure, NormIsRightWhereSquaresLeaveTheRange) {
   expect_norm_of_constant<double>(1e-300);
 }
 
-TEST(Measure, LargeDoublesBelowTheCarefulPathDoNotAddUpToInf) {
+TEST(Measure, SumOfLargeDoubleSquaresDoesNotOverflow) {
+  // Just below the magnitude from which squares are scaled before they are summed.
   const std::vector<double> values(1 << 20, 0x1.fp449);
   std::vector<TensorView> many(256, view(values));
   EXPECT_NEAR(measure(many).norm() / (0x1.fp449 * 0x1p14), 1.0, 1e-9);
 }
 
-TEST(Measure, VeryLargeAndVerySmallTogether) {
+TEST(Measure, NormIsAccurateForMixedMagnitudes) {
   const std::vector<double> large(2000, 1e200), small(2000, 1e-200);
   const std::vector<float> ordinary(2000, 1.0f);
   const GradStats stats = measure({view(small), view(ordinary), view(large), view(small)});
@@ -139,33 +146,27 @@ TEST(Measure, VeryLargeAndVerySmallTogether) {
   EXPECT_NEAR(measure({view(small), view(ordinary)}).norm(), std::sqrt(2000.0), 1e-9);
 }
 
-TEST(Measure, FiniteGradientsWithAnInfiniteFloatNormAreNotAnOverflow) {
-  const std::vector<float> values(100000, 1e30f);
-  const GradStats stats = measure({view(values)});
-  EXPECT_TRUE(stats.finite());
-  EXPECT_NEAR(stats.norm() / (static_cast<double>(1e30f) * std::sqrt(1e5)), 1.0, 1e-12);
-}
-
-TEST(Measure, TheCallersFloatingPointModeDoesNotMatter) {
+TEST(Measure, IgnoresAndRestoresTheCallersFloatingPointMode) {
   const std::vector<bf16> subnormal(1000, bf16(1e-40f));
   const std::vector<float> tiny(1000, 1e-42f);
   const std::string expected = fingerprint(measure({view(subnormal), view(tiny)}));
   const unsigned before = _mm_getcsr();
-  _mm_setcsr(before | 0x8040 | 0x6000);  // flush to zero, denormals are zero, round towards zero
+  _mm_setcsr(before | 0x8040 | 0x6000);  // flush to zero, denormals are zero, round toward zero
   const std::string found = fingerprint(measure({view(subnormal), view(tiny)}));
   const unsigned during = _mm_getcsr();
   _mm_setcsr(before);
   EXPECT_EQ(found, expected);
-  EXPECT_EQ(during & 0xFFC0u, (before | 0x8040 | 0x6000) & 0xFFC0u) << "and it is given back";
+  EXPECT_EQ(during & 0xFFC0u, (before | 0x8040 | 0x6000) & 0xFFC0u)
+      << "the caller's mode is restored";
 }
 
-TEST(Measure, MoreThanTwoToThe31Elements) {
+TEST(Measure, HandlesMoreThanTwoToThe31Elements) {
 #if defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "the thread sanitizer would need 16 GiB to watch this much memory";
+  GTEST_SKIP() << "ThreadSanitizer would need 16 GiB of shadow memory";
 #endif
   constexpr int64_t kCount = (int64_t{1} << 31) + 77;
   const size_t bytes = static_cast<size_t>(kCount) * sizeof(f16);
-  // Never written but for one page: the kernel backs it all with one page of zeros.
+  // Only the last page is written; the kernel backs all others with one page of zeros.
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   ASSERT_NE(memory, MAP_FAILED);
@@ -205,14 +206,14 @@ void expect_detail(double smallest_normal) {
   EXPECT_EQ(fingerprint(stats), fingerprint(measure({view(values)})));
 }
 
-TEST(Measure, DetailCountsZerosSubnormalsAndPowersOfTwo) {
+TEST(Measure, DetailCountsZerosSubnormalsAndExponents) {
   expect_detail<f16>(0x1p-14);
   expect_detail<bf16>(0x1p-126);
   expect_detail<float>(0x1p-126);
   expect_detail<double>(0x1p-1022);
 }
 
-TEST(Measure, RefusesImpossibleViews) {
+TEST(Measure, RejectsInvalidViews) {
   std::vector<float> values = {1.0f};
   TensorView bad = view(values);
   bad.data = nullptr;

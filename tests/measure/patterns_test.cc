@@ -1,12 +1,13 @@
-// Every 16-bit pattern, every length around the vector widths, every place in a vector.
+// The measure kernels on every 16-bit pattern, every length around the vector widths, every
+// position in a vector and every alignment, on every SIMD target.
 #include "measure/stats.h"
 #include "tests/support.h"
 
 namespace headroom {
 namespace {
 
-class Patterns : public EveryTarget {};
-HEADROOM_ON_EVERY_TARGET(Patterns);
+class MeasureKernels : public EveryTarget {};
+HEADROOM_ON_EVERY_TARGET(MeasureKernels);
 
 template <typename T>
 bool is_nan_pattern(T value) {
@@ -18,7 +19,7 @@ bool is_inf_pattern(T value) {
 }
 
 template <typename T>
-void expect_each_pattern_is_told_right() {
+void expect_each_pattern_classified() {
   std::vector<T> values(40, T(0.25f));
   for (const T pattern : all_patterns<T>()) {
     values[17] = pattern;
@@ -32,13 +33,13 @@ void expect_each_pattern_is_told_right() {
   }
 }
 
-TEST_P(Patterns, EachOneIsFiniteInfOrNanByItself) {
-  expect_each_pattern_is_told_right<f16>();
-  expect_each_pattern_is_told_right<bf16>();
+TEST_P(MeasureKernels, ClassifiesEveryBitPattern) {
+  expect_each_pattern_classified<f16>();
+  expect_each_pattern_classified<bf16>();
 }
 
 template <typename T>
-void expect_all_patterns_at_once() {
+void expect_all_patterns_measured() {
   const std::vector<T> values = all_patterns<T>();
   int64_t inf = 0, nan = 0;
   long double squares = 0.0L;
@@ -62,13 +63,13 @@ void expect_all_patterns_at_once() {
   EXPECT_TRUE(std::isnan(stats.norm()));
 }
 
-TEST_P(Patterns, AllOfThemAtOnce) {
-  expect_all_patterns_at_once<f16>();
-  expect_all_patterns_at_once<bf16>();
+TEST_P(MeasureKernels, MeasuresAllBitPatternsTogether) {
+  expect_all_patterns_measured<f16>();
+  expect_all_patterns_measured<bf16>();
 }
 
 template <typename T>
-void expect_lengths_and_places() {
+void expect_lengths_and_positions() {
   const std::vector<T> ordinary = random_values<T>(2200, 3);
   std::vector<int64_t> counts;
   for (int64_t count = 0; count <= 70; ++count) counts.push_back(count);
@@ -84,26 +85,26 @@ void expect_lengths_and_places() {
     ASSERT_EQ(clean.count, count);
     ASSERT_NEAR(clean.norm(), std::sqrt(squares), 1e-6 * (1.0 + std::sqrt(squares))) << count;
     const int64_t step = count <= 70 ? 1 : 61;
-    for (int64_t place = 0; place < count; place += step) {
-      const T before = values[static_cast<size_t>(place)];
-      values[static_cast<size_t>(place)] = from_float<T>(place % 2 == 0 ? kInf : kNan);
+    for (int64_t position = 0; position < count; position += step) {
+      const T before = values[static_cast<size_t>(position)];
+      values[static_cast<size_t>(position)] = from_float<T>(position % 2 == 0 ? kInf : kNan);
       const GradStats bad = measure({view(values)});
-      ASSERT_EQ(bad.inf_count, place % 2 == 0) << count << " " << place;
-      ASSERT_EQ(bad.nan_count, place % 2 == 1) << count << " " << place;
-      values[static_cast<size_t>(place)] = before;
+      ASSERT_EQ(bad.inf_count, position % 2 == 0) << count << " " << position;
+      ASSERT_EQ(bad.nan_count, position % 2 == 1) << count << " " << position;
+      values[static_cast<size_t>(position)] = before;
     }
   }
 }
 
-TEST_P(Patterns, EveryLengthAndEveryPlace) {
-  expect_lengths_and_places<f16>();
-  expect_lengths_and_places<bf16>();
-  expect_lengths_and_places<float>();
-  expect_lengths_and_places<double>();
+TEST_P(MeasureKernels, FindsNonFiniteElementsAtEveryLengthAndPosition) {
+  expect_lengths_and_positions<f16>();
+  expect_lengths_and_positions<bf16>();
+  expect_lengths_and_positions<float>();
+  expect_lengths_and_positions<double>();
 }
 
 template <typename T>
-void expect_any_alignment() {
+void expect_independent_of_alignment() {
   std::vector<T> values = random_values<T>(3000, 4);
   values[1234] = from_float<T>(kNan);
   GradDetail expected_detail, found_detail;
@@ -123,11 +124,11 @@ void expect_any_alignment() {
   }
 }
 
-TEST_P(Patterns, AnyAlignmentEvenOddBytes) {
-  expect_any_alignment<f16>();
-  expect_any_alignment<bf16>();
-  expect_any_alignment<float>();
-  expect_any_alignment<double>();
+TEST_P(MeasureKernels, ResultsDoNotDependOnAlignment) {
+  expect_independent_of_alignment<f16>();
+  expect_independent_of_alignment<bf16>();
+  expect_independent_of_alignment<float>();
+  expect_independent_of_alignment<double>();
 }
 
 }  // namespace

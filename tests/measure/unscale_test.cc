@@ -1,3 +1,4 @@
+// unscale_() on every SIMD target against scalar arithmetic, and the arguments it rejects.
 #include "tests/support.h"
 
 namespace headroom {
@@ -9,7 +10,7 @@ HEADROOM_ON_EVERY_TARGET(Unscale);
 constexpr float kInverses[] = {0x1p-16f, 0x1p-1f, 0x1p4f, 0x1p100f, 1.0f / 3.0f, 1.0f};
 
 template <typename T>
-void expect_every_pattern_unscaled_like_the_reference(float inverse) {
+void expect_every_pattern_matches_reference(float inverse) {
   std::vector<T> values = all_patterns<T>();
   const std::vector<T> before = values;
   const GradStats result = unscale_({view(values)}, inverse);
@@ -32,15 +33,15 @@ void expect_every_pattern_unscaled_like_the_reference(float inverse) {
   EXPECT_FALSE(result.ok());
 }
 
-TEST_P(Unscale, EveryPatternLikeTheReference) {
+TEST_P(Unscale, EveryBitPatternMatchesTheScalarReference) {
   for (const float inverse : kInverses) {
-    expect_every_pattern_unscaled_like_the_reference<f16>(inverse);
-    expect_every_pattern_unscaled_like_the_reference<bf16>(inverse);
+    expect_every_pattern_matches_reference<f16>(inverse);
+    expect_every_pattern_matches_reference<bf16>(inverse);
   }
 }
 
 template <typename T>
-void expect_any_length() {
+void expect_writes_only_given_elements() {
   for (size_t count = 0; count < 70; ++count) {
     std::vector<T> values = random_values<T>(count + 2, 5);
     const std::vector<T> before = values;
@@ -54,14 +55,14 @@ void expect_any_length() {
   }
 }
 
-TEST_P(Unscale, AnyLengthAndNothingBeyond) {
-  expect_any_length<f16>();
-  expect_any_length<bf16>();
-  expect_any_length<float>();
-  expect_any_length<double>();
+TEST_P(Unscale, WritesOnlyTheGivenElementsAtAnyLength) {
+  expect_writes_only_given_elements<f16>();
+  expect_writes_only_given_elements<bf16>();
+  expect_writes_only_given_elements<float>();
+  expect_writes_only_given_elements<double>();
 }
 
-TEST_P(Unscale, StatsAreOfTheGradientsAsTheyArrived) {
+TEST_P(Unscale, ReturnsStatsOfTheScaledGradients) {
   std::vector<float> values = random_values<float>(5000, 6, 100.0);
   values[4321] = -kInf;
   const GradStats measured = measure({view(values)});
@@ -69,14 +70,14 @@ TEST_P(Unscale, StatsAreOfTheGradientsAsTheyArrived) {
   EXPECT_EQ(fingerprint(result), fingerprint(measured));
 }
 
-TEST(UnscaleChecks, AScaleBelowOneThatOverflowsIsSeen) {
+TEST(UnscaleChecks, OverflowFromAScaleBelowOneIsCounted) {
   std::vector<float> values = {1e38f, 2.0f};
   const GradStats result = unscale_({view(values)}, 16.0f);
   EXPECT_EQ(result.new_inf, 1);
   EXPECT_FALSE(result.ok());
 }
 
-TEST(UnscaleChecks, RefusesImpossibleScalesAndConstMemory) {
+TEST(UnscaleChecks, RejectsInvalidScalesAndConstMemory) {
   std::vector<float> values = {1.0f};
   for (const float bad : {0.0f, -1.0f, kInf, kNan}) {
     expect_error(ErrorCode::kInvalidArgument, "inverse scale",
@@ -88,20 +89,21 @@ TEST(UnscaleChecks, RefusesImpossibleScalesAndConstMemory) {
   EXPECT_EQ(values[0], 1.0f);
 }
 
-TEST(UnscaleChecks, RefusesTensorsThatShareMemory) {
+TEST(UnscaleChecks, RejectsTensorsThatShareMemory) {
   std::vector<float> values(10, 1.0f), other(5, 1.0f);
-  const auto refuse = [&](const std::string& part, const std::vector<TensorView>& grads) {
+  const auto expect_rejected = [&](const std::string& part, const std::vector<TensorView>& grads) {
     expect_error(ErrorCode::kInvalidArgument, part, [&] { unscale_(grads, 0.5f); });
     EXPECT_EQ(values, std::vector<float>(10, 1.0f));
     EXPECT_EQ(other, std::vector<float>(5, 1.0f));
   };
-  refuse("Gradient 0 and gradient 2 share memory", {view(values), view(other), view(values)});
-  refuse("Gradient 0 and gradient 1 share memory",
-         {view(values.data() + 4, 6), view(values.data(), 5)});
-  refuse("Gradient 1 and gradient 2 share memory",
-         {view(other), view(values), view(values.data() + 3, 1)});
+  expect_rejected("Gradient 0 and gradient 2 share memory",
+                  {view(values), view(other), view(values)});
+  expect_rejected("Gradient 0 and gradient 1 share memory",
+                  {view(values.data() + 4, 6), view(values.data(), 5)});
+  expect_rejected("Gradient 1 and gradient 2 share memory",
+                  {view(other), view(values), view(values.data() + 3, 1)});
   unscale_({view(values.data() + 5, 5), view(values.data() + 5, 0), view(values.data(), 5)}, 0.5f);
-  EXPECT_EQ(values, std::vector<float>(10, 0.5f)) << "side by side is apart";
+  EXPECT_EQ(values, std::vector<float>(10, 0.5f)) << "adjacent tensors do not share memory";
 }
 
 }  // namespace

@@ -18,11 +18,11 @@ constexpr std::chrono::milliseconds kShort{2000}, kLong{60000};
 struct Rank {
   std::vector<float> w = std::vector<float>(4, 1.0f), g = std::vector<float>(4, 0.0f);
   hr::SGD optimizer{{{"w", hr::view(w), hr::view(g)}}, {.lr = 0.1}};
-  hr::Meeting* averaging;
+  hr::ThreadAllReduce* averaging;
   hr::GradScaler scaler;
   hr::StepReport report;
 
-  Rank(std::shared_ptr<hr::Ranks> ranks, hr::Meeting* meeting, hr::RankGradients gradients,
+  Rank(std::shared_ptr<hr::Ranks> ranks, hr::ThreadAllReduce* meeting, hr::RankGradients gradients,
        float scale)
       : averaging(meeting),
         scaler(hr::DynamicScale{.init_scale = scale}, {.ranks = ranks, .gradients = gradients}) {}
@@ -56,9 +56,9 @@ struct Setting {
 };
 
 std::array<End, 2> on_two_ranks(const Work& work, const Setting& setting = {}) {
-  hr::Meeting averaging(2, setting.limit);
+  hr::ThreadAllReduce averaging(2, setting.limit);
   std::array<End, 2> ends;
-  hr::on_ranks(
+  hr::run_on_ranks(
       2,
       [&](std::shared_ptr<hr::Ranks> ranks) {
         const int number = ranks->rank();

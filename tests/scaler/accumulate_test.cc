@@ -1,10 +1,11 @@
-// Several losses with scales of their own, and micro-batches across a change of scale.
+// GradAccumulator: losses with separate scalers, and micro-batches across a change of the scale.
 #include "tests/support.h"
 
 namespace headroom {
 namespace {
 
-struct Accumulating {
+// Two FP16 weights of 1 whose gradients are summed in FP32.
+struct AccumulationLoop {
   std::vector<f16> weight = std::vector<f16>(2, f16(1.0f)), grad = std::vector<f16>(2);
   GradAccumulator sums{{{"w", view(weight), view(grad)}}};
   SGD optimizer{sums.summed(), {.lr = 1.0}};
@@ -19,18 +20,18 @@ struct Accumulating {
   float master() const { return optimizer.master(0)[0]; }
 };
 
-TEST(Accumulator, MicroBatchesAcrossAGrowthAddUpRight) {
-  Accumulating loop;
+TEST(Accumulator, SumIsCorrectAcrossScaleChanges) {
+  AccumulationLoop loop;
   GradScaler scaler(DynamicScale{.init_scale = 256.0f, .growth_interval = 1});
   for (const float value : {0.125f, 0.25f, 0.0625f}) EXPECT_TRUE(loop.add(scaler, value).applied);
-  EXPECT_EQ(scaler.get_scale(), 2048.0f) << "it grew in between";
+  EXPECT_EQ(scaler.get_scale(), 2048.0f) << "the scale grew after every micro-batch";
   EXPECT_TRUE(loop.sums.step(loop.optimizer).applied);
   EXPECT_EQ(loop.master(), 1.0f - 0.4375f);
   EXPECT_EQ(loop.grad[0].bits, 0);
 }
 
-TEST(Accumulator, EachLossHasItsScaleAndOnlyTheBadOneShrinks) {
-  Accumulating loop;
+TEST(Accumulator, OverflowLowersOnlyTheScaleOfItsOwnLoss) {
+  AccumulationLoop loop;
   GradScaler small(StaticScale{16.0f}), large;
   EXPECT_TRUE(loop.add(small, 0.25f).applied);
   EXPECT_FALSE(loop.add(large, 4.0f).applied);
@@ -43,12 +44,12 @@ TEST(Accumulator, EachLossHasItsScaleAndOnlyTheBadOneShrinks) {
 
   EXPECT_TRUE(loop.add(small, 0.25f).applied);
   EXPECT_TRUE(loop.add(large, 0.125f).applied);
-  EXPECT_TRUE(loop.sums.step(loop.optimizer).applied) << "the bad sum is gone";
+  EXPECT_TRUE(loop.sums.step(loop.optimizer).applied) << "the bad sum was discarded";
   EXPECT_EQ(loop.master(), 1.0f - 0.375f);
 }
 
-TEST(Accumulator, SumsSmallGradientsThatFP16WouldDrop) {
-  Accumulating loop;
+TEST(Accumulator, KeepsGradientsThatAnFp16SumWouldLose) {
+  AccumulationLoop loop;
   GradScaler scaler;
   loop.add(scaler, 0.5f);
   for (int i = 0; i < 1000; ++i) loop.add(scaler, 1e-4f);
@@ -56,15 +57,16 @@ TEST(Accumulator, SumsSmallGradientsThatFP16WouldDrop) {
   EXPECT_NEAR(loop.master(), 1.0 - 0.6, 1e-4);
 }
 
-TEST(Accumulator, FollowsGradientsThatAreAllocatedAnew) {
-  Accumulating loop;
+TEST(Accumulator, AcceptsReallocatedGradients) {
+  AccumulationLoop loop;
   GradScaler scaler(StaticScale{4.0f});
   std::vector<f16> next(2), other(3);
   loop.sums.rebind({{"w", view(loop.weight), view(next)}});
   scaler.scale(1.0f);
   for (f16& g : next) g = f16(2.0f);
   scaler.step(loop.sums);
-  EXPECT_EQ(static_cast<float>(loop.weight[0]), 1.0f) << "its weights are the sums";
+  EXPECT_EQ(static_cast<float>(loop.weight[0]), 1.0f)
+      << "stepping the accumulator writes only the sums";
   loop.sums.step(loop.optimizer);
   EXPECT_EQ(loop.master(), 0.5f);
   expect_error(ErrorCode::kMismatch, "gradient of 3", [&] {
@@ -72,7 +74,7 @@ TEST(Accumulator, FollowsGradientsThatAreAllocatedAnew) {
   });
 }
 
-TEST(Accumulator, AParameterThatHadNoGradientHasNoSum) {
+TEST(Accumulator, GradientAddedAfterConstructionIsRejected) {
   std::vector<f16> weight(2), grad(2);
   GradAccumulator sums({{"w", view(weight), TensorView{}}});
   expect_error(ErrorCode::kMismatch, "'w' had no gradient", [&] { sums.set_grad(0, view(grad)); });
@@ -82,7 +84,7 @@ TEST(Accumulator, AParameterThatHadNoGradientHasNoSum) {
 }
 
 TEST(Accumulator, ClipsTheSum) {
-  Accumulating loop;
+  AccumulationLoop loop;
   GradScaler scaler(StaticScale{16.0f});
   loop.add(scaler, 3.0f);
   loop.add(scaler, 1.0f);
@@ -91,7 +93,7 @@ TEST(Accumulator, ClipsTheSum) {
   EXPECT_NEAR(loop.master(), 1.0 - 1.0 / std::sqrt(2.0), 1e-6);
 }
 
-TEST(Accumulator, OneBadGradientSkipsEveryOptimizerOnTheSums) {
+TEST(Accumulator, OneBadGradientSkipsEveryOptimizer) {
   std::vector<float> wa = {1.0f}, wb = {1.0f}, ga(1), gb(1);
   GradAccumulator sums({{"a", view(wa), view(ga)}, {"b", view(wb), view(gb)}});
   SGD first({sums.summed()[0]}, {.lr = 1.0}), second({sums.summed()[1]}, {.lr = 1.0});
@@ -121,7 +123,7 @@ TEST(Accumulator, OneBadGradientSkipsEveryOptimizerOnTheSums) {
   EXPECT_EQ(wb[0], 0.75f);
 }
 
-TEST(Accumulator, ABadRoundIsDroppedEvenForOptimizersThatDidNotStep) {
+TEST(Accumulator, BadRoundIsDroppedForOptimizersThatDidNotStep) {
   std::vector<float> wa = {1.0f}, wb = {1.0f}, ga(1), gb(1);
   GradAccumulator sums({{"a", view(wa), view(ga)}, {"b", view(wb), view(gb)}});
   SGD first({sums.summed()[0]}, {.lr = 1.0}), second({sums.summed()[1]}, {.lr = 1.0});
@@ -141,8 +143,8 @@ TEST(Accumulator, ABadRoundIsDroppedEvenForOptimizersThatDidNotStep) {
   EXPECT_EQ(wb[0], 0.5f);
 }
 
-TEST(Accumulator, StepsOnceForEachRound) {
-  Accumulating loop;
+TEST(Accumulator, AllowsOneStepPerRound) {
+  AccumulationLoop loop;
   expect_error(ErrorCode::kWrongOrder, "before any gradient",
                [&] { loop.sums.step(loop.optimizer); });
   GradScaler scaler;
@@ -152,7 +154,7 @@ TEST(Accumulator, StepsOnceForEachRound) {
   EXPECT_EQ(loop.optimizer.steps(0), 1);
 }
 
-TEST(Accumulator, TakesParametersWithoutGradients) {
+TEST(Accumulator, AcceptsParametersWithoutGradients) {
   std::vector<float> wa = {1.0f}, wb = {1.0f}, ga(1);
   GradAccumulator sums({{"a", view(wa), view(ga)}, {"b", view(wb), TensorView{}}});
   SGD optimizer(sums.summed(), {.lr = 1.0});
@@ -164,21 +166,21 @@ TEST(Accumulator, TakesParametersWithoutGradients) {
   EXPECT_EQ(wb[0], 1.0f);
 }
 
-TEST(Accumulator, RefusesWeightsThatShareMemoryWithGradients) {
+TEST(Accumulator, RejectsWeightsThatShareMemoryWithGradients) {
   std::vector<float> w = {1.0f};
   expect_error(ErrorCode::kInvalidArgument, "share memory", [&] {
     GradAccumulator sums({{"w", view(w), view(w)}});
   });
 }
 
-TEST(Accumulator, RefusesAnOptimizerOnOtherGradients) {
-  Accumulating loop;
+TEST(Accumulator, RejectsAnOptimizerOnOtherGradients) {
+  AccumulationLoop loop;
   SGD other({{"w", view(loop.weight), view(loop.grad)}});
   expect_error(ErrorCode::kInvalidArgument, "summed()", [&] { loop.sums.step(other); });
 }
 
-TEST(Accumulator, WorksWithTheApexFace) {
-  Accumulating loop;
+TEST(Accumulator, WorksWithScaleLoss) {
+  AccumulationLoop loop;
   GradScaler a(StaticScale{8.0f}), b(StaticScale{1024.0f});
   const auto backward = [&](float value) {
     return [&loop, value](float scaled) {

@@ -1,4 +1,4 @@
-// What docs/reliability.md promises to threads.
+// The thread safety that docs/reliability.md guarantees.
 #include <atomic>
 #include <functional>
 #include <optional>
@@ -24,39 +24,27 @@ std::string train(uint32_t seed) {
   return scaler.save() + fingerprint(measure({view(weight)}));
 }
 
-TEST(Concurrency, ThreadsWithTheirOwnObjectsGetTheSameResults) {
-  set_num_threads(2);
-  const std::string expected = train(1);
-  std::vector<std::string> found(4);
-  std::vector<std::thread> threads;
-  for (std::string& result : found) {
-    threads.emplace_back([&result] { result = train(1); });
-  }
-  for (std::thread& thread : threads) thread.join();
-  set_num_threads(0);
-  for (const std::string& result : found) EXPECT_EQ(result, expected);
-}
-
-TEST(Concurrency, ManyThreadsMayMeasureTheSameGradients) {
-  const std::vector<float> grad = random_values<float>(500000, 5);
-  const std::string expected = fingerprint(measure({view(grad)}));
-  std::vector<std::thread> threads;
-  std::vector<std::string> found(4);
-  for (std::string& result : found) {
-    threads.emplace_back([&] { result = fingerprint(measure({view(grad)})); });
-  }
-  for (std::thread& thread : threads) thread.join();
-  for (const std::string& result : found) EXPECT_EQ(result, expected);
-}
-
-// Runs `work` in four threads at once, with the number of each.
-void in_threads(const std::function<void(int)>& work) {
+// Calls `work` with the numbers 0 to 3 in four concurrent threads.
+void run_in_threads(const std::function<void(int)>& work) {
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i) threads.emplace_back([&work, i] { work(i); });
   for (std::thread& thread : threads) thread.join();
 }
 
-TEST(Concurrency, ManyThreadsMayAskWhatNoneChanges) {
+TEST(Concurrency, ThreadsWithSeparateObjectsGetTheSameResults) {
+  set_num_threads(2);
+  const std::string expected = train(1);
+  run_in_threads([&](int) { EXPECT_EQ(train(1), expected); });
+  set_num_threads(0);
+}
+
+TEST(Concurrency, ThreadsCanMeasureTheSameGradients) {
+  const std::vector<float> grad = random_values<float>(500000, 5);
+  const std::string expected = fingerprint(measure({view(grad)}));
+  run_in_threads([&](int) { EXPECT_EQ(fingerprint(measure({view(grad)})), expected); });
+}
+
+TEST(Concurrency, ConstCallsAreThreadSafe) {
   const Folder folder;
   const GradScaler scaler(DynamicScale{});
   const std::string saved = scaler.save();
@@ -69,7 +57,7 @@ TEST(Concurrency, ManyThreadsMayAskWhatNoneChanges) {
   checkpoints.save(1, {{"w", view(grad)}}, saved);
   const Checkpoint checkpoint = checkpoints.load();
   const Checkpoint shared = checkpoint;
-  in_threads([&](int i) {
+  run_in_threads([&](int i) {
     EXPECT_EQ(scaler.save(), saved);
     EXPECT_EQ(scaler.get_scale(), scaler.state().scale());
     EXPECT_EQ(advise(magnitudes).scale, advised);
@@ -82,9 +70,9 @@ TEST(Concurrency, ManyThreadsMayAskWhatNoneChanges) {
   });
 }
 
-TEST(Concurrency, FoldersOfTheirOwnDoNotDisturbOneAnother) {
+TEST(Concurrency, SeparateFoldersAreIndependent) {
   const Folder folder;
-  in_threads([&](int i) {
+  run_in_threads([&](int i) {
     const std::string path = folder.path("run" + std::to_string(i));
     Recorder recorder(path);
     CheckpointFolder checkpoints(path);
@@ -102,20 +90,20 @@ TEST(Concurrency, FoldersOfTheirOwnDoNotDisturbOneAnother) {
   });
 }
 
-TEST(Concurrency, TheNumberOfThreadsMayChangeWhileOthersWork) {
+TEST(Concurrency, ThreadCountCanChangeDuringTraining) {
   const std::string expected = train(2);
   std::atomic<bool> done = false;
-  std::thread changes([&] {
+  std::thread changer([&] {
     for (int i = 0; !done; ++i) set_num_threads(1 + i % 3);
   });
-  in_threads([&](int) { EXPECT_EQ(train(2), expected); });
+  run_in_threads([&](int) { EXPECT_EQ(train(2), expected); });
   done = true;
-  changes.join();
+  changer.join();
   set_num_threads(0);
 }
 
-// Other ranks, and people, read a folder while its owner saves and deletes.
-TEST(Concurrency, CheckpointsMayBeReadWhileTheirOwnerSaves) {
+// Other ranks and users read a folder while its owner saves and deletes checkpoints.
+TEST(Concurrency, CheckpointsCanBeReadWhileTheOwnerSaves) {
   const Folder folder;
   const std::string path = folder.path("run");
   CheckpointFolder owner(path);
@@ -125,7 +113,7 @@ TEST(Concurrency, CheckpointsMayBeReadWhileTheirOwnerSaves) {
     owner.save(step, {{"w", view(w)}}, "");
   };
   save(1);
-  in_threads([&](int i) {
+  run_in_threads([&](int i) {
     if (i == 0) {
       for (int64_t step = 2; step <= 150; ++step) save(step);
       return;
@@ -141,14 +129,14 @@ TEST(Concurrency, CheckpointsMayBeReadWhileTheirOwnerSaves) {
   });
 }
 
-TEST(Concurrency, AReportMayBeWrittenWhileTheRunGoesOn) {
+TEST(Concurrency, ReportsCanBeWrittenDuringTheRun) {
   const Folder folder;
   const std::string path = folder.path("run");
   Recorder recorder(path);
   StepReport report;
   report.applied = true;
   recorder.step(1, 1.0, report);
-  in_threads([&](int i) {
+  run_in_threads([&](int i) {
     for (int64_t step = 2; step <= 30; ++step) {
       if (i == 0) recorder.step(step, 1.0, report);
       if (i != 0) write_report(path, folder.path("report" + std::to_string(i) + ".html"));
@@ -156,14 +144,13 @@ TEST(Concurrency, AReportMayBeWrittenWhileTheRunGoesOn) {
   });
 }
 
-// Of all that want one folder at once, one gets it.
-TEST(Concurrency, OneOfManyGetsAFolder) {
+TEST(Concurrency, OnlyOneThreadAcquiresAFolder) {
   const Folder folder;
   std::atomic<int> refused = 0;
-  std::vector<std::optional<CheckpointFolder>> taken(4);
-  in_threads([&](int i) {
+  std::vector<std::optional<CheckpointFolder>> acquired(4);
+  run_in_threads([&](int i) {
     try {
-      taken[static_cast<size_t>(i)].emplace(folder.path("run"));
+      acquired[static_cast<size_t>(i)].emplace(folder.path("run"));
     } catch (const Error&) {
       ++refused;
     }

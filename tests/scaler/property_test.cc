@@ -1,5 +1,4 @@
-// Over random models, gradients and faults: a skipped step changes nothing, an applied one is
-// right.
+// Properties of GradScaler over random models, gradients, faults and call sequences.
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
@@ -10,7 +9,7 @@
 namespace headroom {
 namespace {
 
-// A model of a few parameters of random sizes and types.
+// Parameters of random sizes and types.
 struct Model {
   struct Tensor {
     DType weight_type, grad_type;
@@ -23,7 +22,7 @@ struct Model {
   explicit Model(size_t count) : tensors(count) {
     for (size_t i = 0; i < count; ++i) {
       Tensor& t = tensors[i];
-      t.count = *rc::gen::inRange<size_t>(i == 0 ? 1 : 0, 80);  // one gradient at least
+      t.count = *rc::gen::inRange<size_t>(i == 0 ? 1 : 0, 80);  // at least one gradient
       t.weight_type = *rc::gen::element(DType::kF16, DType::kBF16, DType::kF32);
       t.grad_type = *rc::gen::element(DType::kF16, DType::kBF16, DType::kF32);
       t.weight.resize(t.count * size_of(t.weight_type));
@@ -44,7 +43,7 @@ struct Model {
     }
   }
 
-  // Puts inf or NaN into one element; false if there is none.
+  // Writes inf or NaN to one gradient element. False if the chosen tensor is empty.
   bool poison() {
     const size_t tensor = *rc::gen::inRange<size_t>(0, tensors.size());
     Tensor& t = tensors[tensor];
@@ -56,8 +55,8 @@ struct Model {
   }
 };
 
-// Everything a step may change, as bytes.
-std::vector<std::vector<char>> everything(const Model& model, const FusedOptimizer& optimizer) {
+// The bytes of all weights and optimizer state, which a step may change.
+std::vector<std::vector<char>> state_bytes(const Model& model, const FusedOptimizer& optimizer) {
   std::vector<std::vector<char>> all;
   for (const Model::Tensor& t : model.tensors) all.push_back(t.weight);
   const OptimizerState state = optimizer.state();
@@ -85,7 +84,7 @@ std::unique_ptr<FusedOptimizer> random_optimizer(const std::vector<Parameter>& p
   }
 }
 
-RC_GTEST_PROP(ScalerProperty, ASkippedStepChangesNothingAndAnAppliedOneIsFinite, ()) {
+RC_GTEST_PROP(ScalerProperty, SkippedStepsChangeNothingAndAppliedStepsAreFinite, ()) {
   Model model(*rc::gen::inRange<size_t>(1, 6));
   const auto optimizer = random_optimizer(model.parameters);
   GradScaler scaler(DynamicScale{.growth_interval = *rc::gen::inRange(1, 5)},
@@ -93,14 +92,14 @@ RC_GTEST_PROP(ScalerProperty, ASkippedStepChangesNothingAndAnAppliedOneIsFinite,
   for (uint32_t step = 0; step < 20; ++step) {
     model.backward(scaler.scale(1.0f), 100 * step);
     const bool poisoned = *rc::gen::inRange(0, 4) == 0 && model.poison();
-    const auto before = everything(model, *optimizer);
-    const bool by_hand = *rc::gen::arbitrary<bool>();
-    if (by_hand) scaler.unscale_(*optimizer);
+    const auto before = state_bytes(model, *optimizer);
+    const bool unscale_first = *rc::gen::arbitrary<bool>();
+    if (unscale_first) scaler.unscale_(*optimizer);
     const StepReport report =
         scaler.step(*optimizer, {.max_norm = *rc::gen::element(0.0f, 0.5f, 100.0f)});
     RC_ASSERT(!(poisoned && report.applied));
     if (!report.applied) {
-      RC_ASSERT(everything(model, *optimizer) == before);
+      RC_ASSERT(state_bytes(model, *optimizer) == before);
       for (const Model::Tensor& t : model.tensors) {
         RC_ASSERT(t.grad == std::vector<char>(t.grad.size(), 0));
       }
@@ -115,58 +114,67 @@ RC_GTEST_PROP(ScalerProperty, ASkippedStepChangesNothingAndAnAppliedOneIsFinite,
   }
 }
 
-// Losses, unscaling, steps, updates and dropped batches in any order: whatever was added up, a step
-// uses its true sum.
-RC_GTEST_PROP(ScalerProperty, InAnyOrderOfCallsAStepUsesTheTrueSum, ()) {
-  struct One {
-    std::vector<float> weight = {0.0f}, grad = {0.0f};
-    SGD optimizer{{{"w", view(weight), view(grad)}}, SGDOptions{.lr = 1.0}};
-    double sum = 0.0;
-    bool unscaled = false;  // nothing may be added to it
-  };
-  One all[3];
+// A weight of 0 under SGD with a learning rate of 1, and the true sum of its gradients.
+struct SummedWeight {
+  std::vector<float> weight = {0.0f}, grad = {0.0f};
+  SGD optimizer{{{"w", view(weight), view(grad)}}, SGDOptions{.lr = 1.0}};
+  double sum = 0.0;
+  bool unscaled = false;  // scaled gradients must not be added
+};
+
+// Scales a loss and adds its gradients to a random subset of the models.
+void random_backward(GradScaler& scaler, SummedWeight (&models)[3]) {
+  const float scaled = scaler.scale(1.0f);
+  for (SummedWeight& model : models) {
+    if (model.unscaled || *rc::gen::arbitrary<bool>()) continue;
+    const float value = *rc::gen::element(1.0f, 2.0f, 4.0f, 8.0f, kInf);
+    model.grad[0] += value * scaled;
+    model.sum += value;
+  }
+}
+
+void step_and_check_sum(GradScaler& scaler, SummedWeight& model) {
+  const float before = model.weight[0];
+  const bool applied = scaler.step(model.optimizer, {.clear_grads = ClearGrads::kAlways}).applied;
+  RC_ASSERT(applied == std::isfinite(model.sum));
+  RC_ASSERT(model.weight[0] - before == (applied ? static_cast<float>(-model.sum) : 0.0f));
+  model.sum = 0.0;
+}
+
+// For losses, unscaling, steps, updates and discarded batches in any order, a step uses the true
+// sum of the gradients.
+RC_GTEST_PROP(ScalerProperty, StepUsesTheTrueGradientSumInAnyCallOrder, ()) {
+  SummedWeight models[3];
   GradScaler scaler(DynamicScale{.init_scale = 1024.0f, .growth_interval = *rc::gen::inRange(1, 3)},
                     {.on_alarm = [](const AlarmReport&) {}});
   scaler.scale(1.0f);
-  for (One& one : all) scaler.step(one.optimizer);  // makes them known
+  for (SummedWeight& model : models)
+    scaler.step(model.optimizer);  // so that the scaler tracks them
   scaler.update();
   for (int call = 0; call < 40; ++call) {
-    One& one = all[*rc::gen::inRange(0, 3)];
+    SummedWeight& chosen = models[*rc::gen::inRange(0, 3)];
     try {
       switch (*rc::gen::inRange(0, 6)) {
-        case 0: {
-          const float scaled = scaler.scale(1.0f);
-          for (One& some : all) {
-            if (some.unscaled || *rc::gen::arbitrary<bool>()) continue;
-            const float value = *rc::gen::element(1.0f, 2.0f, 4.0f, 8.0f, kInf);
-            some.grad[0] += value * scaled;
-            some.sum += value;
-          }
+        case 0:
+          random_backward(scaler, models);
           break;
-        }
         case 1:
-          scaler.unscale_(one.optimizer);
-          one.unscaled = true;
+          scaler.unscale_(chosen.optimizer);
+          chosen.unscaled = true;
           break;
-        case 2: {
-          const float before = one.weight[0];
-          const bool applied =
-              scaler.step(one.optimizer, {.clear_grads = ClearGrads::kAlways}).applied;
-          RC_ASSERT(applied == std::isfinite(one.sum));
-          RC_ASSERT(one.weight[0] - before == (applied ? static_cast<float>(-one.sum) : 0.0f));
-          one.sum = 0.0;
+        case 2:
+          step_and_check_sum(scaler, chosen);
           break;
-        }
         case 3:
         case 4:
           scaler.update();
-          for (One& some : all) some.unscaled = false;
+          for (SummedWeight& model : models) model.unscaled = false;
           break;
         default:
-          for (One& some : all) {
-            some.grad[0] = 0.0f;
-            some.sum = 0.0;
-            some.unscaled = false;
+          for (SummedWeight& model : models) {
+            model.grad[0] = 0.0f;
+            model.sum = 0.0;
+            model.unscaled = false;
           }
           scaler.discard();
       }
@@ -176,14 +184,14 @@ RC_GTEST_PROP(ScalerProperty, InAnyOrderOfCallsAStepUsesTheTrueSum, ()) {
   }
 }
 
-RC_GTEST_PROP(ScalerProperty, ThreadsAndTargetsDoNotChangeATrainingRun, ()) {
+RC_GTEST_PROP(ScalerProperty, TrainingBitsDoNotDependOnSimdTargetOrThreadCount, ()) {
   const size_t tensors = *rc::gen::inRange<size_t>(1, 4);
   const std::string before = simd_target();
   const auto target = *rc::gen::elementOf(simd_targets());
   const int threads = *rc::gen::inRange(1, 5);
   Model first(tensors);
   Model second = first;
-  for (size_t i = 0; i < tensors; ++i) {  // views of its own memory
+  for (size_t i = 0; i < tensors; ++i) {  // point the copied views at the copied memory
     second.parameters[i].weight.data = second.tensors[i].weight.data();
     second.parameters[i].grad.data = second.tensors[i].grad.data();
   }
@@ -195,15 +203,15 @@ RC_GTEST_PROP(ScalerProperty, ThreadsAndTargetsDoNotChangeATrainingRun, ()) {
       scaler.step(optimizer, {.max_norm = 0.1f});
       scaler.update();
     }
-    return std::make_pair(scaler.save(), everything(model, optimizer));
+    return std::make_pair(scaler.save(), state_bytes(model, optimizer));
   };
-  const auto plain = run(first);
+  const auto expected = run(first);
   set_simd_target(target);
   set_num_threads(threads);
-  const auto other = run(second);
+  const auto found = run(second);
   set_simd_target(before);
   set_num_threads(0);
-  RC_ASSERT(plain == other);
+  RC_ASSERT(expected == found);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The scaler's saved state: exact, complete, and refused when it is not.
+// The saved state of a scaler round-trips exactly; invalid states are rejected without effect.
 #include <nlohmann/json.hpp>
 
 #include "decide/transition.h"
@@ -9,7 +9,7 @@ namespace {
 
 using nlohmann::json;
 
-TEST(ScalerState, EveryNumberComesBackExactly) {
+TEST(ScalerState, RoundTripsEveryNumberExactly) {
   DynamicScale rule = preset("mxnet").dynamic();
   rule.init_scale = 0x1.fffffep20f;
   rule.backoff_factor = 0.1;
@@ -31,75 +31,86 @@ TEST(ScalerState, EveryNumberComesBackExactly) {
   EXPECT_NE(other.state(), GradScaler(rule).state());
 }
 
-TEST(ScalerState, MissingExtraAndImpossibleValuesAreRefusedAndNothingChanges) {
-  GradScaler scaler;
-  scaler.set_scale(512.0f);
-  const std::string before = scaler.save();
-  const json good = json::parse(before);
-  const auto refuse = [&](const std::string& part, const std::string& text) {
+// A scaler and its saved state, of which tests load modified copies.
+class InvalidScalerState : public testing::Test {
+ protected:
+  // Loading `text` throws an error that contains `part` and leaves the scaler unchanged.
+  void expect_rejected(const std::string& part, const std::string& text) {
     expect_error(ErrorCode::kBadState, part, [&] { scaler.load(text); });
-    EXPECT_EQ(scaler.save(), before);
-  };
+    EXPECT_EQ(scaler.save(), saved);
+  }
+  std::string with(const char* section, const char* key, const json& value) const {
+    json changed = good;
+    changed[section][key] = value;
+    return changed.dump();
+  }
+
+  GradScaler scaler;
+  const std::string saved = [this] {
+    scaler.set_scale(512.0f);
+    return scaler.save();
+  }();
+  const json good = json::parse(saved);
+};
+
+TEST_F(InvalidScalerState, MissingExtraAndMistypedFieldsAreRejectedWithoutEffect) {
   for (const char* section : {"policy", "state"}) {
     for (const auto& item : good[section].items()) {
       json missing = good;
       missing[section].erase(item.key());
-      refuse("'" + item.key() + "'", missing.dump());
-      json wrong = good;
-      wrong[section][item.key()] = "nonsense";
-      refuse("'" + item.key() + "'", wrong.dump());
+      expect_rejected("'" + item.key() + "'", missing.dump());
+      expect_rejected("'" + item.key() + "'", with(section, item.key().c_str(), "nonsense"));
     }
-    json extra = good;
-    extra[section]["more"] = 1;
-    refuse("'more'", extra.dump());
+    expect_rejected("'more'", with(section, "more", 1));
     json without = good;
     without.erase(section);
-    refuse(section, without.dump());
+    expect_rejected(section, without.dump());
   }
+  json extra = good;
+  extra["comment"] = "";
+  expect_rejected("'comment'", extra.dump());
+}
+
+TEST_F(InvalidScalerState, InvalidValuesAreRejectedWithoutEffect) {
+  for (const json& bad : {json(0.0), json(-1.0), json(1e39), json(1e-50), json(nullptr)}) {
+    expect_rejected("scale", with("state", "scale", bad));
+    expect_rejected("pending", with("state", "pending", bad));
+    expect_rejected("init_scale", with("policy", "init_scale", bad));
+  }
+  expect_rejected("growth_factor", with("policy", "growth_factor", 0.5));
+  expect_rejected("growth_interval", with("policy", "growth_interval", 3000000000));
+  expect_rejected("growth_interval", with("policy", "growth_interval", 2.5));
+  expect_rejected("growth_tracker", with("state", "growth_tracker", 2000));
+  expect_rejected("growth_tracker", with("state", "growth_tracker", -1));
+  expect_rejected("delay_left", with("state", "delay_left", 0));
+  expect_rejected("delay_left", with("state", "delay_left", 2));
+  expect_rejected("steps", with("state", "steps", -1));
+  expect_rejected("steps", with("state", "steps", 18446744073709551615u));
+  expect_rejected("skipped", with("state", "skipped", 1));
+  expect_rejected("skips_in_row", with("state", "skips_in_row", 1));
+  expect_rejected("pending", with("state", "pending", 1024.0));
+  expect_rejected("rule", with("policy", "rule", "magic"));
+}
+
+TEST_F(InvalidScalerState, MalformedTextAndOtherFormatsAreRejectedWithoutEffect) {
+  expect_rejected("not a JSON object", "");
+  expect_rejected("not a JSON object", "[]");
+  expect_rejected("not a JSON object", saved.substr(0, saved.size() / 2));
   const std::string deep = std::string(1'000'000, '[') + std::string(1'000'000, ']');
   for (const char* key : {"format", "version", "policy", "state", "more"}) {
-    refuse("saved scaler", "{\"" + std::string(key) + "\":" + deep + "}");
+    expect_rejected("saved scaler", "{\"" + std::string(key) + "\":" + deep + "}");
   }
-  const auto with = [&](const char* section, const char* key, const json& value) {
-    json changed = good;
-    changed[section][key] = value;
-    return changed.dump();
-  };
-  for (const json& bad : {json(0.0), json(-1.0), json(1e39), json(1e-50), json(nullptr)}) {
-    refuse("scale", with("state", "scale", bad));
-    refuse("pending", with("state", "pending", bad));
-    refuse("init_scale", with("policy", "init_scale", bad));
-  }
-  refuse("growth_factor", with("policy", "growth_factor", 0.5));
-  refuse("growth_interval", with("policy", "growth_interval", 3000000000));
-  refuse("growth_interval", with("policy", "growth_interval", 2.5));
-  refuse("growth_tracker", with("state", "growth_tracker", 2000));
-  refuse("growth_tracker", with("state", "growth_tracker", -1));
-  refuse("delay_left", with("state", "delay_left", 0));
-  refuse("delay_left", with("state", "delay_left", 2));
-  refuse("steps", with("state", "steps", -1));
-  refuse("steps", with("state", "steps", 18446744073709551615u));
-  refuse("skipped", with("state", "skipped", 1));
-  refuse("skips_in_row", with("state", "skips_in_row", 1));
-  refuse("pending", with("state", "pending", 1024.0));
-  refuse("rule", with("policy", "rule", "magic"));
-  refuse("not a JSON object", "");
-  refuse("not a JSON object", "[]");
-  refuse("not a JSON object", before.substr(0, before.size() / 2));
   json other = good;
   other["format"] = "torch";
-  refuse("format", other.dump());
+  expect_rejected("format", other.dump());
   other = good;
   for (const int version : {1, 3, 5}) {
     other["version"] = version;
-    refuse("version", other.dump());
+    expect_rejected("version", other.dump());
   }
-  other = good;
-  other["comment"] = "";
-  refuse("'comment'", other.dump());
 }
 
-TEST(ScalerState, EveryPolicyComesBack) {
+TEST(ScalerState, RoundTripsEveryPreset) {
   for (const PresetInfo& info : presets()) {
     GradScaler scaler(preset(info.name)), other(NoScale{});
     other.load(scaler.save());
@@ -107,7 +118,7 @@ TEST(ScalerState, EveryPolicyComesBack) {
   }
 }
 
-TEST(ScalerState, AnImpossibleMemoryOfTheHeadroomRuleIsRefused) {
+TEST(ScalerState, InvalidHeadroomMemoryIsRejected) {
   GradScaler scaler{HeadroomScale{}};
   const json good = json::parse(scaler.save());
   for (const auto& item : good["state"].items()) {
@@ -117,7 +128,7 @@ TEST(ScalerState, AnImpossibleMemoryOfTheHeadroomRuleIsRefused) {
   }
 }
 
-TEST(ScalerState, LoadingOpensANewRound) {
+TEST(ScalerState, LoadStartsANewRound) {
   std::vector<float> weight = {1.0f}, grad = {1.0f};
   SGD optimizer({{"w", view(weight), view(grad)}});
   GradScaler scaler;

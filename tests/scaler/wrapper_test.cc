@@ -1,39 +1,48 @@
-// Optimizers that wrap the tensors of a framework.
-#include "tests/support.h"
+// The APIs that wrap GradScaler: Keras's LossScaleOptimizer and Apex's scale_loss.
+#include "tests/scaler/support.h"
 
 namespace headroom {
 namespace {
 
-// A framework that moves its tensors: refresh() comes before every use, gradients_changed() after
-// every write.
-TEST(Wrapper, IsAskedBeforeItsParametersAreUsed) {
-  struct Moving : Optimizer {
-    Moving() : Optimizer({}) {}
-    void apply(float, bool) override { ++applied; }
-    void refresh() override {
-      rebind({{"w", {}, view(memory[used])}});
-      ++refreshed;
-    }
-    void gradients_changed() override { ++changed; }
-    std::vector<float> memory[2] = {{1.0f}, {1.0f}};
-    size_t used = 0;
-    int applied = 0, refreshed = 0, changed = 0;
+TEST(LossScaleOptimizer, ScalesStepsAndUpdates) {
+  Loop loop;
+  LossScaleOptimizer optimizer(loop.optimizer);
+  EXPECT_EQ(optimizer.loss_scale(), 32768.0f);
+  loop.backward(optimizer.scale_loss(1.0f), 4.0f);
+  EXPECT_FALSE(optimizer.apply().applied);
+  EXPECT_EQ(optimizer.iterations(), 0);
+  loop.backward(optimizer.scale_loss(1.0f), 0.5f);
+  EXPECT_TRUE(optimizer.apply({.max_norm = 10.0f}).applied);
+  EXPECT_EQ(optimizer.iterations(), 1);
+  EXPECT_EQ(optimizer.loss_scale(), 16384.0f);
+}
+
+TEST(ScaleLoss, TrainingCanContinueAfterAThrownOverflow) {
+  Loop loop;
+  GradScaler scaler(DynamicScale{.on_overflow = OnOverflow::kThrow});
+  const auto iteration = [&](float value) {
+    return scale_loss(1.0f, scaler, loop.optimizer,
+                      [&](float scaled) { loop.backward(scaled, value); });
   };
-  Moving optimizer;
-  GradScaler scaler(DynamicScale{.growth_interval = 1});
-  optimizer.memory[0][0] = scaler.scale(1.0f);
-  scaler.step(optimizer);
-  EXPECT_EQ(optimizer.refreshed, 1);
-  EXPECT_EQ(optimizer.changed, 0);
-  optimizer.used = 1;
-  optimizer.memory[1][0] = scaler.scale(1.0f);
-  scaler.update();  // the gradient waits, and has moved
-  EXPECT_EQ(optimizer.memory[1][0], 131072.0f);
-  EXPECT_EQ(optimizer.memory[0][0], 65536.0f);
-  EXPECT_EQ(optimizer.changed, 1);
-  EXPECT_EQ(scaler.unscale_(optimizer).norm(), 131072.0);
-  EXPECT_EQ(optimizer.memory[1][0], 1.0f);
-  EXPECT_EQ(optimizer.changed, 2);
+  expect_error(ErrorCode::kOverflow, "w: 3 inf", [&] { iteration(4.0f); });
+  EXPECT_EQ(scaler.get_scale(), 32768.0f);
+  EXPECT_TRUE(iteration(0.25f).applied);
+}
+
+TEST(ScaleLoss, StepsAndUpdatesUnlessBackwardThrows) {
+  Loop loop;
+  GradScaler scaler(preset("apex"));
+  const StepReport report =
+      scale_loss(1.0f, scaler, loop.optimizer, [&](float scaled) { loop.backward(scaled, 2.0f); });
+  EXPECT_FALSE(report.applied);
+  EXPECT_EQ(scaler.get_scale(), 32768.0f);
+  EXPECT_THROW(scale_loss(1.0f, scaler, loop.optimizer,
+                          [](float) { throw std::runtime_error("backward failed"); }),
+               std::runtime_error);
+  EXPECT_EQ(scaler.state().steps(), 1) << "neither step() nor update() was called";
+  EXPECT_TRUE(scale_loss(1.0f, scaler, loop.optimizer, [&](float scaled) {
+                loop.backward(scaled, 0.5f);
+              }).applied);
 }
 
 }  // namespace
