@@ -101,21 +101,19 @@ void bind_scaler(py::module_& m) {
       .def(
           "step",
           [](GradScaler& self, Optimizer& optimizer, float max_norm, float skip_above_norm,
-             const std::string& clear, uintptr_t stream, uintptr_t scale, uintptr_t found_inf,
-             uintptr_t skipped) {
+             const std::string& clear, uintptr_t stream, uintptr_t scale, uintptr_t found_inf) {
             StepOptions options;
             options.max_norm = max_norm;
             options.skip_above_norm = skip_above_norm;
             options.clear_grads = clear_named(clear);
             const internal::ExternalScale external{reinterpret_cast<const float*>(scale),
-                                                   reinterpret_cast<const float*>(found_inf),
-                                                   reinterpret_cast<float*>(skipped)};
+                                                   reinterpret_cast<const float*>(found_inf)};
             const Work work(stream);
             return internal::ScalerAccess::step(self, optimizer, options, external);
           },
           py::arg("optimizer"), py::arg("max_norm") = 0.0f, py::arg("skip_above_norm") = 0.0f,
           py::arg("clear_grads") = "on_skip", py::arg("stream") = 0, py::arg("external_scale") = 0,
-          py::arg("external_found_inf") = 0, py::arg("external_skipped") = 0)
+          py::arg("external_found_inf") = 0)
       .def("report", py::overload_cast<>(&GradScaler::report, py::const_),
            py::call_guard<py::gil_scoped_release>())
       .def("try_report", py::overload_cast<>(&GradScaler::try_report, py::const_),

@@ -92,7 +92,6 @@ __device__ CudaReport report_on(const GradStats& stats, const CudaAgreement* agr
     report.same_names = progress->unscaled_same_names;
   }
   const bool skip = !report.verdict.apply();
-  if (step.external.skipped != nullptr) *step.external.skipped = skip ? 1.0f : 0.0f;
   if (step.enabled) {
     see(overflowed(report.verdict.skip), step.unscaled ? 0.0 : stats.amax, &scale->seen);
   }

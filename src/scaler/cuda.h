@@ -19,9 +19,8 @@ namespace headroom::internal {
 struct ExternalScale {
   const float* scale = nullptr;      // the gradients are divided by it
   const float* found_inf = nullptr;  // not 0: skip the step
-  float* skipped = nullptr;          // becomes 1 if the step is skipped, else 0
 
-  bool given() const { return scale != nullptr || found_inf != nullptr || skipped != nullptr; }
+  bool given() const { return scale != nullptr || found_inf != nullptr; }
 };
 
 /// What ranks send each other about an optimizer's gradients, and the result.

@@ -234,9 +234,7 @@ StepReport Scaler::step(Optimizer& optimizer, const StepOptions& given,
     }
   }
   found.scale = made_with;
-  StepReport report = conclude(optimizer, given, verdict, std::move(found), &entry);
-  if (external.skipped != nullptr) *external.skipped = report.applied ? 0.0f : 1.0f;
-  return report;
+  return conclude(optimizer, given, verdict, std::move(found), &entry);
 }
 
 // Whether this optimizer cannot hold its gradients unscaled. A norm that is clipped bounds them.
@@ -368,8 +366,8 @@ void Scaler::raise(Alarm alarm, float scale, int64_t skips_in_row,
                         ? "The gradients overflowed at a scale of " + short_number(scale) +
                               " and the policy allows none smaller (min_scale " +
                               short_number(policy.min_scale()) + "); " + skips
-                        : skips + ", the last at a scale of " + short_number(scale) + "; the limit is " +
-                              std::to_string(max_skips_in_row(policy));
+                        : skips + ", the last at a scale of " + short_number(scale) +
+                              "; the limit is " + std::to_string(max_skips_in_row(policy));
   report.sentence += ". The last culprit was " +
                      (culprit.empty() ? std::string("not named") : culprit) +
                      ". Scaling cannot help here: look for inf or nan in the data or the forward "

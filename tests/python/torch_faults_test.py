@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(torch.get_default_device().type != "cpu", reason
 def outcomes_with(optimizer, *options):
     environment = {**os.environ, "HEADROOM_FAULTS_SCALER": "headroom", "HEADROOM_FAULTS_OPTIMIZER": optimizer}
     run = subprocess.run([sys.executable, FOLDER / "pytorch.py", *options], env=environment, text=True,
-                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False)
+                         capture_output=True, check=False)
     assert run.returncode == 0, run.stderr[-2000:]
     return {name: result["outcome"] for name, result in json.loads(run.stdout)["faults"].items()}
 

@@ -123,6 +123,7 @@ class GradScaler(torch.amp.GradScaler):
     def _scale_one(self, loss: torch.Tensor) -> torch.Tensor:
         if self._scale_view is None:
             self._lazy_init_scale_growth_tracker(loss.device)
+        assert self._scale_view is not None
         wide = loss.float() if loss.is_floating_point() and loss.element_size() < 4 else loss
         # A copy: backward needs the factor after an update may have moved the scale.
         scaled = wide * self._scale_view.clone().to(loss.device, non_blocking=True)
@@ -228,6 +229,7 @@ class GradScaler(torch.amp.GradScaler):
         """What the core knows the optimizer by."""
         if self._ranks is not None and optimizer not in self._counted:
             self._counted[optimizer] = self._join(optimizer)
+        core: Any
         if isinstance(optimizer, FusedOptimizer):
             core = optimizer.bind(self._names)
             devices = {optimizer.device}
