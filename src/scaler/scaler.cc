@@ -19,14 +19,15 @@ namespace headroom {
 namespace internal {
 namespace {
 
-// All weights and gradients, sorted by address.
-std::vector<TensorView> memory_of(const Optimizer& optimizer) {
+// All memory of the parameters, or all but the gradients, sorted by address.
+std::vector<TensorView> memory_of(const Optimizer& optimizer, bool with_gradients = true) {
   std::vector<TensorView> memory;
   for (const Parameter& parameter : optimizer.parameters()) {
-    for (const TensorView& view : {parameter.weight, parameter.grad, parameter.master,
-                                   parameter.first_moment, parameter.second_moment}) {
+    for (const TensorView& view :
+         {parameter.weight, parameter.master, parameter.first_moment, parameter.second_moment}) {
       if (view.count > 0) memory.push_back(view);
     }
+    if (with_gradients && parameter.grad.count > 0) memory.push_back(parameter.grad);
   }
   std::sort(memory.begin(), memory.end(),
             [](const TensorView& a, const TensorView& b) { return a.data < b.data; });
@@ -125,8 +126,9 @@ bool Scaler::has_gradient(const Optimizer& optimizer) {
                      [](const Parameter& parameter) { return parameter.grad.data != nullptr; });
 }
 
-// A parameter in two optimizers would be unscaled and updated twice. One after the other, in rounds
-// of their own, they may use it: the earlier one is forgotten.
+// A parameter in two optimizers would be unscaled and updated twice. Wrappers of a framework's
+// optimizers, which have no weights here, may use the same gradients in rounds of their own: then
+// the framework keeps the weights, and the earlier wrapper begins anew.
 OptimizerEntry& Scaler::enter(Optimizer& optimizer) {
   const uint64_t id = id_of(optimizer);
   optimizer.refresh();
@@ -148,16 +150,19 @@ OptimizerEntry& Scaler::enter(Optimizer& optimizer) {
     const bool stale = other_record->revision != other.checked_revision;
     if (!stale && !share_memory(memory, other.memory)) continue;
     other_record->owner->refresh();  // its tensors may have moved away
-    if (!share_memory(memory, memory_of(*other_record->owner))) continue;
-    require(!order.is_used(other_id), ErrorCode::kInvalidArgument, [] {
-      return "A parameter of this optimizer belongs to another optimizer too that was used since "
-             "the last update(); give each parameter to one optimizer only.";
+    const Optimizer& owner = *other_record->owner;
+    if (!share_memory(memory, memory_of(owner))) continue;
+    const bool weights = share_memory(memory_of(optimizer, false), memory_of(owner, false));
+    require(!weights && !order.is_used(other_id), ErrorCode::kInvalidArgument, [] {
+      return "A parameter of this optimizer belongs to another optimizer under the same scaler "
+             "too; give each parameter to one optimizer only.";
     });
     replaced.push_back(other_id);
   }
   for (const uint64_t other : replaced) {
     order.forget(other);
-    optimizers.erase(other);
+    optimizers[other].checked_revision = 0;
+    optimizers[other].memory.clear();
   }
   OptimizerEntry& entry = optimizers[id];  // one that is refused leaves nothing behind
   if (entry.checked_revision == 0) entry.ordinal = optimizers_seen_++;
