@@ -1,4 +1,4 @@
-// In place of the .cu files in builds without CUDA.
+// Replaces the .cu files and memory.cc in builds without CUDA: the same symbols, which throw.
 #include <headroom/error.h>
 #include <headroom/runtime.h>
 
@@ -14,9 +14,9 @@ bool cuda_available() { return false; }
 namespace internal {
 namespace {
 
-// Views on CUDA devices are refused before they come here.
+// Rarely reached: views on CUDA devices are refused when they are checked.
 [[noreturn]] void without() {
-  throw Error(ErrorCode::kUnsupported, "This build of Headroom was made without CUDA.");
+  throw Error(ErrorCode::kUnsupported, "This build of Headroom does not support CUDA.");
 }
 
 }  // namespace
@@ -41,10 +41,10 @@ GradStats cuda_measure(const std::vector<TensorView>&, const MeasureJob&, GradDe
 
 CudaMeasure::CudaMeasure(int) { without(); }
 void CudaMeasure::set_list(const std::vector<TensorView>&) { without(); }
-void CudaMeasure::enqueue(const MeasureJob&, const float*) { without(); }
+void CudaMeasure::enqueue(const MeasureJob&) { without(); }
 void CudaMeasure::enqueue_clear(const bool*) { without(); }
 
-// NOLINTNEXTLINE(performance-unnecessary-value-param): as the one that keeps it
+// NOLINTNEXTLINE(performance-unnecessary-value-param): the CUDA version moves from it
 void CudaApply::set_slots(int, std::vector<CudaSlot>, size_t, uint64_t) { without(); }
 void CudaApply::set_groups(const std::vector<RuleSettings>&) { without(); }
 void CudaApply::set_steps(const std::vector<int64_t>&) { without(); }

@@ -326,7 +326,7 @@ TEST(Agree, RanksThatDifferAreToldApartBeforeAnyWeightIsTouched) {
     record.numbers.steps = 9;
     scaler.load_state(ScaleState(record));
   });
-  expect_difference("remember different steps", [](GradScaler& scaler, Rank&) {
+  expect_difference("the same scale but different states", [](GradScaler& scaler, Rank&) {
     internal::ScaleRecord record = scaler.state().record();
     record.numbers.dynamic.growth_tracker = 1;
     scaler.load_state(ScaleState(record));

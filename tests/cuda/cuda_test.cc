@@ -327,7 +327,7 @@ TEST_F(Cuda, WeightAndGradientBelongTogether) {
 TEST(WithoutADevice, CudaSaysSo) {
   if (cuda_available()) GTEST_SKIP() << "there is a CUDA device here";
   const TensorView view{reinterpret_cast<void*>(64), DType::kF32, 8, {DeviceType::kCUDA, 0}, false};
-  expect_error(ErrorCode::kUnsupported, "CUDA says", [&] { measure({view}); });
+  expect_error(ErrorCode::kUnsupported, "CUDA error", [&] { measure({view}); });
 }
 
 }  // namespace
