@@ -6,8 +6,8 @@
 namespace headroom {
 
 const char* to_string(ErrorCode code) {
-  static constexpr const char* kNames[] = {// in the order of ErrorCode
-                                           "invalid argument", "mismatch",        "wrong order",
+  // In the order of ErrorCode.
+  static constexpr const char* kNames[] = {"invalid argument", "mismatch",        "wrong order",
                                            "unsupported",      "bad state",       "overflow",
                                            "out of memory",    "scale collapsed", "file",
                                            "rank lost",        "ranks differ"};
