@@ -1,5 +1,5 @@
-// FP32 sums of unscaled gradients: for several losses that each have a scale of their own, and for
-// micro-batches between which the scale may move.
+// FP32 sums of unscaled gradients, for several losses with a scale each, and for micro-batches
+// between which the scale may change.
 #ifndef HEADROOM_ACCUMULATE_H_
 #define HEADROOM_ACCUMULATE_H_
 
@@ -17,9 +17,9 @@ namespace internal {
 struct Accumulator;
 }
 
-/// Takes gradients in place of an optimizer: GradScaler::step on it measures them, divides by that
-/// scaler's scale and adds them to FP32 sums. The real optimizer is made on summed() and stepped
-/// through step().
+/// Stands in for the optimizer: GradScaler::step on it measures the gradients, divides them by that
+/// scaler's scale and adds them to FP32 sums. The real optimizer is constructed with summed() and
+/// stepped through step().
 ///
 ///     GradAccumulator sums(params);
 ///     AdamW optimizer(sums.summed());
@@ -30,8 +30,8 @@ struct Accumulator;
 ///     }
 ///     sums.step(optimizer, {.max_norm = 1.0f});
 ///
-/// One bad gradient since the last step() and that step is skipped; only the scaler whose loss
-/// overflowed shrinks. Costs 4 bytes a parameter. One thread at a time may use it.
+/// If any gradient since the last step() was bad, the next step() is skipped; only the scale of the
+/// scaler whose loss overflowed shrinks. Needs 4 bytes per parameter element. Not thread-safe.
 class HEADROOM_API GradAccumulator : public FusedOptimizer {
  public:
   explicit GradAccumulator(std::vector<Parameter> parameters);
@@ -39,18 +39,18 @@ class HEADROOM_API GradAccumulator : public FusedOptimizer {
   GradAccumulator(GradAccumulator&&) noexcept;
   GradAccumulator& operator=(GradAccumulator&&) noexcept;
 
-  /// The same names and weights, with the FP32 sums as gradients.
+  /// The parameters with the FP32 sums as gradients.
   const std::vector<Parameter>& summed() const;
 
-  /// Steps `optimizer`, which was made on summed() or a part of it, and zeroes its sums. The
-  /// report's scale is 1. At most once for each optimizer between two gradients, and not before the
-  /// first.
+  /// Steps `optimizer`, which uses summed() or a part of it, and zeroes its sums. The report's
+  /// scale is 1. Throws Error(kWrongOrder) if no gradient was added, or if this optimizer was
+  /// stepped since the last one.
   StepReport step(Optimizer& optimizer, const StepOptions& options = {});
 
-  /// Throws also if the parameter had no gradient when the accumulator was made: it has no sum.
+  /// Also throws if the parameter had no gradient at construction: it has no sum then.
   void set_grad(size_t index, const TensorView& grad) override;
 
-  /// Takes the gradients of another list; its weights are not looked at.
+  /// Replaces the gradients by those of another list; its weights are ignored.
   void rebind(std::vector<Parameter> parameters) override;
 
   void apply(float multiplier, bool clear_grads) override;

@@ -1,4 +1,4 @@
-// checkpoint: the state of a run on disk, whole or not at all. docs/reliability.md has the format.
+// checkpoint: atomic checkpoints of a run on disk. docs/reliability.md describes the format.
 #ifndef HEADROOM_CHECKPOINT_H_
 #define HEADROOM_CHECKPOINT_H_
 
@@ -13,22 +13,23 @@
 
 namespace headroom {
 
-/// A tensor of a checkpoint, on the CPU.
+/// A tensor of a checkpoint, in host memory.
 struct CheckpointTensor {
   std::string name;
   TensorView tensor;
   std::vector<int64_t> shape = {};  // for other readers; empty: one dimension
 };
 
-/// A checkpoint that was read to memory and is as it was written. Copies share that memory. Any
-/// number of threads may read it.
+/// A checkpoint that was read into memory and verified. Copies share the memory. Thread-safe for
+/// reading.
 class HEADROOM_API Checkpoint {
  public:
   const std::string& path() const { return path_; }
   int64_t step() const { return step_; }
-  const std::string& state() const { return state_; }  // what save() was given
+  const std::string& state() const { return state_; }  // the text that was passed to save()
 
-  /// Views of this checkpoint's memory, in the order of save(): valid as long as it or a copy is.
+  /// Views of this checkpoint's memory, in the order of save(), valid as long as it or a copy
+  /// exists.
   const std::vector<CheckpointTensor>& tensors() const { return tensors_; }
   const CheckpointTensor* find(const std::string& name) const;  // null if there is none
 
@@ -44,8 +45,8 @@ class HEADROOM_API Checkpoint {
 };
 
 enum class FolderUse : uint8_t {
-  kOwn,   // for the run that saves there
-  kRead,  // for others that load what it has saved, its other ranks for example
+  kOwn,   // for the run that saves checkpoints
+  kRead,  // for processes that only load them, such as other ranks
 };
 
 /// The checkpoints of one run: `checkpoint-000123.safetensors` in a folder, the newest two of them.
@@ -56,18 +57,16 @@ enum class FolderUse : uint8_t {
 ///     const Checkpoint newest = checkpoints.load();
 ///     scaler.load(newest.state());
 ///
-/// A crash, a kill or a full disk at any moment leaves the checkpoints that were complete before:
-/// a new one is written under another name, synced, and then renamed. Each has a checksum over all
-/// its bytes, so that one that was cut or changed is never taken for good.
+/// A crash, a kill or a full disk at any time leaves the earlier checkpoints intact: a new one is
+/// written under another name, synced, and then renamed. Each has a checksum over all its bytes, so
+/// that a truncated or modified file is never accepted.
 ///
-/// One CheckpointFolder at a time, in all processes, may own a folder; any number may read it. One
-/// thread at a time may use it. Errors are Error(kFile) with the file's name, unless a function
-/// says otherwise.
+/// Only one CheckpointFolder in all processes may own a folder; any number may read it. Not
+/// thread-safe. Errors are Error(kFile) with the file's name, unless a function says otherwise.
 class HEADROOM_API CheckpointFolder {
  public:
-  /// Makes the folder and its parents, and removes what a killed run left half-written. With
-  /// FolderUse::kRead nothing is changed, now or later: save() and clear() throw
-  /// Error(kWrongOrder).
+  /// Creates the folder and its parents, and removes partial files of a killed run. With
+  /// FolderUse::kRead nothing is ever changed: save() and clear() throw Error(kWrongOrder).
   explicit CheckpointFolder(const std::string& folder, FolderUse use = FolderUse::kOwn);
   ~CheckpointFolder();
   CheckpointFolder(CheckpointFolder&&) noexcept;
@@ -75,14 +74,15 @@ class HEADROOM_API CheckpointFolder {
 
   const std::string& folder() const;
 
-  /// Writes a checkpoint and waits until it is safe on the disk. Then all others are deleted but
-  /// the one that was saved or loaded before it. `state` is text in UTF-8 of any kind, such as
-  /// JSON. Names are UTF-8, and none is there twice. If it throws, all is as it was.
+  /// Writes a checkpoint and waits until it is synced to disk. Then deletes all others except the
+  /// one that was saved or loaded before it. `state` is any UTF-8 text, such as JSON. Names are
+  /// UTF-8 and unique. If it throws, nothing has changed.
   void save(int64_t step, const std::vector<CheckpointTensor>& tensors, const std::string& state);
 
-  /// The newest checkpoint that is good. `take` looks at it and may use it; if it throws
-  /// Error(kBadState), the checkpoint is taken for damaged too. Why newer ones were not good is put
-  /// in `skipped`, a sentence each. Throws Error(kBadState) with these sentences if none is good.
+  /// The newest valid checkpoint. `take` may inspect and use it; if `take` throws Error(kBadState),
+  /// the checkpoint counts as damaged and the next older one is tried. `skipped` receives a
+  /// sentence for each checkpoint that was not valid. Throws Error(kBadState) with these sentences
+  /// if there is no valid one.
   Checkpoint load(const std::function<void(const Checkpoint&)>& take = nullptr,
                   std::vector<std::string>* skipped = nullptr);
 

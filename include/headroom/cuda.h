@@ -1,5 +1,5 @@
-// For programs in CUDA: views of its 16-bit types, with the device found from the pointer. Includes
-// CUDA's headers, so it is not part of headroom.h.
+// For CUDA programs: views of CUDA's 16-bit types; the device is found from the pointer. Not part
+// of headroom.h, because it includes CUDA's headers.
 #ifndef HEADROOM_CUDA_H_
 #define HEADROOM_CUDA_H_
 

@@ -1,4 +1,4 @@
-// How Headroom says that something is wrong: a code for programs, a sentence for people.
+// Errors: a code for programs and a sentence for people.
 #ifndef HEADROOM_ERROR_H_
 #define HEADROOM_ERROR_H_
 
@@ -11,24 +11,24 @@ namespace headroom {
 
 enum class ErrorCode {
   kInvalidArgument,  // a value that can never work: a scale of 0, null data with a count
-  kMismatch,         // two things that do not fit: weight and gradient of different sizes
-  kWrongOrder,       // a call at the wrong moment: unscale_ twice, update before step
-  kUnsupported,      // understood, but not in this build or not for this type
-  kBadState,         // a saved state that is damaged, incomplete or from something else
+  kMismatch,         // arguments that do not fit together: weight and gradient of different sizes
+  kWrongOrder,       // a call at the wrong time: unscale_ twice, update before step
+  kUnsupported,      // not supported in this build or for this type
+  kBadState,         // a saved state that is damaged, incomplete or of another kind
   kOverflow,         // inf or nan in the gradients, and the caller asked for an exception
   kOutOfMemory,      // of a CUDA device
   kScaleCollapsed,   // the scale is at its floor, or too many steps were skipped in a row
-  kFile,             // a file or folder that cannot be made, read or written: no right, no room
-  kRankLost,         // another rank is gone, or did not come within the time limit
-  kRanksDiffer,      // the ranks are out of step, or have drifted apart
+  kFile,             // a file or folder cannot be created, read or written
+  kRankLost,         // another rank has ended, or did not answer within the time limit
+  kRanksDiffer,      // the ranks are out of step, or their gradients differ
 };
 
 /// Short name of a code, such as "invalid argument".
 HEADROOM_API const char* to_string(ErrorCode code);
 
-/// Every exception that Headroom throws. what() is one sentence that says what is wrong, where,
-/// and what to do. When one is thrown, weights, moments and counters are as they were before the
-/// call, unless the function that throws says otherwise.
+/// Every exception that Headroom throws itself. what() is one sentence: what is wrong, where, and
+/// what to do. Weights, moments and counters are unchanged by a call that throws, unless the
+/// function's comment says otherwise.
 class HEADROOM_API Error : public std::runtime_error {
  public:
   Error(ErrorCode code, const std::string& sentence) : std::runtime_error(sentence), code_(code) {}

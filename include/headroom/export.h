@@ -1,4 +1,5 @@
-// Marks what the shared library exports, and what also compiles for CUDA devices.
+// Macros: HEADROOM_API for symbols that the shared library exports, HEADROOM_HOST_DEVICE for
+// functions that nvcc also compiles for the device.
 #ifndef HEADROOM_EXPORT_H_
 #define HEADROOM_EXPORT_H_
 

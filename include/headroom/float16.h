@@ -1,9 +1,8 @@
 // The two 16-bit formats, as plain storage types with exact conversions.
 //
-// Both conversions from float round to nearest, ties to even; subnormals are kept; values that
-// round beyond the largest finite number become inf; NaN stays NaN (and is made quiet). These
-// inline functions are the reference that every SIMD and GPU path is tested against, over all
-// 65,536 patterns.
+// Both conversions from float round to nearest, ties to even. Subnormals are kept, values that
+// round beyond the largest finite number become inf, and NaN stays NaN (made quiet). These inline
+// functions are the reference for every SIMD and GPU path; tests compare all 65,536 patterns.
 #ifndef HEADROOM_FLOAT16_H_
 #define HEADROOM_FLOAT16_H_
 

@@ -1,5 +1,5 @@
-// Headroom: loss scaling for mixed-precision training, in C++. This header includes everything in
-// the library headroom::headroom; <headroom/tools.h> has headroom::tools.
+// Headroom: loss scaling for mixed-precision training, in C++. This header includes the whole API
+// of the library headroom::headroom; <headroom/tools.h> is that of headroom::tools.
 #ifndef HEADROOM_HEADROOM_H_
 #define HEADROOM_HEADROOM_H_
 

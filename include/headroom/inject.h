@@ -1,4 +1,5 @@
-// inject: faults on purpose, to see that a training loop bears them. docs/reliability.md.
+// inject: fault injection, to test how a training loop handles bad gradients. See
+// docs/reliability.md.
 #ifndef HEADROOM_INJECT_H_
 #define HEADROOM_INJECT_H_
 
@@ -16,16 +17,16 @@ namespace headroom {
 enum class FaultKind : uint8_t {
   kOverflow,  // inf or -inf
   kNan,
-  kFlip,  // one bit of the element, whichever
+  kFlip,  // one random bit of the element is flipped
 };
 
-/// One kind of fault and when it strikes.
+/// One kind of fault, and when and where it occurs.
 struct Fault {
   FaultKind kind = FaultKind::kOverflow;
-  double probability = 1.0;  // in each step it applies to
-  std::string tensor = {};   // the parameter whose gradient it hits; empty: any, each time another
-  int64_t count = 1;         // elements it hits at once, at most as many as there are
-  int rank = -1;             // the rank of a parallel run that it hits; -1: all
+  double probability = 1.0;  // in each step to which it applies
+  std::string tensor = {};   // name of the parameter; empty: a random one each time
+  int64_t count = 1;         // number of elements, limited by the size of the gradient
+  int rank = -1;             // rank of a parallel run; -1: all
   int64_t first_step = 0;
   int64_t last_step = std::numeric_limits<int64_t>::max();
 
@@ -34,36 +35,37 @@ struct Fault {
   }
 };
 
-/// Faults as text: a kind (overflow, nan, flip), a colon, and what is said about it, with commas:
+/// Parses faults from text: a kind (overflow, nan, flip), a colon, and settings separated by
+/// commas:
 ///
 ///     overflow:p=0.01,nan:p=0.001,tensor=embed.weight,flip:step=5,rank=1,count=3
 ///     nan:step=10-20
 ///
-/// An entry without a kind belongs to the one before. Throws Error(kInvalidArgument) with a
-/// sentence. A name with a comma in it cannot be written this way; use a Fault for it.
+/// A setting without a kind belongs to the fault before it. Throws Error(kInvalidArgument) if the
+/// text is malformed. Names that contain a comma are not supported; use a Fault for those.
 HEADROOM_API std::vector<Fault> parse_faults(std::string_view text);
 
-/// What was done to one element.
+/// One element that was changed.
 struct Injected {
   FaultKind kind = FaultKind::kOverflow;
   size_t parameter = 0;
   int64_t index = 0;
 };
 
-/// Puts faults into gradients, between backward and step(). What it does in a step depends on the
-/// seed, the rank and the step alone, not on the steps before: a run that is resumed meets the same
-/// faults. It has no state that changes: any number of threads may use one.
+/// Injects faults into gradients, between backward and step(). The faults of a step depend only on
+/// the seed, the rank and the step number, so that a resumed run gets the same ones. Thread-safe:
+/// it has no mutable state.
 ///
 ///     const Injector injector(parse_faults("overflow:p=0.01"), seed);
 ///     injector.inject(step, optimizer.parameters());
 class HEADROOM_API Injector {
  public:
-  /// Throws Error(kInvalidArgument) if a fault cannot be.
+  /// Throws Error(kInvalidArgument) if a setting of a fault is invalid.
   explicit Injector(std::vector<Fault> faults, uint64_t seed = 0, int rank = 0);
 
-  /// Writes to the gradients, on the CPU or a CUDA device (which it waits for), and says what it
-  /// did. Throws Error(kInvalidArgument), having done nothing, if a fault names a parameter that is
-  /// not there.
+  /// Writes to the gradients, in host memory or on a CUDA device (for which it waits), and returns
+  /// what it has changed. Throws Error(kInvalidArgument), changing nothing, if a fault names an
+  /// unknown parameter.
   std::vector<Injected> inject(int64_t step, const std::vector<Parameter>& parameters) const;
 
   const std::vector<Fault>& faults() const { return faults_; }

@@ -1,5 +1,5 @@
-// inspect: what a 16-bit or 8-bit format does to gradients at a scale, and which static scale to
-// take.
+// inspect: how gradients fare in a 16-bit or 8-bit format at a given scale, and which static scale
+// suits them.
 #ifndef HEADROOM_INSPECT_H_
 #define HEADROOM_INSPECT_H_
 
@@ -15,10 +15,10 @@ namespace internal {
 class MagnitudeCounter;
 }
 
-/// Formats that gradients are stored in. E5M2 and E4M3 are the 8-bit formats of the OCP.
+/// Formats of gradients. E5M2 and E4M3 are the 8-bit formats of the OCP.
 enum class Format : uint8_t { kFP16, kBF16, kE5M2, kE4M3 };
 
-/// What rounding to nearest, ties to even, makes of a number x in a format.
+/// The thresholds of rounding a number x to a format (to nearest, ties to even).
 struct FormatLimits {
   const char* name;    // "fp16"
   double flush;        // |x| <= flush becomes zero
@@ -30,21 +30,20 @@ struct FormatLimits {
 
 HEADROOM_API const FormatLimits& limits(Format format);
 
-/// What becomes of the finite gradients other than zero at one scale. The rest keep all their bits.
+/// Counts of the finite nonzero gradients that a format does not represent as normal numbers.
 struct Outcome {
   int64_t flushed = 0;    // become zero
-  int64_t subnormal = 0;  // keep some of their bits
+  int64_t subnormal = 0;  // lose some of their bits
   int64_t overflow = 0;   // become inf or NaN
 };
 
-/// How many gradients there are of each magnitude: just as finely as it takes to say exactly what
-/// any format does with them at any power of two. One read of the gradients makes it. Any number of
-/// threads may ask while none adds.
+/// A histogram of magnitudes, just fine enough to compute the exact Outcome for any format and any
+/// power of two. One read of the gradients fills it. Thread-safe for reading while no thread adds.
 class HEADROOM_API Magnitudes {
  public:
-  /// Reads the tensor once, on several threads if it is large. Host memory only.
+  /// Reads the tensor once, with several threads if it is large. Host memory only.
   void add(const TensorView& grads);
-  /// Adds what another one has seen.
+  /// Adds the counts of another histogram.
   void merge(const Magnitudes& other);
 
   int64_t count() const { return count_; }  // of all elements
@@ -55,7 +54,7 @@ class HEADROOM_API Magnitudes {
   double largest() const { return largest_; }    // magnitude of those; 0 if there are none
   double smallest() const { return smallest_; }  // likewise
 
-  /// What becomes of the gradients times 2^power. power is in [-126, 126].
+  /// The outcome for the gradients times 2^power, with power in [-126, 126].
   Outcome at(Format format, int power) const;
 
  private:
@@ -73,8 +72,8 @@ class HEADROOM_API Magnitudes {
   double smallest_ = 0.0;
 };
 
-/// What becomes of the gradients times `scale`, which may be any that a GradScaler takes. The
-/// product is not rounded before it is compared. Host memory only.
+/// The outcome for the gradients times `scale`, which may be any scale of a GradScaler. The product
+/// is not rounded before it is compared. Host memory only.
 HEADROOM_API Outcome outcome_at(const TensorView& grads, Format format, float scale);
 
 struct AdviceOptions {
@@ -83,25 +82,26 @@ struct AdviceOptions {
   int margin = 3;      // the largest gradient times the scale stays 2^margin times below overflow
 };
 
-/// Which static scale to take.
+/// A recommendation for a static scale.
 struct ScaleAdvice {
   enum class Verdict : uint8_t {
     kNothing,   // there is no finite gradient other than zero
     kUnneeded,  // scale 1 is as good
-    kScale,     // take `scale`
-    kNoneFits,  // even `scale`, the largest with the margin (or 2^-126), loses too much
+    kScale,     // use `scale`
+    kNoneFits,  // even `scale`, the largest with the margin (or 2^-126), loses too many gradients
   };
   Verdict verdict = Verdict::kNothing;
   float scale = 1.0f;    // a power of two
   Outcome outcome;       // at `scale`
-  float lowest = 0.0f;   // the powers of two at which nothing overflows and no more than
+  float lowest = 0.0f;   // the range of powers of two at which nothing overflows and at most
   float highest = 0.0f;  // `lose` of the nonzero gradients become zero; 0 if there are none
   std::string reason;    // one sentence
 };
 
-/// The largest power of two that keeps the largest gradient 2^margin times below overflow: it loses
-/// least. Where smaller ones lose no more and leave no gradient subnormal, the middle of them all.
-/// Scale 1 if there at most `lose` of the nonzero gradients become zero or subnormal.
+/// Recommends the largest power of two that keeps the largest gradient 2^margin times below
+/// overflow, since it loses the fewest gradients. If smaller ones lose no more and leave no
+/// gradient subnormal, the middle of all of those. Scale 1 if at most `lose` of the nonzero
+/// gradients become zero or subnormal there.
 HEADROOM_API ScaleAdvice advise(const Magnitudes& gradients, const AdviceOptions& options = {});
 
 }  // namespace headroom

@@ -1,5 +1,5 @@
-// measure: reads all gradients once and finds everything that the later stages need: inf and nan,
-// norm, largest magnitude, the first bad tensor. It knows nothing of optimizers or policies.
+// measure: reads all gradients once and collects everything that the later stages need: inf and
+// nan, norm, largest magnitude, the first bad tensor.
 #ifndef HEADROOM_MEASURE_H_
 #define HEADROOM_MEASURE_H_
 
@@ -13,9 +13,9 @@
 
 namespace headroom {
 
-/// What one read of a list of gradients found. All of it describes the gradients as they were in
-/// memory before the call, that is, still scaled. Elements that are inf or nan count in inf_count
-/// and nan_count only.
+/// Statistics of a list of gradients, as they were in memory before the call, that is, still
+/// scaled. Elements that are inf or nan are counted in inf_count and nan_count and ignored
+/// otherwise.
 ///
 /// Trivially copyable: the same bytes on the host, on a CUDA device, between ranks and in reports.
 struct GradStats {
@@ -32,7 +32,7 @@ struct GradStats {
   int64_t culprit = -1;  // index in the list of the first tensor with inf or nan; -1 if none
   int64_t culprit_inf = 0;
   int64_t culprit_nan = 0;
-  int64_t culprit_rank = -1;  // with several ranks: the first one that has a culprit
+  int64_t culprit_rank = -1;  // with several ranks: the first rank that has a culprit
 
   int64_t new_inf = 0;    // by unscale_: finite elements that became inf (1/scale was too large)
   int64_t new_zeros = 0;  // by unscale_: nonzero elements that became zero (16-bit underflow)
@@ -43,7 +43,7 @@ struct GradStats {
   HEADROOM_HOST_DEVICE bool ok() const { return finite() && new_inf == 0; }
 
   /// L2 norm of the gradients as they were in memory. NaN if any element is NaN, else inf if any is
-  /// inf. Right even where the squares leave FP32's range.
+  /// inf. Correct even where the squares exceed the range of FP32.
   HEADROOM_API double norm() const;
 };
 
@@ -60,24 +60,23 @@ struct GradDetail {
   std::array<int64_t, kBins> histogram = {};
 };
 
-/// Reads every tensor once. Types may be mixed, tensors may be empty, any number of them, any size.
-/// The result is the same bits for any number of threads and on every SIMD target: elements are
-/// added in a fixed order that depends on the list alone.
-/// With `detail` (not null) the same read also counts by magnitude.
+/// Reads every tensor once. Types may be mixed, and tensors may be empty. The result is the same
+/// bits for any number of threads and on every SIMD target: elements are added in a fixed order
+/// that depends on the list alone. If `detail` is not null, elements are also counted by magnitude.
+/// Waits for tensors on CUDA devices.
 HEADROOM_API GradStats measure(const std::vector<TensorView>& grads, GradDetail* detail = nullptr);
 
 /// measure() of the gradients of parameters; GradStats::culprit is an index into `parameters`.
 HEADROOM_API GradStats measure(const std::vector<Parameter>& parameters,
                                GradDetail* detail = nullptr);
 
-/// Multiplies every gradient by `inverse_scale` in place, in FP32 (f64 gradients: in double),
-/// rounded once to the gradient's type. Elements that are inf or nan are multiplied like the rest.
-/// Returns what measure() would have found before, with new_inf and new_zeros. Throws
+/// Multiplies every gradient by `inverse_scale` in place, in FP32 (f64 gradients: in double), and
+/// rounds once to the gradient's type. Elements that are inf or nan are multiplied like the rest.
+/// Returns the result of measure() before the multiplication, with new_inf and new_zeros. Throws
 /// Error(kInvalidArgument), changing nothing, if two gradients share memory.
 HEADROOM_API GradStats unscale_(const std::vector<TensorView>& grads, float inverse_scale);
 
-/// "3 inf, 0 nan", with the name of the culprit before it: "embed.weight: 3 inf, 0 nan". Empty if
-/// there is no culprit.
+/// The culprit with its counts: "embed.weight: 3 inf, 0 nan". Empty if there is none.
 HEADROOM_API std::string describe_culprit(const GradStats& stats,
                                           const std::vector<Parameter>& parameters);
 

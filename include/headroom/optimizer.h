@@ -1,4 +1,4 @@
-// apply: optimizers that take scaled 16-bit gradients and update FP32 masters, in one pass over
+// apply: optimizers that read scaled 16-bit gradients and update FP32 masters in one pass over
 // memory: unscale, clip, update, write the 16-bit weight, clear the gradient.
 #ifndef HEADROOM_OPTIMIZER_H_
 #define HEADROOM_OPTIMIZER_H_
@@ -22,16 +22,16 @@ class Scaler;
 struct ScalerAccess;
 }  // namespace internal
 
-/// On a CUDA device: what GradScaler::step has decided.
+/// The decision of GradScaler::step, on a CUDA device.
 struct DeviceVerdict {
   bool apply;        // false: skip the step, change nothing
   float multiplier;  // gradient x multiplier = the unscaled, clipped gradient
 };
 
-/// What GradScaler works on: a list of parameters and a way to update them. Derive from it to put
-/// an optimizer of your own under a GradScaler; SGD, Adam and AdamW below are the fused ones.
+/// A list of parameters and a way to update them, as GradScaler needs it. Derive from it to use
+/// your own optimizer with a GradScaler; SGD, Adam and AdamW below are the fused ones.
 ///
-/// One thread at a time may use an optimizer. Its parameters' memory must outlive it.
+/// Not thread-safe. The memory of the parameters must outlive the optimizer.
 class HEADROOM_API Optimizer {
  public:
   virtual ~Optimizer();
@@ -42,42 +42,44 @@ class HEADROOM_API Optimizer {
   /// and never for a step that is skipped. With `clear_grads` the gradients are zero afterwards.
   virtual void apply(float multiplier, bool clear_grads) = 0;
 
-  /// Called instead of apply() by a scaler on a CUDA device. Override it for an optimizer of your
-  /// own that runs there: enqueue kernels on `stream` (a cudaStream_t) that read `*verdict` on the
-  /// device, update the weights if it says so, and return true. The verdict is not known on the
-  /// host yet and nothing may wait for it. Gradients of a skipped step are cleared by the scaler.
-  /// The default returns false: the scaler then waits for the verdict and calls apply() or
-  /// skipped().
-  virtual bool apply_on_device(const DeviceVerdict* verdict, bool clear_grads, void* stream);
+  /// Called instead of apply() by a scaler on a CUDA device. Override it if your optimizer runs
+  /// there: enqueue kernels on `stream` (a cudaStream_t) that read `*verdict` on the device and
+  /// update the weights if `apply` is true; then return true. Do not wait: the verdict is not known
+  /// on the host yet. The scaler clears the gradients of a skipped step. The default returns false:
+  /// the scaler then waits for the verdict and calls apply() or skipped().
+  virtual bool apply_on_device(const DeviceVerdict* /*verdict*/, bool /*clear_grads*/,
+                               void* /*stream*/) {
+    return false;
+  }
 
-  /// Called by GradScaler::step instead of apply() when the step is skipped, with what
-  /// StepReport::culprit will say.
-  virtual void skipped(const std::string& culprit);
+  /// Called by GradScaler::step instead of apply() when the step is skipped, with
+  /// StepReport::culprit.
+  virtual void skipped(const std::string& /*culprit*/) {}
 
-  /// Called by a GradScaler before it uses parameters(), and after it has written to gradients (by
-  /// unscale_, or because they were cleared). For wrappers of frameworks that move their tensors:
-  /// refresh() calls rebind() or set_grad() where something has moved.
-  virtual void refresh();
-  virtual void gradients_changed();
+  /// For wrappers of frameworks that move their tensors. A GradScaler calls refresh() before it
+  /// uses parameters(); it should call rebind() or set_grad() if something has moved. It calls
+  /// gradients_changed() after it has written to gradients (unscaled, rescaled or cleared them).
+  virtual void refresh() {}
+  virtual void gradients_changed() {}
 
   /// Writes zeros to all gradients.
   void zero_grad();
 
-  /// Gives parameter `index` another gradient, or none (a default-made view). Throws like the
+  /// Replaces the gradient of parameter `index`; an empty view means none. Throws like the
   /// constructor, changing nothing, if it does not fit.
   virtual void set_grad(size_t index, const TensorView& grad);
 
-  /// Takes another list of parameters at once, for frameworks that allocate gradients anew each
+  /// Replaces the whole list of parameters, for frameworks that allocate new gradients in each
   /// step. Throws like the constructor, changing nothing.
   virtual void rebind(std::vector<Parameter> parameters);
 
-  /// Whether gradients x multiplier would not fit where apply() puts them. Asked where a scale
-  /// below 1 makes the multiplier larger than 1; true skips the step.
-  virtual bool overflows(float multiplier) const;
+  /// Whether gradient x multiplier overflows the memory in which apply() stores it. Called if a
+  /// scale below 1 makes the multiplier larger than 1; true skips the step.
+  virtual bool overflows(float /*multiplier*/) const { return false; }
 
  protected:
-  /// Throws if a weight or gradient cannot be used, if their sizes differ, or if memory is shared
-  /// between any two of them.
+  /// Throws Error if an array cannot be used, if the arrays of a parameter have different sizes or
+  /// devices, or if any two share memory.
   explicit Optimizer(std::vector<Parameter> parameters);
   Optimizer(Optimizer&& other) noexcept;
   Optimizer& operator=(Optimizer&& other) noexcept;
@@ -88,20 +90,23 @@ class HEADROOM_API Optimizer {
  private:
   friend class internal::Scaler;
 
-  /// What steps this optimizer on a CUDA device without asking the host, or null if it cannot.
-  virtual internal::CudaApply* cuda_side(int device, internal::ApplyJob* job);
+  /// The implementation that steps this optimizer on a CUDA device without the host; null if there
+  /// is none.
+  virtual internal::CudaApply* cuda_side(int /*device*/, internal::ApplyJob* /*job*/) {
+    return nullptr;
+  }
 
   std::shared_ptr<internal::OptimizerRecord> record_;  // null once moved from
 };
 
-/// How 16-bit weights are kept.
+/// How 16-bit weights are stored and rounded.
 struct Precision {
-  /// FP32 copies of 16-bit weights, which the updates go to. Without them updates smaller than half
-  /// a unit in the weight's last place are lost.
+  /// Keep FP32 copies of 16-bit weights, to which updates are applied. Without them, updates
+  /// smaller than half a unit in the last place of the weight are lost.
   bool master_weights = true;
 
   /// Round bf16 weights up or down at random, with the right mean, instead of to nearest. The
-  /// choice depends on the seed, the step, the parameter and the element, not on threads.
+  /// result depends on the seed, the step, the parameter and the element, not on threads.
   bool stochastic_rounding = false;
   uint64_t seed = 0;
 };
@@ -113,8 +118,8 @@ struct NamedTensor {
   size_t parameter = 0;  // the index of "embed.weight"
 };
 
-/// All that an optimizer remembers. `tensors` are views of the optimizer's own memory, valid as
-/// long as it lives; copy what they show to keep it.
+/// The state of an optimizer. `tensors` are views of the optimizer's memory, valid as long as it
+/// exists; copy the data to keep it.
 struct OptimizerState {
   std::vector<int64_t> steps;  // applied steps of each parameter
   std::vector<NamedTensor> tensors;
@@ -129,10 +134,10 @@ struct RuleSettings;
 /// to the masters when a parameter is added.
 ///
 /// On CUDA, construction, add_group(), load_state(), refresh_masters() and a rebind() that moves
-/// weights work on the current stream (StreamScope) and wait for it, so that a step on any other
-/// stream finds masters and state complete. They do not wait for steps on other streams: call them
-/// on the stream of the steps, or after those are done. apply(), zero_grad(), follow_weight() and
-/// set_lr() enqueue on the current stream and return.
+/// weights use the current stream (StreamScope) and wait for it, so that a later step on any stream
+/// sees complete masters and state. They do not wait for steps on other streams: call them on the
+/// stream of the steps, or after those are done. apply(), zero_grad(), follow_weight() and set_lr()
+/// enqueue on the current stream and return.
 class HEADROOM_API FusedOptimizer : public Optimizer {
  public:
   ~FusedOptimizer() override;
@@ -140,35 +145,35 @@ class HEADROOM_API FusedOptimizer : public Optimizer {
   void apply(float multiplier, bool clear_grads) override;
   void set_grad(size_t index, const TensorView& grad) override;
 
-  /// The same parameters in the same order, with weights of the same counts and types. A weight at
-  /// another address may have a new value: its master follows it.
+  /// Takes the same parameters in the same order, with weights of the same counts and types. The
+  /// master of a weight at another address follows it, see follow_weight().
   void rebind(std::vector<Parameter> parameters) override;
 
-  /// Steps applied to parameter `index` so far. A skipped step does not count.
+  /// Steps applied to parameter `index` so far; skipped ones do not count. Waits for a CUDA device.
   int64_t steps(size_t index) const;
 
-  /// Sets the steps of all parameters, for a trainer that resumes with masters and moments of its
-  /// own (Parameter::master). Adam's bias correction depends on it.
+  /// Sets the step count of all parameters, for a trainer that resumes with its own masters and
+  /// moments (Parameter::master). Adam's bias correction depends on it.
   void set_steps(int64_t steps);
 
-  /// The FP32 values of parameter `index`: its master, or the weight itself if that is FP32. Null
-  /// for a 16-bit weight without master.
+  /// The FP32 values of parameter `index`: its master, or the weight itself if it is FP32; null for
+  /// a 16-bit weight without master. A device pointer if the weight is on a CUDA device.
   const float* master(size_t index) const;
 
-  /// Copies the weights' current values to the masters, after weights were loaded or changed by
-  /// hand. Moments and step counts stay.
+  /// Copies the current values of the weights to the masters, after weights were loaded or changed
+  /// by the user. Moments and step counts do not change.
   void refresh_masters();
   void refresh_master(size_t index);
 
-  /// The same for one that somebody may have written to: only where it is not what its master
-  /// rounds to, so that masters of weights that were swapped out and back stay exact.
+  /// Copies only those elements of a weight that are not a rounding of their master, so that the
+  /// masters of weights that were swapped out and back stay exact.
   void follow_weight(size_t index);
 
   OptimizerState state() const;
 
-  /// Takes over a state that came from state() of an optimizer with the same parameters. Masters
-  /// are written to the 16-bit weights as well. Throws Error(kBadState), changing nothing, unless
-  /// names, sizes and types are the same, counts are not negative and every value is finite.
+  /// Loads a state from state() of an optimizer with the same parameters, and writes the 16-bit
+  /// weights from the masters. Throws Error(kBadState), changing nothing, unless names, sizes and
+  /// types are the same, counts are not negative and every value is finite.
   void load_state(const OptimizerState& state);
 
  protected:
@@ -176,7 +181,7 @@ class HEADROOM_API FusedOptimizer : public Optimizer {
   FusedOptimizer(FusedOptimizer&&) noexcept;
   FusedOptimizer& operator=(FusedOptimizer&&) noexcept;
 
-  /// Adds parameters that are updated by `settings`; returns the index of the new group.
+  /// Adds a group of parameters with these settings and returns its index.
   size_t append_group(std::vector<Parameter> parameters, const internal::RuleSettings& settings);
   void change_group(size_t group, const internal::RuleSettings& settings);
 
@@ -187,12 +192,12 @@ class HEADROOM_API FusedOptimizer : public Optimizer {
   std::unique_ptr<internal::FusedState> state_;
 };
 
-/// Groups of parameters, each with options of its own.
+/// A fused optimizer with groups of parameters, each with its own options.
 template <typename Options>
 class HEADROOM_API GroupedOptimizer : public FusedOptimizer {
  public:
-  /// Adds a group and returns its index; the constructor's is 0. Throws, having added nothing, if
-  /// an option or a parameter is impossible.
+  /// Adds a group and returns its index; the constructor's group is 0. Throws, having added
+  /// nothing, if an option or a parameter is invalid.
   size_t add_group(std::vector<Parameter> parameters, const Options& options);
 
   const Options& options(size_t group = 0) const;
@@ -211,14 +216,14 @@ class HEADROOM_API GroupedOptimizer : public FusedOptimizer {
 
 struct HEADROOM_API SGDOptions {
   double lr = 1e-3;
-  double momentum = 0.0;  // whether it is 0 cannot change once a group is made
+  double momentum = 0.0;  // cannot be changed from or to 0 in an existing group
   double dampening = 0.0;
   double weight_decay = 0.0;
   bool nesterov = false;
 };
 
-/// Stochastic gradient descent by torch.optim.SGD's formulas. The momentum buffer comes into being
-/// with the first step that is applied.
+/// Stochastic gradient descent with torch.optim.SGD's formulas. The first applied step initialises
+/// the momentum buffer with the gradient.
 class HEADROOM_API SGD : public GroupedOptimizer<SGDOptions> {
  public:
   explicit SGD(std::vector<Parameter> parameters, const SGDOptions& options = {},
@@ -234,7 +239,7 @@ struct HEADROOM_API AdamOptions {
   double weight_decay = 0.0;
 };
 
-/// Adam with L2 regularisation, by torch.optim.Adam's formulas.
+/// Adam with L2 regularisation, with torch.optim.Adam's formulas.
 class HEADROOM_API Adam : public GroupedOptimizer<AdamOptions> {
  public:
   explicit Adam(std::vector<Parameter> parameters, const AdamOptions& options = {},
@@ -250,7 +255,7 @@ struct HEADROOM_API AdamWOptions {
   double weight_decay = 1e-2;
 };
 
-/// Adam with decoupled weight decay, by torch.optim.AdamW's formulas.
+/// Adam with decoupled weight decay, with torch.optim.AdamW's formulas.
 class HEADROOM_API AdamW : public GroupedOptimizer<AdamWOptions> {
  public:
   explicit AdamW(std::vector<Parameter> parameters, const AdamWOptions& options = {},

@@ -1,6 +1,5 @@
-// decide: how the scale moves. A policy is one of three rules with its settings; presets reproduce
-// the scalers that people know. Nothing here knows tensors or devices. docs/policies.md states
-// every rule in full.
+// decide: how the scale changes. A policy is one of three rules with its settings; presets
+// reproduce the scalers of other frameworks. docs/policies.md describes every rule in full.
 #ifndef HEADROOM_POLICY_H_
 #define HEADROOM_POLICY_H_
 
@@ -14,8 +13,8 @@
 
 namespace headroom {
 
-/// The widest range a scale may ever have: there both the scale and its reciprocal are normal
-/// floats, so that multiplying and dividing by a power of two is exact and never gives 0 or inf.
+/// The widest possible range of a scale. Within it, the scale and its reciprocal are normal floats,
+/// so that neither of them is ever 0 or inf.
 inline constexpr float kSmallestScale = 0x1p-126f;
 inline constexpr float kLargestScale = 0x1p126f;
 
@@ -24,18 +23,18 @@ enum class OnOverflow : uint8_t {
   kThrow,  // skip the step, then throw Error(kOverflow) from step()
 };
 
-/// A constant scale. An overflow still skips the step (or throws, by choice).
+/// A constant scale. An overflow still skips the step (or throws, see on_overflow).
 struct StaticScale {
   float scale = 1024.0f;
   OnOverflow on_overflow = OnOverflow::kSkip;
-  int64_t max_skips_in_row = 100;  // alarm when so many steps in a row were skipped; 0: never
+  int64_t max_skips_in_row = 100;  // alarm after this many skipped steps in a row; 0: never
 };
 
-/// No scaling: a constant 1, for BF16 and FP32. Overflows are found and skipped all the same.
+/// No scaling: a constant 1, for BF16 and FP32. Overflows are still detected and skipped.
 struct NoScale {};
 
-/// The rule of torch.amp.GradScaler and its relatives: multiply by growth_factor after
-/// growth_interval clean steps in a row, by backoff_factor after an overflow.
+/// The rule of torch.amp.GradScaler and similar scalers: multiply by growth_factor after
+/// growth_interval clean steps in a row, and by backoff_factor after an overflow.
 struct DynamicScale {
   float init_scale = 65536.0f;
   double growth_factor = 2.0;      // > 1
@@ -44,11 +43,11 @@ struct DynamicScale {
   float min_scale = 1.0f;
   float max_scale = 16777216.0f;  // 2^24
   OnOverflow on_overflow = OnOverflow::kSkip;
-  int64_t max_skips_in_row = 0;  // as in StaticScale; an overflow at min_scale always raises one
+  int64_t max_skips_in_row = 0;  // as in StaticScale; an overflow at min_scale always alarms
 
-  /// The scale shrinks on the `hysteresis`-th overflow; those before it only skip. 1: at once. The
-  /// count starts again when the scale grows (refill_on_growth), after any clean step
-  /// (refill_on_clean), or when the scale shrinks (refill_on_shrink).
+  /// The scale shrinks at the `hysteresis`-th overflow; those before it only skip. The count
+  /// restarts when the scale grows (refill_on_growth), after any clean step (refill_on_clean), or
+  /// when the scale shrinks (refill_on_shrink).
   int32_t hysteresis = 1;
   bool refill_on_growth = true;
   bool refill_on_clean = false;
@@ -59,17 +58,17 @@ struct DynamicScale {
   /// another growth.
   int32_t first_growth_extra = 0;
   int32_t next_growth_extra = 0;
-  /// An overflow shrinks the scale only if at least this share of the steps since the scale last
-  /// moved have overflowed. 0: every overflow does.
+  /// An overflow shrinks the scale only if at least this share of the steps since its last change
+  /// has overflowed. 0: every overflow does.
   double tolerance = 0.0;
-  /// A new scale is used one step late, as in MXNet.
+  /// A new scale takes effect one step late, as in MXNet.
   bool late = false;
-  /// A shrink that would reach min_scale leaves the scale where it is, as in fairseq.
+  /// A shrink that would reach min_scale leaves the scale unchanged, as in fairseq.
   bool stay_above_min = false;
 };
 
-/// Headroom's own rule: the scale follows the largest gradient, as high as it is safe. Its bounds
-/// and init_scale are powers of two.
+/// Headroom's own rule: the scale follows the largest gradient and is as high as is safe. Its
+/// bounds and init_scale have to be powers of two.
 struct HeadroomScale {
   double grad_limit = 65504.0;  // largest number of the gradients' format: FP16's
   float init_scale = 65536.0f;
@@ -77,15 +76,16 @@ struct HeadroomScale {
   float max_scale = 0x1p32f;
   int32_t growth_interval = 256;  // clean steps before each doubling above 2^16
   OnOverflow on_overflow = OnOverflow::kSkip;
-  int64_t max_skips_in_row = 0;  // as in DynamicScale; with `retry` passes are counted, 0 means 32
+  int64_t max_skips_in_row =
+      0;  // as in DynamicScale; with `retry` it counts passes, and 0 means 32
 
-  /// The batch of a skipped step is retried at the scale that update() has set for it
-  /// (GradScaler::retry). An overflow then costs a few passes and no batch, and the rule takes more
-  /// risks. For one optimizer in each round, and not for GradAccumulator.
+  /// The batch of a skipped step is retried at the scale that update() has set for it, see
+  /// GradScaler::retry(). An overflow then costs a few passes but no batch, so the rule takes more
+  /// risk. Only for one optimizer per round, and not with GradAccumulator.
   bool retry = false;
 };
 
-/// One of the rules, with its settings. Trivially copyable: the same bytes live on CUDA devices.
+/// One of the rules, with its settings. Trivially copyable, so that it can be used on CUDA devices.
 class ScalePolicy {
  public:
   enum class Rule : uint8_t { kStatic, kDynamic, kHeadroom };
@@ -98,7 +98,7 @@ class ScalePolicy {
 
   HEADROOM_HOST_DEVICE Rule rule() const { return rule_; }
 
-  /// The settings of the rule; null if the policy is another one.
+  /// The settings of the rule; null if the policy has another rule.
   HEADROOM_HOST_DEVICE const StaticScale* if_static() const {
     return rule_ == Rule::kStatic ? &static_ : nullptr;
   }
@@ -109,17 +109,17 @@ class ScalePolicy {
     return rule_ == Rule::kHeadroom ? &headroom_ : nullptr;
   }
 
-  /// A copy of the settings, to be changed and made a policy again. Throws Error(kInvalidArgument)
-  /// if the policy is another rule.
+  /// A copy of the settings, to change them. Throws Error(kInvalidArgument) if the policy has
+  /// another rule.
   HEADROOM_API DynamicScale dynamic() const;
 
   /// Reads or changes a setting by its name, such as "growth_interval"; flags are 0 or 1. Throws
-  /// Error(kInvalidArgument), listing the settings of this policy, for another name, and if the
-  /// setting cannot hold the value. Whether the value makes sense is checked by validate().
+  /// Error(kInvalidArgument), listing the settings of this policy, for an unknown name, and if the
+  /// type of the setting cannot hold the value. Bounds are checked by validate().
   HEADROOM_API double get(const std::string& setting) const;
   HEADROOM_API void set(const std::string& setting, double value);
 
-  /// Scales that the policy starts from, and that it allows.
+  /// The first scale, the bounds, and whether a scale is allowed.
   HEADROOM_API float init_scale() const;
   HEADROOM_API float min_scale() const;
   HEADROOM_API float max_scale() const;
@@ -127,7 +127,7 @@ class ScalePolicy {
 
   HEADROOM_API OnOverflow on_overflow() const;
 
-  /// Whether skipped batches are to be retried.
+  /// Whether skipped batches have to be retried.
   HEADROOM_HOST_DEVICE bool retries() const { return rule_ == Rule::kHeadroom && headroom_.retry; }
 
  private:
@@ -139,7 +139,7 @@ class ScalePolicy {
   HeadroomScale headroom_;
 };
 
-/// One setting of a rule, as documentation and command lines need it.
+/// One setting of a rule, for documentation and command lines.
 struct SettingInfo {
   ScalePolicy::Rule rule;
   const char* name;
@@ -154,16 +154,16 @@ HEADROOM_API std::vector<SettingInfo> policy_settings();
 /// "static", "dynamic" or "headroom".
 HEADROOM_API const char* to_string(ScalePolicy::Rule rule);
 
-/// The settings of a system that people know, by name: "torch", "apex", "megatron", ... Throws
-/// Error(kInvalidArgument), listing all names, for an unknown one.
+/// A policy that reproduces another framework's scaler, by name: "torch", "apex", "megatron", ...
+/// Throws Error(kInvalidArgument), listing all names, for an unknown one.
 HEADROOM_API ScalePolicy preset(const std::string& name);
 
-/// A policy as one line of text, for command lines and other languages: a preset, and settings that
-/// differ from it: "megatron", "static:512", "torch:growth_interval=500,max_skips_in_row=20".
-/// Throws Error(kInvalidArgument) for text that is none, and for an impossible policy.
+/// Parses a policy from one line of text: a preset, and settings that differ from it: "megatron",
+/// "static:512", "torch:growth_interval=500,max_skips_in_row=20". Throws Error(kInvalidArgument) if
+/// the text is malformed or the policy is invalid.
 HEADROOM_API ScalePolicy parse_policy(const std::string& text);
 
-/// The rule and all settings in that form, every number exact.
+/// The rule and all settings in that form; numbers are exact.
 HEADROOM_API std::string to_string(const ScalePolicy& policy);
 
 struct PresetInfo {
@@ -174,16 +174,16 @@ struct PresetInfo {
 /// All presets, in the order of the documentation.
 HEADROOM_API const std::vector<PresetInfo>& presets();
 
-/// Throws Error(kInvalidArgument) with a sentence unless every setting is possible.
+/// Throws Error(kInvalidArgument) if a setting is out of its bounds.
 HEADROOM_API void validate(const ScalePolicy& policy);
 
 enum class Alarm : uint8_t {
   kNone,
-  kAtFloor,     // an overflow asked for a smaller scale, and there is none
+  kAtFloor,     // an overflow requires a smaller scale than the policy allows
   kSkipsInRow,  // max_skips_in_row reached
 };
 
-/// What the steps between two updates found.
+/// The input of one update: the results of the steps since the last one.
 struct StepSeen {
   bool overflow = false;
   double amax = 0.0;  // largest finite magnitude of the gradients, still scaled; 0 if not known
@@ -193,11 +193,11 @@ namespace internal {
 struct ScaleRecord;
 }
 
-/// The scale under a policy and everything else that changes while training: what a checkpoint
-/// needs. A GradScaler has one; by itself it simulates a policy.
+/// A policy, its scale and everything else that changes during training. Checkpoints contain it; on
+/// its own it simulates a policy.
 class HEADROOM_API ScaleState {
  public:
-  /// The state before the first step. Throws Error(kInvalidArgument) if a setting is impossible.
+  /// The state before the first step. Throws Error(kInvalidArgument) if the policy is invalid.
   explicit ScaleState(const ScalePolicy& policy);
 
   float scale() const;      // multiplies the next loss
@@ -206,22 +206,22 @@ class HEADROOM_API ScaleState {
   int64_t skips_in_row() const;
   const ScalePolicy& policy() const;
 
-  /// Moves on by one update.
+  /// Performs one update.
   Alarm advance(const StepSeen& seen);
 
-  /// Whether the batch of the last step is to be retried: it was skipped, and the scale is lower
-  /// now. Policies without `retry` never say so.
+  /// Whether the batch of the last step has to be retried: it was skipped, and the scale is lower
+  /// now. Always false for policies without `retry`.
   bool retry() const;
 
-  /// Policy and state as JSON text, every number exact; and back. Missing, unknown or impossible
-  /// values throw Error(kBadState).
+  /// Converts policy and state to JSON text with exact numbers, and back. load() throws
+  /// Error(kBadState) for missing, unknown or impossible values.
   std::string save() const;
   static ScaleState load(std::string_view json);
 
   friend HEADROOM_API bool operator==(const ScaleState& a, const ScaleState& b);
   friend bool operator!=(const ScaleState& a, const ScaleState& b) { return !(a == b); }
 
-  /// For the library itself.
+  /// Not part of the public API.
   explicit ScaleState(const internal::ScaleRecord& record);
   const internal::ScaleRecord& record() const { return *record_; }
 
@@ -232,7 +232,7 @@ class HEADROOM_API ScaleState {
 enum class Skip : uint8_t {
   kNo,               // the step is applied
   kNotFinite,        // inf or nan in the gradients
-  kUnscaleOverflow,  // finite, but unscaled beyond FP32 or beyond what the optimizer can take
+  kUnscaleOverflow,  // finite, but too large for FP32 or for the optimizer when unscaled
   kNormTooLarge,     // above StepOptions::skip_above_norm
 };
 

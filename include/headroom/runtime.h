@@ -10,29 +10,30 @@
 
 namespace headroom {
 
-/// Number of threads a call may use; 0 restores the default (OpenMP's: OMP_NUM_THREADS, or one per
-/// core). The results of every function are the same bits for any number of threads. A process that
-/// was forked after the library was loaded works on one thread, whatever is set: OpenMP's threads
-/// do not survive fork(). A program started by exec, or by Python's "spawn", is not affected.
+/// Number of threads that a call may use; 0 restores the default (OpenMP's: OMP_NUM_THREADS, or one
+/// per core). Results are the same bits for any number of threads. A process that was forked after
+/// the library was loaded always uses one thread, because OpenMP's threads do not survive fork().
+/// Processes started with exec, or with Python's "spawn", are not affected.
 HEADROOM_API void set_num_threads(int threads);
 HEADROOM_API int num_threads();
 
-/// The SIMD instruction set in use, for example "AVX2". The best one the CPU has, unless the
-/// environment variable HEADROOM_SIMD names another (upper or lower case) before the first call.
+/// The SIMD instruction set in use, for example "AVX2": the best one that the CPU supports, unless
+/// the environment variable HEADROOM_SIMD names another (upper or lower case) before the first
+/// call.
 HEADROOM_API std::string simd_target();
 
-/// All SIMD instruction sets that were compiled in and that this CPU can run, best first.
+/// All SIMD instruction sets that were compiled in and that this CPU supports, best first.
 HEADROOM_API std::vector<std::string> simd_targets();
 
-/// Uses the named one from now on, in all threads. Throws Error(kInvalidArgument) if it is not in
-/// simd_targets(). Not to be called while another thread is inside the library.
+/// Selects an instruction set for all threads. Throws Error(kInvalidArgument) if it is not in
+/// simd_targets(). Must not be called while another thread is inside the library.
 HEADROOM_API void set_simd_target(const std::string& name);
 
-/// Whether this build has CUDA and there is a device to use.
+/// Whether this build has CUDA and there is a usable device.
 HEADROOM_API bool cuda_available();
 
-/// The CUDA stream that work is enqueued on. Most calls take one; a default-made Stream means the
-/// one of the innermost StreamScope, or outside of any the default stream.
+/// The CUDA stream that work is enqueued on. A default-constructed Stream means that of the
+/// innermost StreamScope; outside of any scope, CUDA's default stream.
 class HEADROOM_API Stream {
  public:
   using OfDevice = void* (*)(int device);
@@ -41,8 +42,8 @@ class HEADROOM_API Stream {
   Stream(void* cuda_stream)
       : kind_(Kind::kStream), stream_(cuda_stream) {}  // NOLINT: a cudaStream_t
   Stream(std::nullptr_t) : kind_(Kind::kStream) {}     // NOLINT: the default stream
-  /// Where every device has a current stream of its own, as in LibTorch: work on CUDA device `d` is
-  /// enqueued on of_device(d), which is called whenever something is enqueued.
+  /// For frameworks with a current stream per device, as in LibTorch: work on CUDA device `d` is
+  /// enqueued on of_device(d), which is called every time something is enqueued.
   explicit Stream(OfDevice of_device) : kind_(Kind::kOfDevice), of_device_(of_device) {}
 
   bool given() const { return kind_ != Kind::kNone; }
@@ -57,10 +58,10 @@ class HEADROOM_API Stream {
   OfDevice of_device_ = nullptr;
 };
 
-/// As long as it lives, calls of this thread that are given no stream use this one. Scopes nest.
+/// Within its scope, calls of this thread without a stream argument use this stream. Scopes nest.
 class HEADROOM_API StreamScope {
  public:
-  explicit StreamScope(Stream stream);  // not given: nothing changes
+  explicit StreamScope(Stream stream);  // a default-constructed Stream changes nothing
   ~StreamScope();
   StreamScope(const StreamScope&) = delete;
   StreamScope& operator=(const StreamScope&) = delete;

@@ -1,5 +1,5 @@
-// What Headroom knows of a tensor: where it is, what type, how many elements. It owns nothing and
-// has no shape, because no step of loss scaling needs one.
+// A tensor as Headroom sees it: address, element type, number of elements, device. A view owns
+// nothing, and has no shape because no step of loss scaling needs one.
 #ifndef HEADROOM_TENSOR_H_
 #define HEADROOM_TENSOR_H_
 
@@ -20,9 +20,8 @@ enum class DType : uint8_t { kF16, kBF16, kF32, kF64 };
 HEADROOM_API const char* to_string(DType dtype);
 
 /// Bytes of one element; 0 for a value that is no DType.
-inline size_t size_of(DType dtype) {
-  constexpr size_t kBytes[] = {2, 2, 4, 8};
-  return dtype <= DType::kF64 ? kBytes[static_cast<size_t>(dtype)] : 0;
+constexpr size_t size_of(DType dtype) {
+  return dtype <= DType::kBF16 ? 2 : dtype == DType::kF32 ? 4 : dtype == DType::kF64 ? 8 : 0;
 }
 
 enum class DeviceType : uint8_t { kCPU, kCUDA };
@@ -34,8 +33,8 @@ struct Device {
 
 /// `count` contiguous elements at `data`. The memory belongs to the caller and must outlive every
 /// use. Any alignment is accepted. `device` is where the memory is: functions throw
-/// Error(kInvalidArgument) if CUDA knows that it is elsewhere (pinned and managed memory may be
-/// called either). A view of const data is read-only: functions that would write through it throw.
+/// Error(kInvalidArgument) if CUDA reports another place (pinned and managed memory may be viewed
+/// as either). A view of const data is read-only: functions that would write through it throw.
 struct TensorView {
   void* data = nullptr;
   DType dtype = DType::kF32;
@@ -61,9 +60,9 @@ inline TensorView view(const bf16* data, int64_t count) { return view(data, DTyp
 inline TensorView view(const float* data, int64_t count) { return view(data, DType::kF32, count); }
 inline TensorView view(const double* data, int64_t count) { return view(data, DType::kF64, count); }
 
-/// A view of memory that CUDA has allocated, on the device where it is: the device is found from
-/// the pointer. Throws Error(kInvalidArgument) for ordinary host memory. headroom/cuda.h has it for
-/// pointers to __half, __nv_bfloat16, float and double.
+/// A view of memory that CUDA has allocated; the device is found from the pointer. Throws
+/// Error(kInvalidArgument) for ordinary host memory. headroom/cuda.h has overloads for pointers to
+/// __half, __nv_bfloat16, float and double.
 HEADROOM_API TensorView device_view(void* data, DType dtype, int64_t count);
 
 template <typename T>
@@ -75,18 +74,18 @@ TensorView view(const std::vector<T>& values) {
   return view(values.data(), static_cast<int64_t>(values.size()));
 }
 
-/// One trainable tensor. A default-made `grad` (null, count 0) means that this parameter has no
-/// gradient: it is neither measured nor updated. A default-made `weight` is for optimizers of your
-/// own that know by themselves what they update; SGD, Adam and AdamW need one.
+/// One trainable tensor. An empty `grad` (default-constructed) means that this parameter has no
+/// gradient: it is neither measured nor updated. An empty `weight` is allowed for your own
+/// optimizers that find their weights themselves; SGD, Adam and AdamW need one.
 struct Parameter {
   std::string name;
   TensorView weight;
   TensorView grad;
 
-  /// FP32 arrays of yours that SGD, Adam and AdamW use in place of memory of their own, with the
-  /// values that they have: the master of a 16-bit weight, and the moments (momentum buffer;
-  /// exp_avg and exp_avg_sq). Default-made: the optimizer allocates them, masters as copies of the
-  /// weights.
+  /// Optional FP32 arrays that SGD, Adam and AdamW use, with their current values, instead of
+  /// allocating their own: the master of a 16-bit weight, and the moments (momentum buffer, or
+  /// exp_avg and exp_avg_sq). If empty, the optimizer allocates masters as copies of the weights
+  /// and moments of zero.
   TensorView master = {};
   TensorView first_moment = {};
   TensorView second_moment = {};
@@ -96,16 +95,18 @@ struct Parameter {
   bool counted = true;
 };
 
-/// Copies with conversion between f16, bf16 and f32: to nearest even, subnormals and NaN kept, the
-/// same bits on every SIMD target. Throws if counts differ or memory is shared.
+/// Copies with conversion between f16, bf16 and f32. Rounds to nearest even, keeps subnormals and
+/// NaN, and gives the same bits on every SIMD target. Views on CUDA have to be on the same device;
+/// the conversion is then enqueued on the current stream. Throws if counts differ or memory is
+/// shared.
 HEADROOM_API void convert(const TensorView& from, const TensorView& to);
 
-/// A view of a contiguous DLPack tensor (float16, bfloat16, float32 or float64; CPU or CUDA). The
-/// DLPack tensor keeps its owner and must outlive the view.
+/// A view of a contiguous DLPack tensor (float16, bfloat16, float32 or float64; CPU or CUDA). Does
+/// not take ownership: the DLPack tensor must outlive the view.
 HEADROOM_API TensorView from_dlpack(const DLManagedTensor* tensor);
 
-/// A one-dimensional DLPack tensor over the memory of `view`, without a copy. The receiver calls
-/// its deleter, which frees the descriptor and never the data.
+/// A one-dimensional DLPack tensor over the memory of `view`, without a copy. The receiver has to
+/// call its deleter, which frees the descriptor but not the data.
 HEADROOM_API DLManagedTensor* to_dlpack(const TensorView& view);
 
 }  // namespace headroom

@@ -1,5 +1,5 @@
-// The tools around a training step: recording and reports, inspection of gradients, checkpoints,
-// fault injection. Everything in the library headroom::tools, which links headroom::headroom.
+// The whole API of the library headroom::tools: recording and reports, inspection of gradients,
+// checkpoints, fault injection. It links headroom::headroom.
 #ifndef HEADROOM_TOOLS_H_
 #define HEADROOM_TOOLS_H_
 

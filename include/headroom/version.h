@@ -1,4 +1,4 @@
-// The version of Headroom, in the one place that everything else reads it from.
+// The version of Headroom. CMake and the Python package read it from here.
 #ifndef HEADROOM_VERSION_H_
 #define HEADROOM_VERSION_H_
 

@@ -1,4 +1,4 @@
-// The same GradScaler behind the interfaces that users of Keras, Apex and MXNet know.
+// GradScaler behind the interfaces of Keras, Apex and MXNet.
 #ifndef HEADROOM_WRAPPERS_H_
 #define HEADROOM_WRAPPERS_H_
 
@@ -9,16 +9,16 @@
 
 namespace headroom {
 
-/// Keras: an optimizer wrapped with its own loss scale.
+/// Keras: an optimizer with its own loss scale.
 ///
 ///     LossScaleOptimizer optimizer(adamw);         // Keras 3's defaults
 ///     backward(optimizer.scale_loss(loss));
 ///     optimizer.apply();                           // unscale, check, step or skip, adapt
 ///
-/// One thread at a time may use it and the optimizer inside.
+/// Not thread-safe.
 class HEADROOM_API LossScaleOptimizer {
  public:
-  /// Holds a reference to `inner`, which must outlive it.
+  /// Keeps a reference to `inner`, which must outlive this object.
   explicit LossScaleOptimizer(Optimizer& inner, const ScalePolicy& policy = preset("keras"),
                               ScalerOptions options = {});
 
@@ -27,7 +27,7 @@ class HEADROOM_API LossScaleOptimizer {
   /// step() and update() in one.
   StepReport apply(const StepOptions& options = {});
 
-  /// Steps that were applied; a skipped one does not count. Waits for a CUDA device.
+  /// Number of applied steps; skipped ones do not count. Waits for a CUDA device.
   int64_t iterations() const;
   float loss_scale() const { return scaler_.get_scale(); }
   GradScaler& scaler() { return scaler_; }
@@ -36,17 +36,17 @@ class HEADROOM_API LossScaleOptimizer {
   Optimizer& inner_;
   GradScaler scaler_;
   int64_t iterations_ = 0;
-  bool pending_ = false;  // a scaler on a CUDA device counts them
+  bool pending_ = false;  // the last step was on a CUDA device, which counts the applied ones
 };
 
-/// Apex and MXNet: the scaled loss exists only inside a scope, here a function that runs backward.
-/// Leaving it checks the gradients, steps or skips, and adapts the scale.
+/// Apex and MXNet: the scaled loss exists only within a scope, here a function that runs backward.
+/// After it, the gradients are checked, the step is applied or skipped, and the scale is updated.
 ///
 ///     StepReport report = scale_loss(loss, scaler, optimizer, [&](float scaled) {
 ///       backward(scaled);
 ///     });
 ///
-/// If `backward` throws, nothing is stepped or updated and the exception goes on.
+/// If `backward` throws, nothing is stepped or updated and the exception propagates.
 HEADROOM_API StepReport scale_loss(float loss, GradScaler& scaler, Optimizer& optimizer,
                                    const std::function<void(float)>& backward,
                                    const StepOptions& options = {});

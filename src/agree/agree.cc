@@ -1,3 +1,5 @@
+// The exchange with the other ranks on the host, and the error messages about it. A scaler on a
+// CUDA device does the exchange in kernels (scaler/cuda.cu).
 #include "agree/agree.h"
 
 #include <headroom/error.h>
@@ -17,10 +19,11 @@ void Ranks::enqueue(double*, size_t, double*, size_t, void*) {
 }
 
 void Ranks::throw_did_not_come(const std::string& how) {
-  throw Error(ErrorCode::kRankLost,
-              "Another rank did not come to the same step " + how +
-                  "; it is gone, stuck or out of step. Look at its output, end the job and start "
-                  "from the last checkpoint.");
+  throw Error(
+      ErrorCode::kRankLost,
+      "Another rank did not reach the same step " + how +
+          "; it has ended, is stuck or is out of step. Look at its output, end the job and start "
+          "from the last checkpoint.");
 }
 
 void Ranks::throw_lost_before() {
@@ -31,6 +34,7 @@ void Ranks::throw_lost_before() {
 namespace internal {
 namespace {
 
+// The inverse of call_number(): "step() of its optimizer 0".
 std::string call_name(double call) {
   const auto number = static_cast<int64_t>(call);
   return std::string(number % 2 == 1 ? "unscale_()" : "step()") + " of its optimizer " +
@@ -61,7 +65,7 @@ std::string difference_sentence(int field, double low, double high) {
       return "The ranks differ in policy, max_norm, enabled or RankGradients, or in the names, "
              "sizes or order of replicated parameters; give every rank the same.";
     case RankStatus::kState:
-      return "The ranks have the same scale but remember different steps; load the same saved "
+      return "The ranks have the same scale but different states; load the same saved "
              "scaler on every rank.";
     default:
       return "The ranks have drifted apart: their gradients should be the same, but have norms "

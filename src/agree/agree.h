@@ -1,3 +1,5 @@
+// agree/ combines the statistics of several ranks, so that all of them make the same decision. It
+// must not know about tensors, optimizers or networks: Ranks carries the message.
 #ifndef HEADROOM_SRC_AGREE_AGREE_H_
 #define HEADROOM_SRC_AGREE_AGREE_H_
 
@@ -7,20 +9,20 @@
 
 namespace headroom::internal {
 
-/// What all ranks found.
+/// The combined result of all ranks.
 struct Agreement {
   GradStats stats;
-  bool same_names = false;  // their tensors have the same names, in the same order
+  bool same_names = false;  // the ranks' tensors have the same names, in the same order
 };
 
-/// Waits for all ranks. Throws Error(kRanksDiffer) on every one of them if they differ in their
-/// status, and what Ranks::reduce throws.
+/// Waits for all ranks. Throws Error(kRanksDiffer) on every rank if their statuses differ, and
+/// whatever Ranks::reduce() throws.
 Agreement agree(Ranks& ranks, const RankStatus& status, const GradStats& mine);
 
-/// RankStatus::kCall for the n-th optimizer that the scaler has seen.
+/// The value of RankStatus::kCall for the n-th optimizer of the scaler.
 double call_number(int64_t optimizer, bool unscale);
 
-/// One sentence that says in what the ranks differ; `low` and `high` are the extremes.
+/// The error message for a field in which the ranks differ; `low` and `high` are the extremes.
 std::string difference_sentence(int field, double low, double high);
 
 }  // namespace headroom::internal

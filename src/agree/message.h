@@ -1,6 +1,6 @@
-// agree/ combines what the ranks found. It knows numbers only: no tensors, no optimizers, no
-// network. The message has the same fixed size in every step, and every number in it is either
-// added or maximised over the ranks, so that any network's reduction can carry it.
+// The message that ranks exchange before each decision. It has the same fixed size in every step,
+// and every number in it is either summed or maximised over the ranks, so that the reductions of
+// any communication library can carry it. The same source runs on the host and in CUDA kernels.
 #ifndef HEADROOM_SRC_AGREE_MESSAGE_H_
 #define HEADROOM_SRC_AGREE_MESSAGE_H_
 
@@ -8,37 +8,39 @@
 #include <headroom/export.h>
 #include <headroom/measure.h>
 
+#include <bit>
 #include <cstdint>
 
 #include "measure/stats.h"
 
 namespace headroom::internal {
 
-/// What has to be the same on all ranks before they may step together.
+/// What has to be equal on all ranks before they may step together.
 struct RankStatus {
   enum Field : int {
     kMessage,   // messages of this scaler so far
     kCall,      // step() or unscale_(), and of which optimizer: call_number()
     kUpdates,   // updates so far
     kScale,     // of the gradients
-    kSettings,  // policy, clipping, kind of gradients, replicated parameters: a fingerprint
-    kState,     // everything that the scaler remembers: a fingerprint
+    kSettings,  // fingerprint of policy, clipping, kind of gradients, replicated parameters
+    kState,     // fingerprint of the scaler's state
     kNorm,      // of replicated gradients, else 0
     kCount
   };
   double fields[kCount] = {};
   RankGradients gradients = RankGradients::kReplicated;
-  double names = 0.0;  // a fingerprint of its tensors' names and sizes; may differ if sharded
+  double names = 0.0;  // fingerprint of the tensors' names and sizes; may differ if sharded
 
   HEADROOM_HOST_DEVICE bool replicated() const { return gradients == RankGradients::kReplicated; }
 };
 
-/// What goes over the wire.
+/// The numbers that are sent.
 struct Message {
   enum Sum { kCount, kInf, kNan, kNewInf, kNewZeros, kSquares, kSums = kSquares + 3 };
-  // Counts once more, for ranks that all have the same gradients. The culprit's numbers all begin
-  // with its rank, so that the largest ones come from one rank. What has to be equal is sent as x
-  // and -x: their maxima are the largest x and the negated smallest.
+  // The counts are sent a second time as maxima, for ranks that all have the same gradients. The
+  // numbers of the culprit have the rank in their upper bits, so that all maxima come from the same
+  // rank. Fields that have to be equal are sent as x and -x: the maxima are the largest x and the
+  // negated smallest.
   enum Maximum {
     kMaxInf,
     kMaxNan,
@@ -61,11 +63,13 @@ struct Message {
   HEADROOM_HOST_DEVICE bool same_names() const { return maxima[kNames] == -maxima[kNames + 1]; }
 };
 
-/// The most ranks a culprit can be named from, and the largest count that is sent of it.
+/// The largest number of ranks, and the largest value of a culprit that is sent: together they use
+/// 53 bits, which a double holds exactly.
 inline constexpr int64_t kMaxRanks = int64_t{1} << 20;
 inline constexpr int64_t kMaxSent = (int64_t{1} << 32) - 1;
 
-/// A number of which the smaller rank's is larger, whatever the value.
+/// Packs a rank and a value into a number. The number of a smaller rank is larger for any value, so
+/// that the maximum is that of the first rank.
 HEADROOM_HOST_DEVICE inline double with_rank(int64_t rank, int64_t value) {
   const int64_t sent = value < kMaxSent ? value : kMaxSent;
   return static_cast<double>((kMaxRanks - rank) * (kMaxSent + 1) + sent);
@@ -77,20 +81,17 @@ HEADROOM_HOST_DEVICE inline int64_t value_in(double number) {
   return static_cast<int64_t>(number) % (kMaxSent + 1);
 }
 
-/// 52 bits that a double holds exactly. `seed` joins several.
+/// A hash of 52 bits, which a double holds exactly. `seed` is the fingerprint of the values before.
 HEADROOM_HOST_DEVICE inline double fingerprint(double seed, double value) {
-  union DoubleBits {  // bit_cast, for devices too
-    double number;
-    uint64_t bits;
-  };
-  const DoubleBits a{seed}, b{value};
-  uint64_t mixed = (a.bits ^ (b.bits + 0x9E3779B97F4A7C15u + (a.bits << 6) + (a.bits >> 2)));
+  const auto a = std::bit_cast<uint64_t>(seed);
+  const auto b = std::bit_cast<uint64_t>(value);
+  uint64_t mixed = a ^ (b + 0x9E3779B97F4A7C15u + (a << 6) + (a >> 2));  // boost::hash_combine
   mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9u;
   mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EBu;
   return static_cast<double>((mixed ^ (mixed >> 31)) >> 12);
 }
 
-/// A visitor of named values that joins them into one fingerprint.
+/// A visitor that combines all visited values into one fingerprint.
 struct Fingerprint {
   double* sum;
   template <typename Name, typename T>
@@ -99,7 +100,7 @@ struct Fingerprint {
   }
 };
 
-/// What this rank sends. Fills in the norm of the status.
+/// The message of this rank. Adds the norm to the status.
 HEADROOM_HOST_DEVICE inline Message pack(const GradStats& stats, int rank, RankStatus status) {
   status.fields[RankStatus::kNorm] = status.replicated() ? finite_norm(stats) : 0.0;
   Message message{};
@@ -138,7 +139,7 @@ HEADROOM_HOST_DEVICE inline int difference(const Message& all) {
   return RankStatus::kCount;
 }
 
-/// What all ranks found. Replicated gradients are not added up: each rank has the whole.
+/// The statistics of all ranks. Replicated gradients are not summed: each rank has all of them.
 HEADROOM_HOST_DEVICE inline GradStats unpack(const Message& all, bool replicated,
                                              const GradStats& mine) {
   GradStats stats = mine;

@@ -6,18 +6,16 @@
 
 namespace headroom::internal {
 
-/// Floats between the masters, the first and the second state buffers of a group, so that reading
-/// them side by side does not compete for the same cache sets.
-inline constexpr size_t kStagger = 272;
-
-/// Memory on one device: all masters, then all first buffers, then all second ones, so that even
-/// small tensors are read in long streams that the processor can prefetch.
+/// Memory on one device, in three arrays: all masters, then all first state buffers, then all
+/// second ones. Small tensors are thus read as long streams, which the hardware can prefetch.
+/// Usage: plan() every parameter, allocate() once, then take() in the same order.
 class Arena {
  public:
   void plan(int64_t count, bool master, bool states) {
     if (states) states_ += whole_lines(count);
     if (master) masters_ += whole_lines(count);
   }
+  /// The memory belongs to `state`.
   void allocate(const Device& device, size_t buffers, FusedState* state) {
     const size_t count = masters_ + buffers * (states_ + kStagger);
     if (device.type == DeviceType::kCUDA) {
@@ -29,7 +27,7 @@ class Arena {
     next_[1] = masters_ + kStagger;
     next_[2] = masters_ + states_ + 2 * kStagger;
   }
-  // From array 0, the masters, or 1 and 2, the state buffers.
+  /// The next `count` floats of array 0 (masters), 1 or 2 (state buffers).
   float* take(size_t array, int64_t count) {
     if (count == 0) return nullptr;
     float* const begin = base_ + next_[array];
@@ -38,6 +36,10 @@ class Arena {
   }
 
  private:
+  // Floats between the arrays. Without the gap, arrays whose size is a power of two would compete
+  // for the same cache sets when they are read side by side.
+  static constexpr size_t kStagger = 272;
+
   size_t masters_ = 0;
   size_t states_ = 0;
   float* base_ = nullptr;

@@ -1,20 +1,36 @@
-// The checks that all lists of parameters go through.
+// Checks that every list of parameters has to pass.
 #ifndef HEADROOM_SRC_APPLY_CHECKS_H_
 #define HEADROOM_SRC_APPLY_CHECKS_H_
 
 #include <headroom/tensor.h>
 
+#include <array>
 #include <vector>
 
 namespace headroom::internal {
 
-/// Throws if a weight or gradient cannot be used, if their sizes differ, or if memory is shared
-/// between any two of them. Views that are the same as in `bound` at the same index are known to be
-/// where they say, and CUDA is not asked again: frameworks rebind in every step.
+/// An array of a parameter, with its name for error messages.
+struct NamedView {
+  const char* name;
+  const TensorView* view;
+};
+
+/// All arrays that belong to a parameter; those that it does not have are empty views.
+inline std::array<NamedView, 5> arrays_of(const Parameter& p) {
+  return {{{"weight", &p.weight},
+           {"gradient", &p.grad},
+           {"master", &p.master},
+           {"moment", &p.first_moment},
+           {"moment", &p.second_moment}}};
+}
+
+/// Throws if an array cannot be used, if sizes or devices of one parameter differ, or if any two
+/// arrays share memory. CUDA is not asked for the location of views that are the same as in `bound`
+/// at the same index: frameworks rebind in every step.
 void check_parameters(const std::vector<Parameter>& parameters,
                       const std::vector<Parameter>& bound = {});
 
-/// Throws if an optimizer was moved from.
+/// Throws Error(kInvalidArgument) unless `whole`: the optimizer was moved from.
 void check_whole(bool whole);
 
 }  // namespace headroom::internal

@@ -1,28 +1,28 @@
-// One kernel updates all parameters. It walks the list from its end: what the measuring pass read
-// last is still in the cache.
+// One kernel updates all parameters with the same rule and types. It walks the list backwards,
+// because the end of what the measuring pass has read is still in the L2 cache.
 #include "apply/cuda.h"
 
 #include <algorithm>
 #include <tuple>
 
 #include "apply/cuda.cuh"
-#include "apply/follow.h"
 #include "core/cuda.cuh"
 
 namespace headroom::internal {
 namespace {
 
-// Measured on an H200: one block a piece (blocks that stay and take turns drift apart, 1.1 times as
-// slow), pieces of two turns of the block, plain stores (streaming ones cost a tenth), registers
-// for 4 blocks on a multiprocessor.
+// Tuned on an H200. One block processes one piece: persistent blocks that loop over pieces drift
+// apart and are 1.1 times as slow. A piece is what the threads of a block load at once. Stores are
+// plain: streaming stores were 10 % slower. Registers are limited to fit kResident blocks on a
+// multiprocessor.
 constexpr int kThreads = 256;
 constexpr int kResident = 4;
 constexpr int kPiece = 2048;  // elements
 
 __host__ __device__ int64_t pieces_of(int64_t count) { return (count + kPiece - 1) / kPiece; }
 
-// The rules, in the same operations and order as kernels-inl.h. The file is compiled without fused
-// multiply-add, so that the bits are the same too.
+// The rules, with the same operations in the same order as kernels-inl.h. The file is compiled with
+// --fmad=false, so that the results are the same bits as on the CPU.
 template <Rule kRule>
 __device__ inline float updated(const RuleNumbers& n, float g, float w, float* s0, float* s1) {
   g = g + n.l2 * w;
@@ -42,6 +42,7 @@ __device__ inline float updated(const RuleNumbers& n, float g, float w, float* s
   }
 }
 
+// Rounds to the type of the weight: to nearest, or at random as in round_stochastic().
 template <typename W>
 __device__ inline W rounded(float w, const ApplyJob& job, int64_t index, uint64_t base) {
   if constexpr (std::is_same_v<W, bf16>) {
@@ -53,7 +54,8 @@ __device__ inline W rounded(float w, const ApplyJob& job, int64_t index, uint64_
   return from_float<W>(w);
 }
 
-// A parameter's arrays at some element, and kCount of their elements in registers.
+// The arrays of one piece. Values holds kCount elements of each in registers; arrays that a rule or
+// a kind of weight does not have are not loaded, and the compiler drops them.
 template <Rule kRule, typename G, typename W, bool kMaster>
 struct Arrays {
   static constexpr size_t kStates = state_buffers(kRule);
@@ -116,43 +118,39 @@ __device__ void update_piece(const CudaSlot& slot, const RuleNumbers& n, uint64_
                static_cast<G*>(slot.grad) + first, A::kStates > 0 ? slot.state[0] + first : nullptr,
                A::kStates > 1 ? slot.state[1] + first : nullptr};
   const auto thread = static_cast<int>(threadIdx.x);
+  const auto finish = [&](int at, auto* x) {  // after load()
+    a.update(n, job, first + at, base, x);
+    a.store(at, job, *x);
+  };
   int done = 0;
   if (a.aligned()) {
-    constexpr int kTwo = 2 * 4 * kThreads;  // elements of two turns of all threads
+    // Both loads of an iteration are issued before the first result is needed.
+    constexpr int kTwo = 2 * 4 * kThreads;  // elements that all threads process in one iteration
     for (; done + kTwo <= count; done += kTwo) {
       typename A::template Values<4> x, y;
       const int at = done + 4 * thread;
-      a.template load<4>(at, &x);
-      a.template load<4>(at + kTwo / 2, &y);
-      a.template update<4>(n, job, first + at, base, &x);
-      a.template store<4>(at, job, x);
-      a.template update<4>(n, job, first + at + kTwo / 2, base, &y);
-      a.template store<4>(at + kTwo / 2, job, y);
+      a.load(at, &x);
+      a.load(at + kTwo / 2, &y);
+      finish(at, &x);
+      finish(at + kTwo / 2, &y);
     }
     const int whole = count / 4 * 4;
     for (int at = done + 4 * thread; at < whole; at += 4 * kThreads) {
       typename A::template Values<4> x;
-      a.template load<4>(at, &x);
-      a.template update<4>(n, job, first + at, base, &x);
-      a.template store<4>(at, job, x);
+      a.load(at, &x);
+      finish(at, &x);
     }
     done = whole;
   }
-  for (int i = done + thread; i < count; i += kThreads) {
-    float w = 0.0f, m = 0.0f, v = 0.0f;
-    if constexpr (kMaster) w = a.master[i];
-    if constexpr (!kMaster) w = to_float(a.weight[i]);
-    if constexpr (A::kStates > 0) m = a.s0[i];
-    if constexpr (A::kStates > 1) v = a.s1[i];
-    w = updated<kRule>(n, to_float(a.grad[i]) * n.multiplier, w, &m, &v);
-    if constexpr (kMaster) a.master[i] = w;
-    if constexpr (A::kNarrow) a.weight[i] = rounded<W>(w, job, first + i, base);
-    if constexpr (A::kStates > 0) a.s0[i] = m;
-    if constexpr (A::kStates > 1) a.s1[i] = v;
-    if (job.clear_grads) a.grad[i] = G{};
+  for (int at = done + thread; at < count; at += kThreads) {
+    typename A::template Values<1> x;
+    a.load(at, &x);
+    finish(at, &x);
   }
 }
 
+// Block b updates piece last_piece - b, or zeroes its gradients if the step is skipped. The verdict
+// is on the device: the host launches this kernel before it is known.
 template <Rule kRule, typename G, typename W, bool kMaster>
 __global__ void __launch_bounds__(kThreads, kResident)
     step_kernel(CudaTables tables, int64_t last_piece, ApplyJob job, bool clear_skipped) {
@@ -175,37 +173,14 @@ __global__ void __launch_bounds__(kThreads, kResident)
 }
 
 using StepKernel = void (*)(CudaTables, int64_t, ApplyJob, bool);
-
-template <Rule kRule, typename G>
-StepKernel kernel_by_weight(WeightKind kind) {
-  switch (kind) {
-    case WeightKind::kF32:
-      return step_kernel<kRule, G, float, true>;
-    case WeightKind::kF16Master:
-      return step_kernel<kRule, G, f16, true>;
-    case WeightKind::kBF16Master:
-      return step_kernel<kRule, G, bf16, true>;
-    case WeightKind::kF16:
-      return step_kernel<kRule, G, f16, false>;
-    case WeightKind::kBF16:
-      return step_kernel<kRule, G, bf16, false>;
+struct PickStepKernel {  // for select_kernel(); nvcc warns about a lambda
+  template <Rule kRule, typename G, typename W, bool kMaster>
+  StepKernel operator()() const {
+    return step_kernel<kRule, G, W, kMaster>;
   }
-  return nullptr;
-}
+};
 
-template <Rule kRule>
-StepKernel kernel_by_types(DType grad, WeightKind kind) {
-  if (grad == DType::kF16) return kernel_by_weight<kRule, f16>(kind);
-  if (grad == DType::kBF16) return kernel_by_weight<kRule, bf16>(kind);
-  return kernel_by_weight<kRule, float>(kind);
-}
-
-StepKernel kernel_of(Rule rule, DType grad, WeightKind kind) {
-  if (rule == Rule::kSgd) return kernel_by_types<Rule::kSgd>(grad, kind);
-  if (rule == Rule::kSgdMomentum) return kernel_by_types<Rule::kSgdMomentum>(grad, kind);
-  return kernel_by_types<Rule::kAdam>(grad, kind);
-}
-
+// One block. The next kernel may start at once, because it waits for this one before it reads.
 __global__ void prepare_kernel(CudaTables tables, float multiplier) {
   wait_for_kernel_before();
   let_next_kernel_begin();
@@ -214,7 +189,7 @@ __global__ void prepare_kernel(CudaTables tables, float multiplier) {
   prepare_verdict(tables, {true, multiplier});
 }
 
-// One block for each slot says which pieces are its own.
+// Fills the table that maps a piece to its slot. Block i does so for slot i.
 __global__ void slot_of_kernel(const CudaSlot* slots, uint32_t* slot_of) {
   const CudaSlot& slot = slots[blockIdx.x];
   const int64_t end = slot.first_piece + pieces_of(slot.count);
@@ -225,6 +200,7 @@ __global__ void slot_of_kernel(const CudaSlot* slots, uint32_t* slot_of) {
 
 }  // namespace
 
+// Sorts the slots so that those with the same kernel are adjacent: one launch for each kind.
 void CudaApply::set_slots(int device, std::vector<CudaSlot> slots, size_t parameters,
                           uint64_t seed) {
   const auto kind_of = [](const CudaSlot& slot) {
@@ -248,33 +224,27 @@ void CudaApply::set_slots(int device, std::vector<CudaSlot> slots, size_t parame
   if (slots == slots_) return;
   const DeviceScope scope(device);
   device_ = device;
-  slots_.clear();
+  seed_ = seed;
+  slots_.clear();  // if something below throws, the next call uploads everything
   slot_array_.reserve(device, slots.size());
   slot_of_array_.reserve(device, static_cast<size_t>(pieces));
   number_array_.reserve(device, slots.size());
   step_array_.reserve(device, parameters);
   verdict_array_.reserve(device, 1);
-  tables_.slots = slot_array_.data();
-  tables_.slot_of = slot_of_array_.data();
-  tables_.numbers = number_array_.data();
-  tables_.steps = step_array_.data();
-  tables_.verdict = verdict_array_.data();
-  tables_.slot_count = static_cast<uint32_t>(slots.size());
-  tables_.seed = seed;
   cuda_upload(slot_array_.data(), slots.data(), slots.size() * sizeof(CudaSlot));
-  slot_of_kernel<<<tables_.slot_count, 256, 0, current_stream()>>>(slot_array_.data(),
-                                                                   slot_of_array_.data());
+  slot_of_kernel<<<static_cast<unsigned>(slots.size()), 256, 0, current_stream()>>>(
+      slot_array_.data(), slot_of_array_.data());
   HEADROOM_CUDA(cudaGetLastError());
   slots_ = std::move(slots);
   kinds_ = std::move(kinds);
 }
 
+// Uploads only if an option has changed.
 void CudaApply::set_groups(const std::vector<RuleSettings>& groups) {
   if (groups == groups_) return;
   const DeviceScope scope(device_);
   groups_.clear();
   group_array_.reserve(device_, groups.size());
-  tables_.groups = group_array_.data();
   cuda_upload(group_array_.data(), groups.data(), groups.size() * sizeof(RuleSettings));
   groups_ = groups;
 }
@@ -292,43 +262,43 @@ std::vector<int64_t> CudaApply::wait_steps(size_t parameters) const {
 
 void CudaApply::prepare(float multiplier) {
   const DeviceScope scope(device_);
-  launch_early(prepare_kernel, 1, kPrepareThreads, tables_, multiplier);
+  launch_early(prepare_kernel, 1, kPrepareThreads, tables(), multiplier);
 }
 
+// Kinds are launched from the last to the first, like the pieces within a kind.
 void CudaApply::step(const ApplyJob& job, bool clear_skipped) {
   const DeviceScope scope(device_);
   for (auto kind = kinds_.rbegin(); kind != kinds_.rend(); ++kind) {
-    const StepKernel kernel = kernel_of(kind->rule, kind->grad_type, kind->weight);
-    launch_early(kernel, static_cast<unsigned>(kind->pieces), kThreads, tables_,
+    const StepKernel kernel =
+        select_kernel(kind->rule, kind->grad_type, kind->weight, PickStepKernel());
+    launch_early(kernel, static_cast<unsigned>(kind->pieces), kThreads, tables(),
                  kind->first_piece + kind->pieces - 1, job, clear_skipped);
   }
 }
 
 namespace {
 
+// See FusedOptimizer::follow_weight().
 template <typename T>
-__global__ void follow_kernel(const T* weight, float* master, int64_t count, bool at_random) {
+__global__ void follow_kernel(const T* weight, float* master, int64_t count, bool stochastic) {
   const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
        i += stride) {
     const uint16_t nearest = from_float<T>(master[i]).bits;
-    if (!came_from(master[i], weight[i].bits, nearest, at_random)) master[i] = to_float(weight[i]);
+    if (!came_from(master[i], weight[i].bits, nearest, stochastic)) master[i] = to_float(weight[i]);
   }
 }
 
 }  // namespace
 
-void cuda_follow(const TensorView& weight, float* master, bool at_random) {
+void cuda_follow(const TensorView& weight, float* master, bool stochastic) {
   if (weight.count == 0) return;
   const DeviceScope scope(weight.device.index);
   const int blocks = 8 * device_facts().multiprocessors;
-  if (weight.dtype == DType::kF16) {
-    follow_kernel<<<blocks, 256, 0, current_stream()>>>(static_cast<const f16*>(weight.data),
-                                                        master, weight.count, at_random);
-  } else {
-    follow_kernel<<<blocks, 256, 0, current_stream()>>>(static_cast<const bf16*>(weight.data),
-                                                        master, weight.count, at_random);
-  }
+  with_type<f16, bf16>(weight.dtype, [&](auto element) {
+    follow_kernel<<<blocks, 256, 0, current_stream()>>>(
+        static_cast<const decltype(element)*>(weight.data), master, weight.count, stochastic);
+  });
   HEADROOM_CUDA(cudaGetLastError());
 }
 

@@ -1,4 +1,5 @@
-// For kernels that make the numbers of an optimizer's step on the device.
+// Prepares an optimizer's step on the device, as part of the kernel that decides on it. Both
+// functions are called by the first kPrepareThreads threads of a single block.
 #ifndef HEADROOM_SRC_APPLY_CUDA_CUH_
 #define HEADROOM_SRC_APPLY_CUDA_CUH_
 
@@ -6,10 +7,10 @@
 
 namespace headroom::internal {
 
-/// Threads of the block that prepares a step. It may have more for other things.
+/// Threads that share this work. The block may have more threads for other work.
 constexpr unsigned kPrepareThreads = 512;
 
-/// The first threads of a block make the numbers of the next step.
+/// Computes the numbers of the next step of each slot.
 __device__ inline void prepare_numbers(const CudaTables& tables) {
   for (uint32_t i = threadIdx.x; i < tables.slot_count; i += kPrepareThreads) {
     const CudaSlot& slot = tables.slots[i];
@@ -20,7 +21,8 @@ __device__ inline void prepare_numbers(const CudaTables& tables) {
   }
 }
 
-/// They pass on whether it is applied, and count it if it is.
+/// Publishes the verdict for the step kernels and, if the step is applied, counts it. Must not run
+/// before prepare_numbers() has read the step counts: synchronise the block in between.
 __device__ inline void prepare_verdict(const CudaTables& tables, const DeviceVerdict& verdict) {
   if (threadIdx.x == 0 && tables.verdict != nullptr) *tables.verdict = verdict;
   for (uint32_t i = threadIdx.x; i < tables.slot_count && verdict.apply; i += kPrepareThreads) {

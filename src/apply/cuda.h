@@ -1,4 +1,5 @@
-// The CUDA side of apply/.
+// The CUDA implementation of apply/. Everything enqueues on the current stream and returns, unless
+// its name says that it waits.
 #ifndef HEADROOM_SRC_APPLY_CUDA_H_
 #define HEADROOM_SRC_APPLY_CUDA_H_
 
@@ -11,15 +12,15 @@
 
 namespace headroom::internal {
 
-/// One parameter on a CUDA device, whole.
+/// One parameter, as kernels see it.
 struct CudaSlot {
   float* master;  // as in ApplySpan
   void* weight;
-  void* grad;  // null: it has none, and is left alone
+  void* grad;  // null: the parameter has no gradient and is not updated
   float* state[2];
   int64_t count;
-  int64_t first_piece;
-  uint32_t parameter;  // its index in the optimizer
+  int64_t first_piece;  // index of its first piece among all pieces; set by set_slots()
+  uint32_t parameter;   // index in the optimizer
   uint32_t group;
   Rule rule;
   DType grad_type;
@@ -27,54 +28,62 @@ struct CudaSlot {
   bool operator==(const CudaSlot&) const = default;
 };
 
-/// What a slot's step computes with.
+/// The numbers of one slot in the current step.
 struct CudaNumbers {
-  RuleNumbers rule;  // but for the multiplier
+  RuleNumbers rule;  // without the multiplier, which is part of the verdict
   uint64_t random_base;
 };
 
-/// Everything about an optimizer that is on the device, as kernels get it.
+/// Pointers to everything that the device stores about an optimizer; a kernel argument.
 struct CudaTables {
   const CudaSlot* slots = nullptr;
-  const uint32_t* slot_of = nullptr;  // of each piece
+  const uint32_t* slot_of = nullptr;  // index of the slot of each piece
   const RuleSettings* groups = nullptr;
-  CudaNumbers* numbers = nullptr;  // of each slot, for the step at hand
+  CudaNumbers* numbers = nullptr;  // of each slot
   int64_t* steps = nullptr;        // of each parameter
   DeviceVerdict* verdict = nullptr;
   uint32_t slot_count = 0;
   uint64_t seed = 0;
 };
 
-/// An optimizer's parameters on one device. Once it has tables, the step counts that matter are the
-/// ones there.
+/// An optimizer's parameters on one device.
 class CudaApply {
  public:
-  /// What the steps from now on work with: fills in first_piece, and enqueues what is not there
-  /// already. Takes memory only if there is more of something than before. `parameters` counts all
-  /// that the optimizer has.
+  /// Set what later steps work with. Uploads only what has changed, and allocates only if a table
+  /// has to grow. `parameters`: the number of all parameters of the optimizer.
   void set_slots(int device, std::vector<CudaSlot> slots, size_t parameters, uint64_t seed);
   void set_groups(const std::vector<RuleSettings>& groups);
 
-  /// Step counts of all the optimizer's parameters: enqueues them, or waits for them.
+  /// Step counts of all parameters of the optimizer.
   void set_steps(const std::vector<int64_t>& steps);
   std::vector<int64_t> wait_steps(size_t parameters) const;
 
-  const CudaTables& tables() const { return tables_; }
+  CudaTables tables() const {
+    return {.slots = slot_array_.data(),
+            .slot_of = slot_of_array_.data(),
+            .groups = group_array_.data(),
+            .numbers = number_array_.data(),
+            .steps = step_array_.data(),
+            .verdict = verdict_array_.data(),
+            .slot_count = static_cast<uint32_t>(slots_.size()),
+            .seed = seed_};
+  }
 
-  /// Enqueues the numbers of a step that is applied for sure.
+  /// Prepares the tables for a step that is applied unconditionally. A scaler on the device does
+  /// this in its own kernel, see prepare_numbers() in cuda.cuh.
   void prepare(float multiplier);
 
-  /// Enqueues the step that the tables are prepared for. If it is not to be applied, gradients are
-  /// zeroed with `clear_skipped`, and nothing else happens.
+  /// Runs the step that the tables are prepared for. If the verdict there is to skip, it only
+  /// zeroes the gradients, and those only with `clear_skipped`.
   void step(const ApplyJob& job, bool clear_skipped);
 
  private:
   int device_ = 0;
-  CudaTables tables_;
-  std::vector<CudaSlot> slots_;       // on the device
-  std::vector<RuleSettings> groups_;  // on the device
+  uint64_t seed_ = 0;
+  std::vector<CudaSlot> slots_;  // copies of what the device has
+  std::vector<RuleSettings> groups_;
 
-  // Slots of one rule and types, which are side by side, and their pieces.
+  // Adjacent slots that use the same kernel.
   struct Kind {
     Rule rule;
     DType grad_type;
@@ -91,8 +100,8 @@ class CudaApply {
   CudaArray<DeviceVerdict> verdict_array_;
 };
 
-/// FusedOptimizer::follow_weight() of a weight on a device; enqueues.
-void cuda_follow(const TensorView& weight, float* master, bool at_random);
+/// FusedOptimizer::follow_weight() for a weight on a device.
+void cuda_follow(const TensorView& weight, float* master, bool stochastic);
 
 }  // namespace headroom::internal
 

@@ -1,7 +1,7 @@
-// Keeps what CUDA devices know of an optimizer in step with what the host knows.
-#include "apply/fused.h"
-
+// Keeps the tables of an optimizer on CUDA devices up to date.
 #include <set>
+
+#include "apply/fused.h"
 
 namespace headroom::internal {
 namespace {
@@ -10,32 +10,30 @@ bool on_cuda(const Parameter& parameter) {
   return parameter.weight.device.type == DeviceType::kCUDA;
 }
 
-CudaSlot cuda_slot(const Parameter& parameter, const Slot& slot, size_t index, Rule rule) {
-  CudaSlot there{};
-  there.master = slot.master;
-  there.weight = slot.kind == WeightKind::kF32 ? nullptr : parameter.weight.data;
-  there.grad = parameter.grad.data;
-  there.state[0] = slot.state[0];
-  there.state[1] = slot.state[1];
-  there.count = parameter.grad.count;
-  there.parameter = static_cast<uint32_t>(index);
-  there.group = static_cast<uint32_t>(slot.group);
-  there.rule = rule;
-  there.grad_type = parameter.grad.dtype;
-  there.kind = slot.kind;
-  return there;
-}
-
 }  // namespace
 
+// A framework that rebinds in every step gets here in every step: set_slots() and set_groups()
+// upload only what has changed.
 void prepare_devices(const std::vector<Parameter>& parameters, FusedState* state) {
   if (state->devices_planned) return;
   std::map<int, std::vector<CudaSlot>> by_device;
   for (size_t i = 0; i < parameters.size(); ++i) {
     if (!on_cuda(parameters[i])) continue;
     const Slot& slot = state->slots[i];
-    by_device[parameters[i].weight.device.index].push_back(
-        cuda_slot(parameters[i], slot, i, state->groups[slot.group].rule));
+    const TensorView& weight = parameters[i].weight;
+    const TensorView& grad = parameters[i].grad;
+    by_device[weight.device.index].push_back(
+        {.master = slot.master,
+         .weight = slot.kind == WeightKind::kF32 ? nullptr : weight.data,
+         .grad = grad.data,
+         .state = {slot.state[0], slot.state[1]},
+         .count = grad.count,
+         .first_piece = 0,
+         .parameter = static_cast<uint32_t>(i),
+         .group = static_cast<uint32_t>(slot.group),
+         .rule = state->groups[slot.group].rule,
+         .grad_type = grad.dtype,
+         .kind = slot.kind});
   }
   for (auto& [device, slots] : by_device) {
     CudaApply& cuda = state->cuda[device];
@@ -43,11 +41,12 @@ void prepare_devices(const std::vector<Parameter>& parameters, FusedState* state
     cuda.set_groups(state->groups);
   }
   state->devices_planned = true;
-  if (state->steps_there || by_device.empty()) return;
+  // Every device gets the counts of all parameters and uses those of its own.
+  if (state->steps_uploaded || by_device.empty()) return;
   std::vector<int64_t> steps;
   for (const Slot& slot : state->slots) steps.push_back(slot.steps);
   for (auto& [device, cuda] : state->cuda) cuda.set_steps(steps);
-  state->steps_there = true;
+  state->steps_uploaded = true;
 }
 
 void settle_devices(const std::vector<Parameter>& parameters) {
@@ -60,12 +59,12 @@ void settle_devices(const std::vector<Parameter>& parameters) {
 }
 
 void fetch_steps(const std::vector<Parameter>& parameters, FusedState* state) {
-  if (!state->counts_alone) return;
+  if (!state->device_counts_steps) return;
   for (const auto& [device, cuda] : state->cuda) {
     const std::vector<int64_t> steps = cuda.wait_steps(parameters.size());
     for (size_t i = 0; i < parameters.size(); ++i) {
-      const bool its = on_cuda(parameters[i]) && parameters[i].weight.device.index == device;
-      if (its) state->slots[i].steps = steps[i];
+      const bool on_this = on_cuda(parameters[i]) && parameters[i].weight.device.index == device;
+      if (on_this) state->slots[i].steps = steps[i];
     }
   }
 }

@@ -1,3 +1,4 @@
+// FusedOptimizer: memory, state and steps of SGD, Adam and AdamW.
 #include "apply/fused.h"
 
 #include <headroom/measure.h>
@@ -10,7 +11,6 @@
 
 #include "apply/arena.h"
 #include "apply/checks.h"
-#include "apply/follow.h"
 #include "core/check.h"
 #include "core/float_environment.h"
 #include "core/parallel.h"
@@ -19,6 +19,7 @@ namespace headroom {
 namespace internal {
 namespace {
 
+// The name of a parameter in saved states and error messages.
 std::string name_of(const Parameter& parameter, size_t index) {
   return parameter.name.empty() ? std::to_string(index) : parameter.name;
 }
@@ -39,6 +40,11 @@ WeightKind kind_of(const Parameter& parameter, size_t index, const Precision& pr
                                            "bf16 and f32 weights.");
 }
 
+bool has_master(WeightKind kind) {
+  return kind == WeightKind::kF16Master || kind == WeightKind::kBF16Master;
+}
+
+// What the fused optimizers require beyond check_parameters().
 void check_grad(const Parameter& parameter, size_t index) {
   const TensorView& grad = parameter.grad;
   const auto name = [&] { return name_of(parameter, index); };
@@ -50,9 +56,8 @@ void check_grad(const Parameter& parameter, size_t index) {
   });
 }
 
-bool has_master(WeightKind kind);
-
-// Arrays that the caller has given have to be those that the rule needs: all moments or none.
+// The caller may provide a master only where there is one, and either all moments of the rule or
+// none.
 void check_given_arrays(const Parameter& parameter, size_t index, WeightKind kind, size_t buffers) {
   require(parameter.master.data == nullptr || has_master(kind), ErrorCode::kMismatch, [&] {
     return "Parameter " + name_of(parameter, index) +
@@ -67,19 +72,16 @@ void check_given_arrays(const Parameter& parameter, size_t index, WeightKind kin
   });
 }
 
-bool has_master(WeightKind kind) {
-  return kind == WeightKind::kF16Master || kind == WeightKind::kBF16Master;
-}
-
 uint32_t random_key(const Precision& precision, size_t parameter, int64_t steps, uint64_t index) {
   return random_key_at(random_base(precision.seed, parameter, steps), index);
 }
 
-TensorView master_view(const Slot& slot, const TensorView& weight) {
-  return view(static_cast<void*>(slot.master), DType::kF32, weight.count, weight.device);
+// An FP32 array of the size of the weight, on its device.
+TensorView view_like(const TensorView& weight, float* data) {
+  return view(static_cast<void*>(data), DType::kF32, weight.count, weight.device);
 }
 
-// From any memory to any other.
+// Copies between host and device memory in any direction; waits for a device.
 void copy_bytes(const TensorView& to, const TensorView& from) {
   if (from.count == 0) return;
   const bool from_cuda = from.device.type == DeviceType::kCUDA;
@@ -91,20 +93,22 @@ void copy_bytes(const TensorView& to, const TensorView& from) {
 }
 void copy_bytes(float* to, const TensorView& from) { copy_bytes(view(to, from.count), from); }
 
+// Does nothing for a weight without master. Enqueues on a CUDA device.
 void copy_to_master(const TensorView& weight, const Slot& slot) {
-  if (has_master(slot.kind)) convert(weight, master_view(slot, weight));
+  if (has_master(slot.kind)) convert(weight, view_like(weight, slot.master));
 }
 
-// Writes a 16-bit weight from its master, rounded just as the last step did.
+// Writes a 16-bit weight from its master, rounded exactly as by the last step.
 void copy_from_master(const TensorView& weight, size_t parameter, const Slot& slot,
                       const Precision& precision) {
   if (weight.dtype != DType::kBF16 || !precision.stochastic_rounding || slot.steps == 0) {
-    convert(master_view(slot, weight), weight);
+    convert(view_like(weight, slot.master), weight);
     return;
   }
+  // On the host, even for a weight on a device: this only happens when a state is loaded.
   std::vector<float> master(static_cast<size_t>(weight.count));
   std::vector<bf16> rounded(master.size());
-  copy_bytes(master.data(), master_view(slot, weight));
+  copy_bytes(master.data(), view_like(weight, slot.master));
   for (size_t i = 0; i < master.size(); ++i) {
     const uint32_t key = random_key(precision, parameter, slot.steps - 1, i);
     rounded[i] = round_stochastic(master[i], static_cast<uint32_t>(i), key);
@@ -112,17 +116,14 @@ void copy_from_master(const TensorView& weight, size_t parameter, const Slot& sl
   copy_bytes(weight, view(rounded));
 }
 
-// Takes over what is not the master's own rounding.
-void follow(const TensorView& weight, const Slot& slot, bool at_random) {
-  if (weight.device.type == DeviceType::kCUDA) {
-    cuda_follow(weight, slot.master, at_random);
-    return;
-  }
-  constexpr int64_t kPiece = 1 << 18;
+// Sets the master to the weight wherever the weight is not a rounding of the master.
+void follow(const TensorView& weight, const Slot& slot, bool stochastic) {
+  if (weight.device.type == DeviceType::kCUDA) return cuda_follow(weight, slot.master, stochastic);
+  constexpr int64_t kPiece = 1 << 18;  // elements; bounds the temporary memory
   std::vector<uint16_t> rounded(static_cast<size_t>(std::min(weight.count, kPiece)));
   std::vector<uint16_t> written(rounded.size());
   std::vector<float> wide(rounded.size());
-  const auto* const bytes = static_cast<const char*>(weight.data);  // of any alignment
+  const auto* const bytes = static_cast<const char*>(weight.data);  // may have any alignment
   for (int64_t first = 0; first < weight.count; first += kPiece) {
     const int64_t count = std::min(weight.count - first, kPiece);
     float* const master = slot.master + first;
@@ -132,11 +133,13 @@ void follow(const TensorView& weight, const Slot& slot, bool at_random) {
     std::memcpy(written.data(), values, static_cast<size_t>(count) * sizeof(uint16_t));
     for (int64_t i = 0; i < count; ++i) {
       const auto at = static_cast<size_t>(i);
-      if (!came_from(master[i], written[at], rounded[at], at_random)) master[i] = wide[at];
+      if (!came_from(master[i], written[at], rounded[at], stochastic)) master[i] = wide[at];
     }
   }
 }
 
+// Computes the numbers of the next step, and the keys for stochastic rounding, for the CPU kernels.
+// Neighbours in one group usually have the same step count and share their numbers.
 void prepare_numbers(const std::vector<Parameter>& parameters, float multiplier,
                      FusedState* state) {
   for (size_t i = 0; i < parameters.size(); ++i) {
@@ -157,7 +160,7 @@ void prepare_numbers(const std::vector<Parameter>& parameters, float multiplier,
   }
 }
 
-// The tensors of a saved state, in the order of parameters.
+// The tensors of a saved state, in the order of the parameters.
 std::vector<NamedTensor> state_tensors(const std::vector<Parameter>& parameters,
                                        const FusedState& state) {
   std::vector<NamedTensor> tensors;
@@ -165,18 +168,62 @@ std::vector<NamedTensor> state_tensors(const std::vector<Parameter>& parameters,
     const Slot& slot = state.slots[i];
     const std::string name = name_of(parameters[i], i) + "/";
     const TensorView& weight = parameters[i].weight;
-    const auto view_of = [&](float* data) {
-      return view(static_cast<void*>(data), DType::kF32, weight.count, weight.device);
-    };
-    if (has_master(slot.kind)) tensors.push_back({name + "master", view_of(slot.master), i});
+    if (has_master(slot.kind)) {
+      tensors.push_back({name + "master", view_like(weight, slot.master), i});
+    }
     const Rule rule = state.groups[slot.group].rule;
     for (size_t b = 0; b < state_buffers(rule); ++b) {
-      tensors.push_back({name + state_name(rule, b), view_of(slot.state[b]), i});
+      tensors.push_back({name + state_name(rule, b), view_like(weight, slot.state[b]), i});
     }
   }
   return tensors;
 }
 
+// The slots of `state` and those of a new group with the parameters that follow, with memory for
+// the masters and moments that the caller has not provided. Changes nothing else.
+FusedState stage_group(const std::vector<Parameter>& all, const RuleSettings& settings,
+                       const FusedState& state) {
+  const size_t buffers = state_buffers(settings.rule);
+  FusedState staged;
+  staged.slots = state.slots;
+  std::map<int, Arena> arenas;  // by device, -1 for the CPU
+  const auto arena_of = [&](const TensorView& weight) -> Arena& {
+    return arenas[weight.device.type == DeviceType::kCUDA ? weight.device.index : -1];
+  };
+  for (size_t i = state.slots.size(); i < all.size(); ++i) {
+    const WeightKind kind = kind_of(all[i], i, state.precision);
+    check_grad(all[i], i);
+    check_given_arrays(all[i], i, kind, buffers);
+    const bool master = has_master(kind) && all[i].master.data == nullptr;
+    const bool moments = all[i].first_moment.data == nullptr;
+    arena_of(all[i].weight).plan(all[i].weight.count, master, moments);
+    const auto* const given = kind == WeightKind::kF32 ? &all[i].weight : &all[i].master;
+    staged.slots.push_back({.group = state.groups.size(),
+                            .kind = kind,
+                            .master = static_cast<float*>(given->data),
+                            .state = {static_cast<float*>(all[i].first_moment.data),
+                                      static_cast<float*>(all[i].second_moment.data)},
+                            .steps = 0});
+  }
+  for (auto& [device, arena] : arenas) {
+    const Device where{device < 0 ? DeviceType::kCPU : DeviceType::kCUDA, std::max(device, 0)};
+    arena.allocate(where, buffers, &staged);
+  }
+  for (size_t i = state.slots.size(); i < all.size(); ++i) {
+    const TensorView& weight = all[i].weight;
+    Slot& slot = staged.slots[i];
+    if (has_master(slot.kind) && slot.master == nullptr) {
+      slot.master = arena_of(weight).take(0, weight.count);
+      copy_to_master(weight, slot);
+    }
+    for (size_t b = 0; b < buffers; ++b) {
+      if (slot.state[b] == nullptr) slot.state[b] = arena_of(weight).take(b + 1, weight.count);
+    }
+  }
+  return staged;
+}
+
+// Throws Error(kInvalidArgument) if there is no such parameter.
 const Slot& slot_at(const FusedState& state, size_t index) {
   require(index < state.slots.size(), ErrorCode::kInvalidArgument, [&] {
     return "There is no parameter " + std::to_string(index) + "; there are " +
@@ -185,7 +232,7 @@ const Slot& slot_at(const FusedState& state, size_t index) {
   return state.slots[index];
 }
 
-// A variance that is negative would make the next step NaN.
+// Adam takes the square root of the second moment: a negative one would give NaN weights.
 bool has_negative(const TensorView& tensor) {
   std::vector<float> values(static_cast<size_t>(tensor.count));
   copy_bytes(values.data(), tensor);
@@ -199,6 +246,7 @@ void check_steps(int64_t steps, ErrorCode code) {
   });
 }
 
+// Throws Error(kBadState) unless `other`, from a saved state, can replace `mine`.
 void check_state_tensor(const NamedTensor& mine, const NamedTensor& other) {
   require(mine.name == other.name, ErrorCode::kBadState, [&] {
     return "The saved state has '" + other.name + "' where this optimizer has '" + mine.name +
@@ -226,7 +274,7 @@ void check_state_tensor(const NamedTensor& mine, const NamedTensor& other) {
 }  // namespace
 
 void FusedState::set_steps(const std::vector<int64_t>& steps) {
-  if (steps_there) {
+  if (steps_uploaded) {
     for (auto& [device, apply] : cuda) apply.set_steps(steps);
   }
   for (size_t i = 0; i < slots.size(); ++i) slots[i].steps = steps[i];
@@ -234,10 +282,10 @@ void FusedState::set_steps(const std::vector<int64_t>& steps) {
 
 }  // namespace internal
 
-using internal::require;
+using namespace internal;
 
 FusedOptimizer::FusedOptimizer(const Precision& precision)
-    : Optimizer({}), state_(std::make_unique<internal::FusedState>()) {
+    : Optimizer({}), state_(std::make_unique<FusedState>()) {
   own().precision = precision;
 }
 
@@ -245,76 +293,41 @@ FusedOptimizer::~FusedOptimizer() = default;
 FusedOptimizer::FusedOptimizer(FusedOptimizer&&) noexcept = default;
 FusedOptimizer& FusedOptimizer::operator=(FusedOptimizer&&) noexcept = default;
 
-internal::FusedState& FusedOptimizer::own() const {
-  internal::check_whole(state_ != nullptr);
+FusedState& FusedOptimizer::own() const {
+  check_whole(state_ != nullptr);
   return *state_;
 }
 
-size_t FusedOptimizer::append_group(std::vector<Parameter> added,
-                                    const internal::RuleSettings& settings) {
-  const internal::DefaultFloatEnvironment environment;
-  internal::fetch_steps(parameters(), &own());
+// Strong exception guarantee: memory is allocated and filled first, and committed last.
+size_t FusedOptimizer::append_group(std::vector<Parameter> added, const RuleSettings& settings) {
+  const DefaultFloatEnvironment environment;
+  FusedState& state = own();
+  fetch_steps(parameters(), &state);
   std::vector<Parameter> all = parameters();
   all.insert(all.end(), added.begin(), added.end());
-  internal::check_parameters(all, parameters());  // before memory is taken for what they claim
-  const size_t buffers = internal::state_buffers(settings.rule);
-  std::vector<internal::Slot> slots = own().slots;
-  std::map<int, internal::Arena> arenas;  // by device, -1 for the CPU
-  const auto arena_of = [&](const TensorView& weight) -> internal::Arena& {
-    return arenas[weight.device.type == DeviceType::kCUDA ? weight.device.index : -1];
-  };
-  for (size_t i = slots.size(); i < all.size(); ++i) {
-    const internal::WeightKind kind = internal::kind_of(all[i], i, own().precision);
-    internal::check_grad(all[i], i);
-    slots.push_back({own().groups.size(), kind, nullptr, {nullptr, nullptr}, 0});
-    internal::check_given_arrays(all[i], i, kind, buffers);
-    const bool master = internal::has_master(kind) && all[i].master.data == nullptr;
-    const bool moments = all[i].first_moment.data == nullptr;
-    arena_of(all[i].weight).plan(all[i].weight.count, master, moments);
-  }
-  internal::FusedState fresh;  // what is taken, until nothing can throw any more
-  for (auto& [device, arena] : arenas) {
-    const Device where{device < 0 ? DeviceType::kCPU : DeviceType::kCUDA, std::max(device, 0)};
-    arena.allocate(where, buffers, &fresh);
-  }
-  for (size_t i = own().slots.size(); i < slots.size(); ++i) {
-    const TensorView& weight = all[i].weight;
-    internal::Slot& slot = slots[i];
-    if (slot.kind == internal::WeightKind::kF32) slot.master = static_cast<float*>(weight.data);
-    if (internal::has_master(slot.kind)) {
-      slot.master = static_cast<float*>(all[i].master.data);
-    }
-    if (internal::has_master(slot.kind) && slot.master == nullptr) {
-      slot.master = arena_of(weight).take(0, weight.count);
-      internal::copy_to_master(weight, slot);
-    }
-    for (size_t b = 0; b < buffers; ++b) {
-      slot.state[b] =
-          static_cast<float*>((b == 0 ? all[i].first_moment : all[i].second_moment).data);
-      if (slot.state[b] == nullptr) slot.state[b] = arena_of(weight).take(b + 1, weight.count);
-    }
-  }
-  internal::settle_devices(added);
-  // All that can throw comes before the first change.
-  own().memory.reserve(own().memory.size() + fresh.memory.size());
-  own().cuda_memory.reserve(own().cuda_memory.size() + fresh.cuda_memory.size());
-  own().groups.reserve(own().groups.size() + 1);
+  check_parameters(all, parameters());  // before memory is allocated for the sizes they claim
+  FusedState staged = stage_group(all, settings, state);
+  settle_devices(added);
+  // Everything that can throw comes before the first change.
+  state.memory.reserve(state.memory.size() + staged.memory.size());
+  state.cuda_memory.reserve(state.cuda_memory.size() + staged.cuda_memory.size());
+  state.groups.reserve(state.groups.size() + 1);
   append(std::move(added));
-  std::move(fresh.memory.begin(), fresh.memory.end(), std::back_inserter(own().memory));
-  std::move(fresh.cuda_memory.begin(), fresh.cuda_memory.end(),
-            std::back_inserter(own().cuda_memory));
-  own().groups.push_back(settings);
-  own().slots = std::move(slots);
-  own().planned = own().devices_planned = false;
-  own().steps_there = false;
-  return own().groups.size() - 1;
+  std::move(staged.memory.begin(), staged.memory.end(), std::back_inserter(state.memory));
+  std::move(staged.cuda_memory.begin(), staged.cuda_memory.end(),
+            std::back_inserter(state.cuda_memory));
+  state.groups.push_back(settings);
+  state.slots = std::move(staged.slots);
+  state.invalidate_plan();
+  state.steps_uploaded = false;
+  return state.groups.size() - 1;
 }
 
-void FusedOptimizer::change_group(size_t group, const internal::RuleSettings& settings) {
-  require(settings.rule == own().groups[group].rule, ErrorCode::kInvalidArgument, [] {
-    return "momentum cannot be turned on or off in a group that exists; make a new optimizer, or "
-           "keep it above 0.";
-  });
+// The number of state buffers depends on the rule, so the rule of a group cannot change.
+void FusedOptimizer::change_group(size_t group, const RuleSettings& settings) {
+  require(settings.rule == own().groups[group].rule, ErrorCode::kInvalidArgument,
+          "momentum cannot be turned on or off in a group that exists; make a new optimizer, or "
+          "keep it above 0.");
   own().groups[group] = settings;
   for (auto& [device, cuda] : own().cuda) cuda.set_groups(own().groups);
 }
@@ -323,12 +336,14 @@ void FusedOptimizer::set_grad(size_t index, const TensorView& grad) {
   if (index < parameters().size()) {
     Parameter changed = parameters()[index];
     changed.grad = grad;
-    internal::check_grad(changed, index);
+    check_grad(changed, index);
   }
   Optimizer::set_grad(index, grad);
-  own().planned = own().devices_planned = false;
+  own().invalidate_plan();
 }
 
+// Checks everything before the first change. Masters and moments stay where they are; only weights
+// and gradients can move.
 void FusedOptimizer::rebind(std::vector<Parameter> changed) {
   require(changed.size() == parameters().size(), ErrorCode::kMismatch, [&] {
     return "rebind got " + std::to_string(changed.size()) + " parameters, but there are " +
@@ -338,122 +353,121 @@ void FusedOptimizer::rebind(std::vector<Parameter> changed) {
   for (size_t i = 0; i < changed.size(); ++i) {
     const TensorView& before = parameters()[i].weight;
     const TensorView& after = changed[i].weight;
-    internal::check_grad(changed[i], i);
-    const bool there =
-        after.device.type == before.device.type && after.device.index == before.device.index;
-    require(there || after.count == 0, ErrorCode::kMismatch, [&] {
-      return "The weight of parameter " + internal::name_of(changed[i], i) +
-             " has moved to another device, where its masters and moments are not; make a new "
-             "optimizer for it.";
-    });
+    check_grad(changed[i], i);
+    require(
+        same_device(after.device, before.device) || after.count == 0, ErrorCode::kMismatch, [&] {
+          return "The weight of parameter " + name_of(changed[i], i) +
+                 " has moved to another device, where its masters and moments are not; make a new "
+                 "optimizer for it.";
+        });
     require(after.dtype == before.dtype && after.count == before.count, ErrorCode::kMismatch, [&] {
-      return "The weight of parameter " + internal::name_of(changed[i], i) + " was " +
+      return "The weight of parameter " + name_of(changed[i], i) + " was " +
              std::to_string(before.count) + " elements of " + to_string(before.dtype) +
              " and is now " + std::to_string(after.count) + " of " + to_string(after.dtype) +
              "; make a new optimizer for it.";
     });
     if (after.data != before.data) moved.push_back(i);
   }
-  for (size_t i = 0; i < changed.size(); ++i) {  // masters and moments stay where they are
+  for (size_t i = 0; i < changed.size(); ++i) {  // rebinding does not change masters and moments
     changed[i].master = parameters()[i].master;
     changed[i].first_moment = parameters()[i].first_moment;
     changed[i].second_moment = parameters()[i].second_moment;
   }
   Optimizer::rebind(std::move(changed));
-  own().planned = own().devices_planned = false;
+  own().invalidate_plan();
   for (const size_t i : moved) {
-    internal::Slot& slot = own().slots[i];
-    if (slot.kind == internal::WeightKind::kF32) {
+    Slot& slot = own().slots[i];
+    if (slot.kind == WeightKind::kF32) {
       slot.master = static_cast<float*>(parameters()[i].weight.data);
     }
     follow_weight(i);
   }
-  if (!moved.empty()) internal::settle_devices(parameters());
+  if (!moved.empty()) settle_devices(parameters());
 }
 
+// One step of all parameters. Those on CUDA devices are enqueued after the CPU's are done.
 void FusedOptimizer::apply(float multiplier, bool clear_grads) {
-  const internal::DefaultFloatEnvironment environment;
-  if (!own().planned) internal::make_plan(parameters(), &own());
-  internal::prepare_numbers(parameters(), multiplier, &own());
-  const internal::ApplyKernels& kernels = internal::apply_kernels();
-  const internal::ApplyJob job{clear_grads, own().precision.stochastic_rounding};
-  internal::parallel_for(own().jobs.size(), own().bytes, [&](size_t i) {
-    const internal::FusedState::Job& work = own().jobs[i];
-    kernels.by_type[static_cast<size_t>(work.rule)][static_cast<size_t>(work.grad)]
-                   [static_cast<size_t>(work.kind)](own().spans.data() + work.begin,
-                                                    work.end - work.begin, job);
+  const DefaultFloatEnvironment environment;
+  if (!own().planned) make_plan(parameters(), &own());
+  prepare_numbers(parameters(), multiplier, &own());
+  const ApplyJob job{clear_grads, own().precision.stochastic_rounding};
+  parallel_for(own().jobs.size(), own().bytes, [&](size_t i) {
+    const FusedState::Job& work = own().jobs[i];
+    const ApplyFunction function = apply_function(work.rule, work.grad, work.kind);
+    function(own().spans.data() + work.begin, work.end - work.begin, job);
   });
-  internal::prepare_devices(parameters(), &own());
+  prepare_devices(parameters(), &own());
   for (auto& [device, cuda] : own().cuda) {
     cuda.prepare(multiplier);
     cuda.step(job, false);
   }
+  // The devices have counted the step as well, so that both counts stay equal.
   for (size_t i = 0; i < own().slots.size(); ++i) {
     if (parameters()[i].grad.data != nullptr) ++own().slots[i].steps;
   }
 }
 
-internal::CudaApply* FusedOptimizer::cuda_side(int device, internal::ApplyJob* job) {
+// From here on the device counts the applied steps: only it knows which ones were skipped.
+CudaApply* FusedOptimizer::cuda_side(int device, ApplyJob* job) {
   const bool all_there =
       std::all_of(parameters().begin(), parameters().end(), [&](const Parameter& parameter) {
         return parameter.weight.device.type == DeviceType::kCUDA &&
                parameter.weight.device.index == device;
       });
   if (!all_there || parameters().empty()) return nullptr;
-  internal::prepare_devices(parameters(), &own());
-  own().counts_alone = true;
+  prepare_devices(parameters(), &own());
+  own().device_counts_steps = true;
   job->stochastic_rounding = own().precision.stochastic_rounding;
   return &own().cuda[device];
 }
 
 int64_t FusedOptimizer::steps(size_t index) const {
-  internal::fetch_steps(parameters(), &own());
-  return internal::slot_at(own(), index).steps;
+  fetch_steps(parameters(), &own());
+  return slot_at(own(), index).steps;
 }
 
 void FusedOptimizer::set_steps(int64_t steps) {
-  internal::check_steps(steps, ErrorCode::kInvalidArgument);
-  internal::fetch_steps(parameters(), &own());
+  check_steps(steps, ErrorCode::kInvalidArgument);
+  fetch_steps(parameters(), &own());
   own().set_steps(std::vector<int64_t>(own().slots.size(), steps));
-  internal::settle_devices(parameters());
+  settle_devices(parameters());
 }
 
-const float* FusedOptimizer::master(size_t index) const {
-  return internal::slot_at(own(), index).master;
-}
+const float* FusedOptimizer::master(size_t index) const { return slot_at(own(), index).master; }
 
 void FusedOptimizer::refresh_masters() {
   for (size_t i = 0; i < own().slots.size(); ++i) {
-    internal::copy_to_master(parameters()[i].weight, own().slots[i]);
+    copy_to_master(parameters()[i].weight, own().slots[i]);
   }
-  internal::settle_devices(parameters());
+  settle_devices(parameters());
 }
 
 void FusedOptimizer::refresh_master(size_t index) {
-  const internal::Slot& slot = internal::slot_at(own(), index);
-  internal::copy_to_master(parameters()[index].weight, slot);
-  internal::settle_devices({parameters()[index]});
+  const Slot& slot = slot_at(own(), index);
+  copy_to_master(parameters()[index].weight, slot);
+  settle_devices({parameters()[index]});
 }
 
 void FusedOptimizer::follow_weight(size_t index) {
-  const internal::DefaultFloatEnvironment environment;
-  const internal::Slot& slot = internal::slot_at(own(), index);
-  if (!internal::has_master(slot.kind)) return;
-  const bool at_random =
-      slot.kind == internal::WeightKind::kBF16Master && own().precision.stochastic_rounding;
-  internal::follow(parameters()[index].weight, slot, at_random);
+  const DefaultFloatEnvironment environment;
+  const Slot& slot = slot_at(own(), index);
+  if (!has_master(slot.kind)) return;
+  const bool stochastic =
+      slot.kind == WeightKind::kBF16Master && own().precision.stochastic_rounding;
+  follow(parameters()[index].weight, slot, stochastic);
 }
 
 OptimizerState FusedOptimizer::state() const {
-  internal::fetch_steps(parameters(), &own());
+  fetch_steps(parameters(), &own());
   OptimizerState state;
-  for (const internal::Slot& slot : own().slots) state.steps.push_back(slot.steps);
-  state.tensors = internal::state_tensors(parameters(), own());
+  for (const Slot& slot : own().slots) state.steps.push_back(slot.steps);
+  state.tensors = state_tensors(parameters(), own());
   return state;
 }
 
+// Checks the whole state before the first change.
 void FusedOptimizer::load_state(const OptimizerState& saved) {
-  const std::vector<NamedTensor> mine = internal::state_tensors(parameters(), own());
+  const std::vector<NamedTensor> mine = state_tensors(parameters(), own());
   require(saved.steps.size() == own().slots.size() && saved.tensors.size() == mine.size(),
           ErrorCode::kBadState, [&] {
             return "The saved state has " + std::to_string(saved.steps.size()) +
@@ -461,18 +475,18 @@ void FusedOptimizer::load_state(const OptimizerState& saved) {
                    " tensors; this optimizer has " + std::to_string(own().slots.size()) + " and " +
                    std::to_string(mine.size()) + ".";
           });
-  for (const int64_t steps : saved.steps) internal::check_steps(steps, ErrorCode::kBadState);
-  for (size_t i = 0; i < mine.size(); ++i) internal::check_state_tensor(mine[i], saved.tensors[i]);
+  for (const int64_t steps : saved.steps) check_steps(steps, ErrorCode::kBadState);
+  for (size_t i = 0; i < mine.size(); ++i) check_state_tensor(mine[i], saved.tensors[i]);
   for (size_t i = 0; i < mine.size(); ++i) {
-    internal::copy_bytes(mine[i].tensor, saved.tensors[i].tensor);
+    copy_bytes(mine[i].tensor, saved.tensors[i].tensor);
   }
   own().set_steps(saved.steps);
   for (size_t i = 0; i < own().slots.size(); ++i) {
-    const internal::Slot& slot = own().slots[i];
-    if (!internal::has_master(slot.kind)) continue;
-    internal::copy_from_master(parameters()[i].weight, i, slot, own().precision);
+    const Slot& slot = own().slots[i];
+    if (!has_master(slot.kind)) continue;
+    copy_from_master(parameters()[i].weight, i, slot, own().precision);
   }
-  internal::settle_devices(parameters());
+  settle_devices(parameters());
 }
 
 }  // namespace headroom

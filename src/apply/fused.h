@@ -1,4 +1,4 @@
-// What a fused optimizer keeps for its parameters: masters, state buffers, step counts, and the
+// What a fused optimizer stores for its parameters: masters, state buffers, step counts, and the
 // plan by which its kernels walk them.
 #ifndef HEADROOM_SRC_APPLY_FUSED_H_
 #define HEADROOM_SRC_APPLY_FUSED_H_
@@ -20,23 +20,29 @@ namespace headroom::internal {
 struct Slot {
   size_t group;
   WeightKind kind;
-  float* master;  // FP32 weight or master; null for 16-bit weights without
+  float* master;  // the FP32 weight or the master; null for a 16-bit weight without master
   float* state[2];
-  int64_t steps;  // old on a device that counts_alone; see fetch_steps()
+  int64_t steps;  // applied so far; outdated if device_counts_steps, see fetch_steps()
 };
 
 struct FusedState {
   Precision precision;
   std::vector<RuleSettings> groups;
-  std::vector<Slot> slots;  // as Optimizer::parameters()
+  std::vector<Slot> slots;  // in the order of Optimizer::parameters()
   std::vector<FloatBuffer> memory;
   std::vector<CudaBuffer> cuda_memory;
 
-  std::map<int, CudaApply> cuda;  // by device
-  bool steps_there = true;        // they have all step counts
-  bool counts_alone = false;      // the device decides which steps count, maybe in a CUDA graph
+  std::map<int, CudaApply> cuda;     // by device
+  bool steps_uploaded = true;        // the devices have the current step counts
+  bool device_counts_steps = false;  // verdicts are made on the device, which counts applied steps
 
-  // Made anew when parameters or gradients change.
+  /// Sets the step counts of all slots, here and on the devices.
+  void set_steps(const std::vector<int64_t>& steps);
+
+  /// The parameters or their gradients have changed: the plan below is made again.
+  void invalidate_plan() { planned = devices_planned = false; }
+
+  /// The plan of the CPU kernels. A job is what one thread does at a time: spans with one kernel.
   struct Job {
     Rule rule;
     DType grad;
@@ -44,29 +50,26 @@ struct FusedState {
     size_t begin;  // spans [begin, end)
     size_t end;
   };
-  /// Step counts of all slots, here and on the devices.
-  void set_steps(const std::vector<int64_t>& steps);
-
   bool planned = false;
   bool devices_planned = false;
-  size_t bytes = 0;
+  size_t bytes = 0;  // that a step reads and writes
   std::vector<Job> jobs;
   std::vector<ApplySpan> spans;
-  std::vector<size_t> owners;        // the slot of each span
-  std::vector<RuleNumbers> numbers;  // of each slot, for the step at hand
+  std::vector<size_t> owners;        // index of the slot of each span
+  std::vector<RuleNumbers> numbers;  // of each slot, for the current step
 };
 
-/// Cuts the parameters into spans and jobs.
+/// Divides the parameters on the CPU into spans and jobs (plan.cc).
 void make_plan(const std::vector<Parameter>& parameters, FusedState* state);
 
-/// Brings the devices' tables up to date: memory, options, step counts.
+/// Brings the devices' tables up to date: addresses, options, step counts (devices.cc).
 void prepare_devices(const std::vector<Parameter>& parameters, FusedState* state);
 
 /// Waits for masters, state or step counts that were written to CUDA devices outside of a step, so
-/// that a step on any stream finds them.
+/// that a step on any stream sees them.
 void settle_devices(const std::vector<Parameter>& parameters);
 
-/// Fetches the step counts from the devices if those here may be old.
+/// Fetches the step counts from the devices if those on the host may be outdated. Waits.
 void fetch_steps(const std::vector<Parameter>& parameters, FusedState* state);
 
 }  // namespace headroom::internal

@@ -1,7 +1,8 @@
-// The optimizers' options, and how each becomes an update rule.
+// GroupedOptimizer: converts the options of SGD, Adam and AdamW to update rules.
 #include <headroom/optimizer.h>
 
 #include <string>
+#include <type_traits>
 
 #include "apply/checks.h"
 #include "apply/rules.h"
@@ -10,40 +11,33 @@
 namespace headroom {
 namespace {
 
-internal::RuleSettings settings(const SGDOptions& options) {
-  internal::RuleSettings s;
-  s.rule = options.momentum == 0.0 ? internal::Rule::kSgd : internal::Rule::kSgdMomentum;
-  s.lr = options.lr;
-  s.momentum = options.momentum;
-  s.dampening = options.dampening;
-  s.weight_decay = options.weight_decay;
-  s.nesterov = options.nesterov;
-  return s;
+using internal::Rule;
+using internal::RuleSettings;
+
+// The rule depends on whether there is momentum: without it no state buffer is allocated.
+RuleSettings settings(const SGDOptions& options) {
+  return {.rule = options.momentum == 0.0 ? Rule::kSgd : Rule::kSgdMomentum,
+          .nesterov = options.nesterov,
+          .lr = options.lr,
+          .weight_decay = options.weight_decay,
+          .momentum = options.momentum,
+          .dampening = options.dampening};
+}
+
+template <typename Options>  // AdamOptions or AdamWOptions
+RuleSettings settings(const Options& options) {
+  return {.rule = Rule::kAdam,
+          .decoupled = std::is_same_v<Options, AdamWOptions>,
+          .lr = options.lr,
+          .weight_decay = options.weight_decay,
+          .beta1 = options.beta1,
+          .beta2 = options.beta2,
+          .eps = options.eps};
 }
 
 template <typename Options>
-internal::RuleSettings adam_settings(const Options& options, bool decoupled) {
-  internal::RuleSettings s;
-  s.rule = internal::Rule::kAdam;
-  s.decoupled = decoupled;
-  s.lr = options.lr;
-  s.beta1 = options.beta1;
-  s.beta2 = options.beta2;
-  s.eps = options.eps;
-  s.weight_decay = options.weight_decay;
-  return s;
-}
-
-internal::RuleSettings settings(const AdamOptions& options) {
-  return adam_settings(options, false);
-}
-internal::RuleSettings settings(const AdamWOptions& options) {
-  return adam_settings(options, true);
-}
-
-template <typename Options>
-internal::RuleSettings checked_settings(const Options& options) {
-  const internal::RuleSettings checked = settings(options);
+RuleSettings checked_settings(const Options& options) {
+  const RuleSettings checked = settings(options);
   internal::validate(checked);
   return checked;
 }
@@ -60,7 +54,7 @@ GroupedOptimizer<Options>::GroupedOptimizer(std::vector<Parameter> parameters,
 template <typename Options>
 size_t GroupedOptimizer<Options>::add_group(std::vector<Parameter> parameters,
                                             const Options& options) {
-  groups_.reserve(groups_.size() + 1);
+  groups_.reserve(groups_.size() + 1);  // push_back() below must not throw
   const size_t group = append_group(std::move(parameters), checked_settings(options));
   groups_.push_back(options);
   return group;
@@ -82,6 +76,7 @@ void GroupedOptimizer<Options>::set_options(const Options& options, size_t group
   groups_[group] = options;
 }
 
+// Changes either all groups or, if one refuses the value, none.
 template <typename Options>
 void GroupedOptimizer<Options>::set_lr(double lr) {
   internal::check_whole(!groups_.empty());

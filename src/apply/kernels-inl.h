@@ -1,7 +1,7 @@
 // The update kernels of one SIMD target.
 //
-// Every operation is written out as a multiply, an add, a divide or a square root, each rounded on
-// its own (no fused multiply-add), so that all targets, and GPUs, give the same bits.
+// Every multiply, add, divide and square root is rounded separately (no fused multiply-add), so
+// that all SIMD targets and GPUs give the same bits.
 #if defined(HEADROOM_SRC_APPLY_KERNELS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEADROOM_SRC_APPLY_KERNELS_INL_H_
 #undef HEADROOM_SRC_APPLY_KERNELS_INL_H_
@@ -22,56 +22,37 @@ namespace headroom {
 namespace internal {
 namespace HWY_NAMESPACE {
 
-// The rules. update() does one vector: it reads and writes the state buffers and returns the new
-// weight. Numbers are broadcast where they are used; the compiler keeps them in registers.
-
-struct SgdRule {
-  static constexpr Rule kRule = Rule::kSgd;
-
-  template <class D, class V = hn::Vec<D>>
-  static HWY_INLINE V update(D d, const RuleNumbers& n, V g, V w, float*, float*) {
-    g = hn::Add(g, hn::Mul(hn::Set(d, n.l2), w));
+// Applies a rule to one vector: updates the state buffers and returns the new weight. Numbers are
+// broadcast where they are used; the compiler hoists that out of the loop. cuda.cu has the same
+// operations in the same order.
+template <Rule kRule, class D, class V = hn::Vec<D>>
+HWY_INLINE V updated(D d, const RuleNumbers& n, V g, V w, float* s0, float* s1) {
+  g = hn::Add(g, hn::Mul(hn::Set(d, n.l2), w));
+  if constexpr (kRule == Rule::kSgd) {
     return hn::Sub(w, hn::Mul(hn::Set(d, n.lr), g));
-  }
-};
-
-struct SgdMomentumRule {
-  static constexpr Rule kRule = Rule::kSgdMomentum;
-
-  template <class D, class V = hn::Vec<D>>
-  static HWY_INLINE V update(D d, const RuleNumbers& n, V g, V w, float* buffer, float*) {
-    g = hn::Add(g, hn::Mul(hn::Set(d, n.l2), w));
-    const V b = hn::Add(hn::Mul(hn::Set(d, n.momentum), load_float(d, buffer)),
+  } else if constexpr (kRule == Rule::kSgdMomentum) {
+    const V b = hn::Add(hn::Mul(hn::Set(d, n.momentum), load_float(d, s0)),
                         hn::Mul(hn::Set(d, n.damped), g));
-    store_float(d, b, buffer);
+    store_float(d, b, s0);
     const V direction =
         hn::Add(hn::Mul(hn::Set(d, n.from_grad), g), hn::Mul(hn::Set(d, n.from_buffer), b));
     return hn::Sub(w, hn::Mul(hn::Set(d, n.lr), direction));
-  }
-};
-
-struct AdamRule {
-  static constexpr Rule kRule = Rule::kAdam;
-
-  template <class D, class V = hn::Vec<D>>
-  static HWY_INLINE V update(D d, const RuleNumbers& n, V g, V w, float* exp_avg,
-                             float* exp_avg_sq) {
-    g = hn::Add(g, hn::Mul(hn::Set(d, n.l2), w));
-    const V m0 = load_float(d, exp_avg);
+  } else {
+    const V m0 = load_float(d, s0);
     const V m = hn::Add(m0, hn::Mul(hn::Set(d, n.beta1_rest), hn::Sub(g, m0)));
-    const V v = hn::Add(hn::Mul(hn::Set(d, n.beta2), load_float(d, exp_avg_sq)),
+    const V v = hn::Add(hn::Mul(hn::Set(d, n.beta2), load_float(d, s1)),
                         hn::Mul(hn::Set(d, n.beta2_rest), hn::Mul(g, g)));
-    store_float(d, m, exp_avg);
-    store_float(d, v, exp_avg_sq);
+    store_float(d, m, s0);
+    store_float(d, v, s1);
     const V denominator =
         hn::Add(hn::Mul(hn::Sqrt(v), hn::Set(d, n.correction2)), hn::Set(d, n.eps));
     return hn::Sub(hn::Mul(hn::Set(d, n.keep), w),
                    hn::Mul(hn::Set(d, n.step_size), hn::Div(m, denominator)));
   }
-};
+}
 
-// 16 random bits per lane, from the element's index and the key of the tensor and step. See
-// round_stochastic.
+// 16 random bits per lane: a hash of the element's index and the key of the tensor and step. Must
+// give the same bits as round_stochastic().
 template <class D>
 HWY_INLINE BitsOf<D> random_bits(D, uint32_t index, uint32_t key) {
   const hn::Rebind<uint32_t, D> du;
@@ -81,7 +62,7 @@ HWY_INLINE BitsOf<D> random_bits(D, uint32_t index, uint32_t key) {
   return hn::ShiftRight<16>(x);
 }
 
-// The numbers and pointers of a span, in registers.
+// The pointers of a span, typed and in registers.
 template <typename G, typename W>
 struct Arrays {
   float* HWY_RESTRICT master;
@@ -93,17 +74,17 @@ struct Arrays {
   uint32_t random_key;
 };
 
-// Elements between the one at hand and the one that is fetched for later. The arithmetic takes
-// about as long as the memory does; without this the processor's own prefetching cannot hide one
-// behind the other. Measured: 64 to 128 are good, 160 and more are worse than nothing.
+// Distance of software prefetching, in elements. The arithmetic takes about as long as the memory
+// accesses; the hardware prefetcher alone does not overlap the two. Measured: 64 to 128 are good,
+// 160 and more are slower than no prefetching.
 constexpr size_t kPrefetchAhead = 96;
 
-// One vector from memory to memory. W is float for FP32 weights, which have no 16-bit copy.
-template <class R, bool kMaster, class D, typename G, typename W>
+// Updates one vector in memory. W is float for FP32 weights, which have no 16-bit copy.
+template <Rule kRule, bool kMaster, class D, typename G, typename W>
 HWY_INLINE void update_vector(D d, const RuleNumbers& n, const ApplyJob job, const Arrays<G, W>& a,
                               size_t i) {
-  if constexpr (hn::MaxLanes(D()) > 4) {
-    constexpr size_t kStates = state_buffers(R::kRule);
+  if constexpr (hn::MaxLanes(D()) > 4) {  // not for the few elements at the end of a span
+    constexpr size_t kStates = state_buffers(kRule);
     if constexpr (kMaster) hwy::Prefetch(a.master + i + kPrefetchAhead);
     if constexpr (kStates > 0) hwy::Prefetch(a.s0 + i + kPrefetchAhead);
     if constexpr (kStates > 1) hwy::Prefetch(a.s1 + i + kPrefetchAhead);
@@ -115,8 +96,9 @@ HWY_INLINE void update_vector(D d, const RuleNumbers& n, const ApplyJob job, con
   } else {
     w = load_float(d, a.weight + i);
   }
+  // Unscaling and clipping are one multiplication.
   const auto g = hn::Mul(load_float(d, a.grad + i), hn::Set(d, n.multiplier));
-  w = R::update(d, n, g, w, a.s0 + i, a.s1 + i);
+  w = updated<kRule>(d, n, g, w, a.s0 + i, a.s1 + i);
   if constexpr (kMaster) store_float(d, w, a.master + i);
   if constexpr (std::is_same_v<W, bf16>) {
     if (job.stochastic_rounding) {
@@ -131,10 +113,10 @@ HWY_INLINE void update_vector(D d, const RuleNumbers& n, const ApplyJob job, con
   if (job.clear_grads) store_float(d, hn::Zero(d), a.grad + i);
 }
 
-// Whole vectors, then what is left in vectors of 4, then the last few on padded copies.
-template <class R, typename G, typename W, bool kMaster>
+// Processes whole vectors, then vectors of 4, then the last 1 to 3 elements in padded copies.
+template <Rule kRule, typename G, typename W, bool kMaster>
 HWY_INLINE void update_span(const ApplySpan& span, const ApplyJob job) {
-  const RuleNumbers n = *span.numbers;  // a copy, which the stores below cannot change
+  const RuleNumbers n = *span.numbers;  // a copy, which cannot alias the stores below
   const Arrays<G, W> a = {span.master,
                           static_cast<W*>(span.weight),
                           static_cast<G*>(span.grad),
@@ -146,14 +128,14 @@ HWY_INLINE void update_span(const ApplySpan& span, const ApplyJob job) {
   size_t i = 0;
   const auto advance = [&](auto d) HWY_ATTR {
     constexpr size_t kLanes = hn::MaxLanes(decltype(d)());
-    for (; i + kLanes <= span.count; i += kLanes) update_vector<R, kMaster>(d, n, job, a, i);
+    for (; i + kLanes <= span.count; i += kLanes) update_vector<kRule, kMaster>(d, n, job, a, i);
   };
   advance(DF());
   advance(D4());
   const size_t rest = span.count - i;
   if (rest == 0) return;
 
-  constexpr size_t kStates = state_buffers(R::kRule);
+  constexpr size_t kStates = state_buffers(kRule);
   float master[4] = {}, s0[4] = {}, s1[4] = {};
   W weight[4] = {};
   G grad[4] = {};
@@ -166,7 +148,7 @@ HWY_INLINE void update_span(const ApplySpan& span, const ApplyJob job) {
   copy(grad, a.grad + i);
   const Arrays<G, W> padded = {
       master, weight, grad, s0, s1, a.first_index + static_cast<uint32_t>(i), a.random_key};
-  update_vector<R, kMaster>(D4(), n, job, padded, 0);
+  update_vector<kRule, kMaster>(D4(), n, job, padded, 0);
   if (kMaster) copy(a.master + i, master);
   if (!std::is_same_v<W, float>) copy(a.weight + i, weight);
   if (kStates > 0) copy(a.s0 + i, s0);
@@ -174,36 +156,15 @@ HWY_INLINE void update_span(const ApplySpan& span, const ApplyJob job) {
   if (job.clear_grads) copy(a.grad + i, grad);
 }
 
-template <class R, typename G, typename W, bool kMaster>
+template <Rule kRule, typename G, typename W, bool kMaster>
 void update_spans(const ApplySpan* spans, size_t count, const ApplyJob& job) {
-  for (size_t i = 0; i < count; ++i) update_span<R, G, W, kMaster>(spans[i], job);
+  for (size_t i = 0; i < count; ++i) update_span<kRule, G, W, kMaster>(spans[i], job);
 }
 
-template <class R, typename G>
-constexpr void fill(ApplyFunction (&by_kind)[kWeightKinds]) {
-  by_kind[static_cast<size_t>(WeightKind::kF32)] = &update_spans<R, G, float, true>;
-  by_kind[static_cast<size_t>(WeightKind::kF16Master)] = &update_spans<R, G, f16, true>;
-  by_kind[static_cast<size_t>(WeightKind::kBF16Master)] = &update_spans<R, G, bf16, true>;
-  by_kind[static_cast<size_t>(WeightKind::kF16)] = &update_spans<R, G, f16, false>;
-  by_kind[static_cast<size_t>(WeightKind::kBF16)] = &update_spans<R, G, bf16, false>;
-}
-
-template <class R>
-constexpr void fill(ApplyFunction (&by_grad)[kGradTypes][kWeightKinds]) {
-  fill<R, f16>(by_grad[static_cast<size_t>(DType::kF16)]);
-  fill<R, bf16>(by_grad[static_cast<size_t>(DType::kBF16)]);
-  fill<R, float>(by_grad[static_cast<size_t>(DType::kF32)]);
-}
-
-const ApplyKernels* apply_kernels_for_target() {
-  static constexpr ApplyKernels kKernels = [] {
-    ApplyKernels kernels{};
-    fill<SgdRule>(kernels.by_type[static_cast<size_t>(SgdRule::kRule)]);
-    fill<SgdMomentumRule>(kernels.by_type[static_cast<size_t>(SgdMomentumRule::kRule)]);
-    fill<AdamRule>(kernels.by_type[static_cast<size_t>(AdamRule::kRule)]);
-    return kernels;
-  }();
-  return &kKernels;
+ApplyFunction apply_function_for_target(Rule rule, DType grad, WeightKind kind) {
+  return select_kernel(rule, grad, kind, []<Rule kRule, typename G, typename W, bool kMaster>() {
+    return &update_spans<kRule, G, W, kMaster>;
+  });
 }
 
 }  // namespace HWY_NAMESPACE

@@ -1,3 +1,4 @@
+// Compiles kernels-inl.h once per SIMD target and selects a kernel at run time.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "apply/kernels.cc"
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
@@ -8,9 +9,11 @@
 #if HWY_ONCE
 namespace headroom::internal {
 
-HWY_EXPORT(apply_kernels_for_target);
+HWY_EXPORT(apply_function_for_target);
 
-const ApplyKernels& apply_kernels() { return *HEADROOM_DISPATCH(apply_kernels_for_target)(); }
+ApplyFunction apply_function(Rule rule, DType grad, WeightKind kind) {
+  return HEADROOM_DISPATCH(apply_function_for_target)(rule, grad, kind);
+}
 
 }  // namespace headroom::internal
 #endif

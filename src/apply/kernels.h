@@ -1,5 +1,5 @@
-// The line between an optimizer's bookkeeping (fused.cc) and its kernels, one table of which exists
-// per SIMD target.
+// Separates the bookkeeping of an optimizer (fused.cc) from its kernels: kernels-inl.h, compiled
+// once per SIMD target, and cuda.cu.
 #ifndef HEADROOM_SRC_APPLY_KERNELS_H_
 #define HEADROOM_SRC_APPLY_KERNELS_H_
 
@@ -9,23 +9,22 @@
 #include <cstdint>
 
 #include "apply/rules.h"
+#include "core/element.h"
 
 namespace headroom::internal {
 
-/// How a parameter's weight is kept.
+/// How a parameter's weight is stored: in FP32, in 16 bits with an FP32 master, or in 16 bits only.
 enum class WeightKind : uint8_t { kF32, kF16Master, kBF16Master, kF16, kBF16 };
-constexpr size_t kWeightKinds = 5;
-constexpr size_t kGradTypes = 3;  // f16, bf16, f32, in the order of DType
 
-/// A piece of one parameter. All pointers are at the same element.
+/// Consecutive elements of one parameter. All pointers refer to the same first element.
 struct ApplySpan {
-  float* master;  // the FP32 weight, or the master of a 16-bit one; null without master
+  float* master;  // the FP32 weight, or the master of a 16-bit one; null if there is no master
   void* weight;   // the 16-bit weight; null for FP32
   void* grad;
   float* state[2];
   size_t count;
-  uint32_t first_index;  // lower half of the element's index in its tensor, for random rounding
-  uint32_t random_key;
+  uint32_t first_index;  // lower 32 bits of the element's index in its tensor, and
+  uint32_t random_key;   // the key for stochastic rounding
   const RuleNumbers* numbers;
 };
 
@@ -34,15 +33,38 @@ struct ApplyJob {
   bool stochastic_rounding;  // of bf16 weights
 };
 
+/// Returns pick.operator()<kRule, G, W, kMaster>() with the template arguments for a rule, a type
+/// of gradients and a kind of weights. W is float for FP32 weights, which are updated through the
+/// master pointer. This is the only list of kernels, for SIMD targets and for CUDA.
+template <typename Pick>
+auto select_kernel(Rule rule, DType grad, WeightKind kind, const Pick& pick) {
+  return with_type<f16, bf16, float>(grad, [&](auto grad_element) {
+    using G = decltype(grad_element);
+    const auto by_kind = [&]<Rule kRule>() {
+      switch (kind) {
+        case WeightKind::kF16Master:
+          return pick.template operator()<kRule, G, f16, true>();
+        case WeightKind::kBF16Master:
+          return pick.template operator()<kRule, G, bf16, true>();
+        case WeightKind::kF16:
+          return pick.template operator()<kRule, G, f16, false>();
+        case WeightKind::kBF16:
+          return pick.template operator()<kRule, G, bf16, false>();
+        case WeightKind::kF32:
+          break;
+      }
+      return pick.template operator()<kRule, G, float, true>();
+    };
+    if (rule == Rule::kSgd) return by_kind.template operator()<Rule::kSgd>();
+    if (rule == Rule::kSgdMomentum) return by_kind.template operator()<Rule::kSgdMomentum>();
+    return by_kind.template operator()<Rule::kAdam>();
+  });
+}
+
 using ApplyFunction = void (*)(const ApplySpan* spans, size_t count, const ApplyJob& job);
 
-/// The kernels of one SIMD target.
-struct ApplyKernels {
-  ApplyFunction by_type[kRuleCount][kGradTypes][kWeightKinds];
-};
-
-/// The kernels of the SIMD target in use.
-const ApplyKernels& apply_kernels();
+/// The kernel for these types on the SIMD target in use.
+ApplyFunction apply_function(Rule rule, DType grad, WeightKind kind);
 
 }  // namespace headroom::internal
 

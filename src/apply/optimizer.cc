@@ -1,3 +1,4 @@
+// The base class of all optimizers: a checked list of parameters, and hooks for GradScaler.
 #include <headroom/optimizer.h>
 
 #include <algorithm>
@@ -15,9 +16,10 @@ namespace headroom {
 namespace {
 
 using internal::Access;
-using internal::check_form;
+using internal::NamedView;
 using internal::require;
 
+// Ids start at 1: 0 means "no optimizer" in a scaler.
 std::shared_ptr<internal::OptimizerRecord> new_record(Optimizer* owner) {
   static std::atomic<uint64_t> next{1};
   auto record = std::make_shared<internal::OptimizerRecord>();
@@ -31,105 +33,80 @@ std::string name_of(const Parameter& parameter, size_t index) {
                                 : "Parameter '" + parameter.name + "'";
 }
 
+// "weight of Parameter 'embed'"
+std::string name_of(const NamedView& array, const Parameter& parameter, size_t index) {
+  return std::string(array.name) + " of " + name_of(parameter, index);
+}
+
+// Whether a view is not default-constructed.
 bool given(const TensorView& view) { return view.data != nullptr || view.count != 0; }
 
-std::string weight_of(const Parameter& parameter, size_t index) {
-  return "The weight of " + name_of(parameter, index);
-}
-std::string gradient_of(const Parameter& parameter, size_t index) {
-  return "The gradient of " + name_of(parameter, index);
-}
-
-std::string state_array_of(const Parameter& parameter, size_t index) {
-  return "The master or moment of " + name_of(parameter, index);
-}
-
-// An FP32 array that the caller has given for a master or a moment.
-void check_state_array(const TensorView& array, const Parameter& parameter, size_t index) {
-  check_form(array, Access::kWrite, [&] { return state_array_of(parameter, index); });
+// Throws unless an FP32 array that the caller provides for a master or a moment fits the weight.
+void check_state_array(const NamedView& array, const Parameter& parameter, size_t index) {
+  const TensorView& view = *array.view;
   const TensorView& weight = parameter.weight;
-  const bool fits = array.dtype == DType::kF32 && array.count == weight.count &&
-                    array.device.type == weight.device.type &&
-                    array.device.index == weight.device.index;
+  const bool fits = view.dtype == DType::kF32 && view.count == weight.count &&
+                    internal::same_device(view.device, weight.device);
   require(fits, ErrorCode::kMismatch, [&] {
-    return state_array_of(parameter, index) + " has " + std::to_string(array.count) +
-           " elements of type " + to_string(array.dtype) + "; it has to be " +
+    return "The " + name_of(array, parameter, index) + " has " + std::to_string(view.count) +
+           " elements of type " + to_string(view.dtype) + "; it has to be " +
            std::to_string(weight.count) + " of f32 on the device of the weight.";
   });
 }
 
+// Checks of one parameter that do not need CUDA.
 void check_parameter(const Parameter& parameter, size_t index) {
-  check_form(parameter.weight, Access::kWrite, [&] { return weight_of(parameter, index); });
-  for (const TensorView& array :
-       {parameter.master, parameter.first_moment, parameter.second_moment}) {
-    if (given(array)) check_state_array(array, parameter, index);
+  const TensorView& weight = parameter.weight;
+  const TensorView& grad = parameter.grad;
+  for (const NamedView& array : internal::arrays_of(parameter)) {
+    if (!given(*array.view)) continue;
+    internal::check_form(*array.view, Access::kWrite,
+                         [&] { return "The " + name_of(array, parameter, index); });
+    if (array.view != &weight && array.view != &grad) check_state_array(array, parameter, index);
   }
-  if (!given(parameter.grad)) return;
-  check_form(parameter.grad, Access::kWrite, [&] { return gradient_of(parameter, index); });
-  if (!given(parameter.weight)) return;
-  const Device& there = parameter.grad.device;
-  require(
-      there.type == parameter.weight.device.type && there.index == parameter.weight.device.index,
-      ErrorCode::kMismatch, [&] {
-        return name_of(parameter, index) + " has its weight and its gradient on different devices.";
-      });
-  require(parameter.grad.count == parameter.weight.count, ErrorCode::kMismatch, [&] {
-    return name_of(parameter, index) + " has a weight of " +
-           std::to_string(parameter.weight.count) + " elements and a gradient of " +
-           std::to_string(parameter.grad.count) + "; they have to be equal.";
+  if (!given(grad) || !given(weight)) return;
+  require(internal::same_device(grad.device, weight.device), ErrorCode::kMismatch, [&] {
+    return name_of(parameter, index) + " has its weight and its gradient on different devices.";
+  });
+  require(grad.count == weight.count, ErrorCode::kMismatch, [&] {
+    return name_of(parameter, index) + " has a weight of " + std::to_string(weight.count) +
+           " elements and a gradient of " + std::to_string(grad.count) + "; they have to be equal.";
   });
 }
 
+// Whether the location of `a` was checked as that of `b`. The location of an empty view never is.
 bool same_place(const TensorView& a, const TensorView& b) {
-  return a.data == b.data && a.device.type == b.device.type && a.device.index == b.device.index &&
+  return a.data == b.data && internal::same_device(a.device, b.device) &&
          (b.count > 0 || a.count == 0);
 }
 
-// Throws unless weight and gradient are where their views say; `bound` was looked up before.
+// Throws unless all memory is on the device that its view names. Views that are equal to those of
+// `bound` were checked before.
 void check_places(const Parameter& parameter, size_t index, const Parameter& bound) {
-  if (!same_place(parameter.weight, bound.weight)) {
-    internal::check_memory(parameter.weight, [&] { return weight_of(parameter, index); });
+  const auto arrays = internal::arrays_of(parameter);
+  const auto checked = internal::arrays_of(bound);
+  for (size_t i = 0; i < arrays.size(); ++i) {
+    if (same_place(*arrays[i].view, *checked[i].view)) continue;
+    internal::check_memory(*arrays[i].view,
+                           [&] { return "The " + name_of(arrays[i], parameter, index); });
   }
-  if (!same_place(parameter.grad, bound.grad)) {
-    internal::check_memory(parameter.grad, [&] { return gradient_of(parameter, index); });
-  }
-  const auto check_array = [&](const TensorView& now, const TensorView& before) {
-    if (same_place(now, before)) return;
-    internal::check_memory(now, [&] { return state_array_of(parameter, index); });
-  };
-  check_array(parameter.master, bound.master);
-  check_array(parameter.first_moment, bound.first_moment);
-  check_array(parameter.second_moment, bound.second_moment);
 }
 
-// Throws if any two weights or gradients share memory. Sorting makes it n log n.
+// Throws if any two arrays share memory.
 void check_apart(const std::vector<Parameter>& parameters) {
-  struct Range {
-    const TensorView* view;
-    size_t index;
-    const char* what;
+  std::vector<const TensorView*> views;
+  for (const Parameter& parameter : parameters) {
+    for (const NamedView& array : internal::arrays_of(parameter)) views.push_back(array.view);
+  }
+  const auto shared = internal::find_overlap(views);
+  const auto name = [&](size_t view) {
+    const size_t index = view / 5;
+    return name_of(internal::arrays_of(parameters[index])[view % 5], parameters[index], index);
   };
-  std::vector<Range> ranges;
-  ranges.reserve(2 * parameters.size());
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    if (parameters[i].weight.count > 0) ranges.push_back({&parameters[i].weight, i, "weight"});
-    if (parameters[i].grad.count > 0) ranges.push_back({&parameters[i].grad, i, "gradient"});
-    if (parameters[i].master.count > 0) ranges.push_back({&parameters[i].master, i, "master"});
-    for (const TensorView* moment : {&parameters[i].first_moment, &parameters[i].second_moment}) {
-      if (moment->count > 0) ranges.push_back({moment, i, "moment"});
-    }
-  }
-  std::sort(ranges.begin(), ranges.end(),
-            [](const Range& a, const Range& b) { return a.view->data < b.view->data; });
-  for (size_t i = 1; i < ranges.size(); ++i) {
-    const Range& a = ranges[i - 1];
-    const Range& b = ranges[i];
-    require(!internal::overlap(*a.view, *b.view), ErrorCode::kInvalidArgument, [&] {
-      return "The " + std::string(a.what) + " of " + name_of(parameters[a.index], a.index) +
-             " and the " + b.what + " of " + name_of(parameters[b.index], b.index) +
-             " share memory; every tensor needs its own (list a tied weight once).";
-    });
-  }
+  require(!shared, ErrorCode::kInvalidArgument, [&] {
+    return "The " + name(shared->first) + " and the " + name(shared->second) +
+           " share memory; every tensor needs its own (list a tied weight once).";
+  });
 }
 
 }  // namespace
@@ -145,9 +122,8 @@ void internal::check_parameters(const std::vector<Parameter>& parameters,
 }
 
 void internal::check_whole(bool whole) {
-  require(whole, ErrorCode::kInvalidArgument, [] {
-    return "This optimizer was moved from and is empty; use the one it was moved to.";
-  });
+  require(whole, ErrorCode::kInvalidArgument,
+          "This optimizer was moved from and is empty; use the one it was moved to.");
 }
 
 Optimizer::Optimizer(std::vector<Parameter> parameters) : record_(new_record(this)) {
@@ -156,6 +132,7 @@ Optimizer::Optimizer(std::vector<Parameter> parameters) : record_(new_record(thi
 
 Optimizer::Optimizer(Optimizer&& other) noexcept { *this = std::move(other); }
 
+// A scaler finds the optimizer through the record, which has to point to its new address.
 Optimizer& Optimizer::operator=(Optimizer&& other) noexcept {
   record_ = std::move(other.record_);
   if (record_ != nullptr) record_->owner = this;
@@ -169,26 +146,12 @@ const std::vector<Parameter>& Optimizer::parameters() const {
   return record_ != nullptr ? record_->parameters : none;
 }
 
-bool Optimizer::apply_on_device(const DeviceVerdict*, bool, void*) { return false; }
-
-void Optimizer::skipped(const std::string&) {}
-
-void Optimizer::refresh() {}
-
-void Optimizer::gradients_changed() {}
-
-bool Optimizer::overflows(float) const { return false; }
-
-internal::CudaApply* Optimizer::cuda_side(int, internal::ApplyJob*) { return nullptr; }
-
 void Optimizer::append(std::vector<Parameter> parameters) {
   internal::check_whole(record_ != nullptr);
   std::vector<Parameter> all = record_->parameters;
   all.insert(all.end(), std::make_move_iterator(parameters.begin()),
              std::make_move_iterator(parameters.end()));
-  internal::check_parameters(all, record_->parameters);
-  record_->parameters = std::move(all);
-  ++record_->revision;
+  Optimizer::rebind(std::move(all));
 }
 
 void Optimizer::set_grad(size_t index, const TensorView& grad) {
@@ -201,6 +164,7 @@ void Optimizer::set_grad(size_t index, const TensorView& grad) {
   Parameter changed = parameters[index];
   changed.grad = grad;
   check_parameter(changed, index);
+  // Only the new gradient can overlap anything: the rest was checked when it was bound.
   for (size_t i = 0; i < parameters.size(); ++i) {
     const bool clash = internal::overlap(grad, parameters[i].weight) ||
                        (i != index && internal::overlap(grad, parameters[i].grad));
@@ -221,6 +185,7 @@ void Optimizer::rebind(std::vector<Parameter> parameters) {
   ++record_->revision;
 }
 
+// Enqueues for gradients on CUDA devices, while threads clear those in host memory.
 void Optimizer::zero_grad() {
   size_t bytes = 0;
   for (const Parameter& parameter : parameters()) {

@@ -1,3 +1,4 @@
+// Divides an optimizer's parameters on the CPU into spans for the kernels and jobs for the threads.
 #include <algorithm>
 
 #include "apply/fused.h"
@@ -5,8 +6,8 @@
 namespace headroom::internal {
 namespace {
 
-// Elements that one thread updates before it takes more work. Random rounding relies on it dividing
-// 2^32: no span crosses a point where the upper half of the index changes.
+// Elements of one job. Stochastic rounding relies on it dividing 2^32: no span crosses an index
+// where the upper 32 bits change.
 constexpr size_t kJobElements = size_t{1} << 14;
 
 template <typename T>
@@ -16,18 +17,15 @@ T* at(T* base, size_t index) {
 
 ApplySpan make_span(const Parameter& parameter, const Slot& slot, size_t first, size_t count,
                     const RuleNumbers* numbers) {
-  ApplySpan span{};
-  span.master = at(slot.master, first);
-  if (slot.kind != WeightKind::kF32) {
-    span.weight = static_cast<uint16_t*>(parameter.weight.data) + first;
-  }
-  span.grad = static_cast<char*>(parameter.grad.data) + first * size_of(parameter.grad.dtype);
-  span.state[0] = at(slot.state[0], first);
-  span.state[1] = at(slot.state[1], first);
-  span.count = count;
-  span.first_index = static_cast<uint32_t>(first);
-  span.numbers = numbers;
-  return span;
+  auto* const weight = static_cast<uint16_t*>(parameter.weight.data);
+  return {.master = at(slot.master, first),
+          .weight = slot.kind == WeightKind::kF32 ? nullptr : weight + first,
+          .grad = static_cast<char*>(parameter.grad.data) + first * size_of(parameter.grad.dtype),
+          .state = {at(slot.state[0], first), at(slot.state[1], first)},
+          .count = count,
+          .first_index = static_cast<uint32_t>(first),
+          .random_key = 0,
+          .numbers = numbers};
 }
 
 }  // namespace
@@ -38,7 +36,7 @@ void make_plan(const std::vector<Parameter>& parameters, FusedState* state) {
   state->owners.clear();
   state->numbers.resize(parameters.size());
   state->bytes = 0;
-  size_t room = 0;
+  size_t room = 0;  // elements that still fit into the last job
   for (size_t i = 0; i < parameters.size(); ++i) {
     const Slot& slot = state->slots[i];
     const TensorView& grad = parameters[i].grad;
@@ -49,6 +47,7 @@ void make_plan(const std::vector<Parameter>& parameters, FusedState* state) {
       const FusedState::Job& job = state->jobs.back();
       return job.rule == rule && job.grad == grad.dtype && job.kind == slot.kind;
     };
+    // State buffers and master are read and written, the gradient is read: an estimate.
     state->bytes += static_cast<size_t>(grad.count) * (8 * state_buffers(rule) + 10);
     for (size_t first = 0; first < static_cast<size_t>(grad.count);) {
       if (!fits()) {

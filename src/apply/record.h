@@ -8,11 +8,11 @@
 
 namespace headroom::internal {
 
-/// Lives as long as the optimizer does, wherever that is moved to.
+/// Moves along with the optimizer; a scaler's weak pointer expires when the optimizer is destroyed.
 struct OptimizerRecord {
-  uint64_t id = 0;             // no other optimizer in this process has or had it
-  uint64_t revision = 0;       // changes with every change of the parameters
-  Optimizer* owner = nullptr;  // where the optimizer is now
+  uint64_t id = 0;             // unique in this process, never reused
+  uint64_t revision = 0;       // incremented with every change of the parameters
+  Optimizer* owner = nullptr;  // the current address of the optimizer
   std::vector<Parameter> parameters;
 };
 

@@ -1,5 +1,8 @@
-// apply/ updates weights, in one pass over memory; it knows nothing of policies. This header says
-// what an update rule is: settings from the user, and the numbers a kernel needs for one step.
+// apply/ contains the optimizers: one pass over memory unscales, clips, updates and writes back. It
+// must not know about policies or how the scale is chosen.
+//
+// This header defines the update rules: the settings of a group, and the numbers that a kernel
+// needs for one step. It is shared by the CPU kernels and by CUDA.
 #ifndef HEADROOM_SRC_APPLY_RULES_H_
 #define HEADROOM_SRC_APPLY_RULES_H_
 
@@ -12,16 +15,15 @@
 namespace headroom::internal {
 
 enum class Rule : uint8_t { kSgd, kSgdMomentum, kAdam };
-constexpr size_t kRuleCount = 3;
 
-/// FP32 buffers of a parameter's state under a rule, and their names in a saved state.
+/// Number of FP32 state buffers of a parameter, and their names in a saved state.
 constexpr size_t state_buffers(Rule rule) { return static_cast<size_t>(rule); }
 constexpr const char* state_name(Rule rule, size_t buffer) {
   if (rule == Rule::kSgdMomentum) return "momentum";
   return buffer == 0 ? "exp_avg" : "exp_avg_sq";
 }
 
-/// The options of one group, as the rule sees them.
+/// The options of one group. Those of other rules are 0.
 struct RuleSettings {
   Rule rule = Rule::kSgd;
   bool nesterov = false;   // SGD
@@ -37,10 +39,18 @@ struct RuleSettings {
   bool operator==(const RuleSettings&) const = default;
 };
 
-/// What a kernel multiplies by in one step. Computed in double, rounded once.
+/// The coefficients of one step. Each is computed in double and rounded once. With the weight w,
+/// the gradient g (x multiplier + l2 x w) and the state buffers b, m and v, a step computes
+///
+///     SGD       w -= lr x g
+///     momentum  b = momentum x b + damped x g
+///               w -= lr x (from_grad x g + from_buffer x b)
+///     Adam      m += beta1_rest x (g - m)
+///               v = beta2 x v + beta2_rest x g x g
+///               w = keep x w - step_size x m / (sqrt(v) x correction2 + eps)
 struct RuleNumbers {
-  float multiplier;  // unscale and clip
-  float l2;          // weight decay that goes through the gradient
+  float multiplier;  // unscales and clips the gradient
+  float l2;          // weight decay that is added to the gradient
   // Adam
   float keep;        // 1 - lr x decoupled weight decay
   float beta1_rest;  // 1 - beta1
@@ -57,7 +67,8 @@ struct RuleNumbers {
   float from_buffer;
 };
 
-/// x^n for x from 0 to 1, by multiplications alone, so that every machine gives the same bits.
+/// x^n for x from 0 to 1, by repeated squaring. std::pow() is not used: it gives different bits on
+/// different platforms and on GPUs.
 HEADROOM_HOST_DEVICE inline double power(double x, int64_t n) {
   double result = 1.0;
   for (; n > 0; n /= 2) {
@@ -67,7 +78,7 @@ HEADROOM_HOST_DEVICE inline double power(double x, int64_t n) {
   return result;
 }
 
-/// The numbers of a parameter's next step, after `steps` applied ones.
+/// The numbers of a parameter's next step, after `steps` applied steps.
 HEADROOM_HOST_DEVICE inline RuleNumbers rule_numbers(const RuleSettings& settings, int64_t steps,
                                                      float multiplier) {
   RuleNumbers n{};
@@ -94,8 +105,8 @@ HEADROOM_HOST_DEVICE inline RuleNumbers rule_numbers(const RuleSettings& setting
   return n;
 }
 
-/// A float rounded to bf16 up or down at random, by the element's index and a key: the reference of
-/// what the kernels do.
+/// Rounds to bf16, up or down at random with the right mean: adds 16 random bits, a hash of the
+/// element's index and the key, below the part that is kept. The reference for the kernels.
 HEADROOM_HOST_DEVICE inline bf16 round_stochastic(float value, uint32_t index, uint32_t key) {
   const uint32_t bits = float_bits(value);
   if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return bf16(value);  // NaN
@@ -105,7 +116,17 @@ HEADROOM_HOST_DEVICE inline bf16 round_stochastic(float value, uint32_t index, u
   return bf16::from_bits(static_cast<uint16_t>((bits + (x >> 16)) >> 16));
 }
 
-/// Mixes well, so that neighbouring inputs are unrelated.
+/// Whether the weight is a rounding of its master: `nearest`, or with stochastic rounding of bf16
+/// either neighbour.
+HEADROOM_HOST_DEVICE inline bool came_from(float master, uint16_t weight, uint16_t nearest,
+                                           bool stochastic) {
+  if (weight == nearest || !stochastic) return weight == nearest;
+  const uint32_t bits = float_bits(master);
+  const uint32_t down = bits >> 16;
+  return (bits & 0xffffu) != 0 && (weight == down || weight == down + 1);
+}
+
+/// One round of SplitMix64: neighbouring inputs give unrelated results.
 HEADROOM_HOST_DEVICE inline uint64_t mix(uint64_t x, uint64_t part) {
   x = (x ^ part) + 0x9E3779B97F4A7C15u;
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
@@ -113,18 +134,19 @@ HEADROOM_HOST_DEVICE inline uint64_t mix(uint64_t x, uint64_t part) {
   return x ^ (x >> 31);
 }
 
-/// What the random rounding of a parameter's elements depends on, beside the element: the seed, the
-/// parameter, and the number of steps applied before.
+/// A hash of the seed, the parameter and the steps applied before: everything but the element that
+/// stochastic rounding depends on.
 HEADROOM_HOST_DEVICE inline uint64_t random_base(uint64_t seed, size_t parameter, int64_t steps) {
   return mix(mix(seed, static_cast<uint64_t>(parameter)), static_cast<uint64_t>(steps));
 }
 
-/// The key of round_stochastic for the element at `index`.
+/// The key of round_stochastic() for the element at `index`. The hash there uses the lower 32 bits
+/// of the index; the upper ones are part of the key.
 HEADROOM_HOST_DEVICE inline uint32_t random_key_at(uint64_t base, uint64_t index) {
   return static_cast<uint32_t>(mix(base, index >> 32));
 }
 
-/// Throws unless every option is possible.
+/// Throws Error(kInvalidArgument) if an option is out of range.
 void validate(const RuleSettings& settings);
 
 }  // namespace headroom::internal

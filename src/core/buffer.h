@@ -1,4 +1,4 @@
-// Memory of our own, zeroed and aligned to cache lines.
+// Zeroed host memory, aligned to cache lines.
 #ifndef HEADROOM_SRC_CORE_BUFFER_H_
 #define HEADROOM_SRC_CORE_BUFFER_H_
 
@@ -11,16 +11,18 @@
 
 namespace headroom::internal {
 
-/// `count` floats rounded up to whole cache lines: the room that an array within a buffer takes.
+/// `count` floats rounded up to whole cache lines of 64 bytes. Arrays within a buffer are laid out
+/// in these units, so that two threads never write to the same line.
 inline size_t whole_lines(int64_t count) { return (static_cast<size_t>(count) + 15) / 16 * 16; }
 
+/// Owns `count` zeroed floats. Throws std::bad_alloc.
 class FloatBuffer {
  public:
   FloatBuffer() = default;
   explicit FloatBuffer(size_t count) {
     if (count == 0) return;
-    const size_t bytes = (count * sizeof(float) + kAlignment - 1) / kAlignment * kAlignment;
-    data_.reset(static_cast<float*>(std::aligned_alloc(kAlignment, bytes)));
+    const size_t bytes = whole_lines(static_cast<int64_t>(count)) * sizeof(float);
+    data_.reset(static_cast<float*>(std::aligned_alloc(64, bytes)));
     if (data_ == nullptr) throw std::bad_alloc();
     std::memset(data_.get(), 0, bytes);
   }
@@ -28,7 +30,6 @@ class FloatBuffer {
   float* data() const { return data_.get(); }
 
  private:
-  static constexpr size_t kAlignment = 64;
   struct Free {
     void operator()(float* data) const { std::free(data); }
   };

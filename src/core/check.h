@@ -1,8 +1,9 @@
-// core/ holds what every other station stands on: formats, tensor views, errors, threads and the
-// choice of SIMD target. This header has the checks that turn bad arguments into errors.
+// core/ is the base of every other module: 16-bit formats, tensor views, errors, threads, SIMD
+// dispatch, CUDA memory and streams. It must not know about gradients, optimizers or policies.
 //
-// What is marked HEADROOM_API in core/ is exported for libheadroom-tools, which is always of the
-// same version. It is not installed and not for users.
+// This header has the checks that turn bad arguments into errors. Functions in core/ that are
+// marked HEADROOM_API are exported for libheadroom-tools, which always has the same version. They
+// are not installed and not part of the public API.
 #ifndef HEADROOM_SRC_CORE_CHECK_H_
 #define HEADROOM_SRC_CORE_CHECK_H_
 
@@ -12,20 +13,35 @@
 
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
 
 #include "core/cuda.h"
 
 namespace headroom::internal {
 
-/// Throws Error(code, sentence) unless `ok`. The sentence is only built when it is needed.
-template <typename Sentence>
-void require(bool ok, ErrorCode code, const Sentence& sentence) {
-  if (!ok) [[unlikely]]
-    throw Error(code, sentence());
+/// `text`, or its result if it is a function. A sentence that has to be assembled is passed as a
+/// function, so that it is only built when something is wrong.
+template <typename Text>
+std::string text_of(const Text& text) {
+  if constexpr (std::is_invocable_v<const Text&>) {
+    return text();
+  } else {
+    return text;
+  }
 }
 
-/// More elements than any memory holds; beyond it a count is taken for damaged.
+/// Throws Error(code, sentence) unless `ok`.
+template <typename Text>
+void require(bool ok, ErrorCode code, const Text& sentence) {
+  if (!ok) [[unlikely]]
+    throw Error(code, text_of(sentence));
+}
+
+/// No memory holds more elements. A larger count comes from damaged data.
 constexpr int64_t kMaxCount = std::numeric_limits<int64_t>::max() / 16;
 
 /// Shortest text that reads back as the same number: "65536", "0.1", "nan".
@@ -34,48 +50,58 @@ HEADROOM_API std::string number(double value);
 /// Six significant digits, for reports.
 std::string short_number(double value);
 
+/// Throws Error(kInvalidArgument) unless `ok`: "`name` is `value`; it has to be `allowed`."
+template <typename Text>
+void check_value(bool ok, const Text& name, double value, const char* allowed) {
+  require(ok, ErrorCode::kInvalidArgument,
+          [&] { return name + (" is " + number(value)) + "; it has to be " + allowed + "."; });
+}
+
 enum class Access { kRead, kWrite };
 
-/// Why the view cannot be used for `access` on this build, as the end of a sentence; empty if it
-/// can: data for its count, a count >= 0, a known type, memory this build can reach.
+/// Why the fields of the view rule it out for `access` in this build, as the end of a sentence;
+/// empty if they do not: data for its count, a count >= 0, a valid type, a supported device.
 HEADROOM_API std::string unusable(const TensorView& view, Access access);
 
 /// Why the view's memory cannot be used on the device that the view names, as the end of a
-/// sentence; empty if it can, or if nobody knows. A device pointer called host memory would be a
-/// segmentation fault, and a host pointer called device memory would make CUDA unusable.
+/// sentence; empty if it can, or if CUDA has no information. Without this check a device pointer
+/// in a CPU view is a segmentation fault, and a host pointer in a CUDA view corrupts the CUDA
+/// context of the process.
 HEADROOM_API std::string misplaced(const TensorView& view);
 
-/// Throws unless the view's fields can be used. `name` is called only then, for the start of the
-/// sentence.
-template <typename Name>
-void check_form(const TensorView& view, Access access, const Name& name) {
-  const bool plain = view.data != nullptr && view.count >= 0 && view.count <= kMaxCount &&
-                     view.dtype <= DType::kF64 && view.device.type == DeviceType::kCPU &&
-                     !(view.read_only && access == Access::kWrite);
-  if (plain) return;
+/// Throws unless the view's fields can be used. `name` is the start of the sentence.
+template <typename Text>
+void check_form(const TensorView& view, Access access, const Text& name) {
   const std::string why = unusable(view, access);
-  if (!why.empty()) {
-    const bool elsewhere = view.device.type != DeviceType::kCPU && !built_with_cuda();
-    throw Error(elsewhere ? ErrorCode::kUnsupported : ErrorCode::kInvalidArgument, name() + why);
-  }
+  const bool no_cuda = view.device.type != DeviceType::kCPU && !built_with_cuda();
+  require(why.empty(), no_cuda ? ErrorCode::kUnsupported : ErrorCode::kInvalidArgument,
+          [&] { return text_of(name) + why; });
 }
 
-/// Throws unless the view's memory is where the view says.
-template <typename Name>
-void check_memory(const TensorView& view, const Name& name) {
+/// Throws unless the view's memory is on the device that the view names.
+template <typename Text>
+void check_memory(const TensorView& view, const Text& name) {
   const std::string why = misplaced(view);
-  if (!why.empty()) throw Error(ErrorCode::kInvalidArgument, name() + why);
+  require(why.empty(), ErrorCode::kInvalidArgument, [&] { return text_of(name) + why; });
 }
 
-/// Both. Views that enter the library go through this once; a step trusts those that are bound.
-template <typename Name>
-void check_view(const TensorView& view, Access access, const Name& name) {
+/// Both checks. Views are checked once, where they enter the library; a step trusts the views that
+/// are bound to an optimizer.
+template <typename Text>
+void check_view(const TensorView& view, Access access, const Text& name) {
   check_form(view, access, name);
   check_memory(view, name);
 }
 
+inline bool same_device(const Device& a, const Device& b) {
+  return a.type == b.type && (a.type == DeviceType::kCPU || a.index == b.index);
+}
+
 /// True if the two views share at least one byte.
 bool overlap(const TensorView& a, const TensorView& b);
+
+/// Indices of two views that share memory, the smaller one first; none if all are apart.
+std::optional<std::pair<size_t, size_t>> find_overlap(const std::vector<const TensorView*>& views);
 
 }  // namespace headroom::internal
 

@@ -1,8 +1,9 @@
 // Loads and stores that convert between 16-bit storage and float lanes, for one SIMD target.
 //
 // Highway's own 16-bit conversions are used only where the instruction set has them (F16C and
-// later), because before that some releases turn fp16 inf into a finite number and truncate bf16.
-// Everywhere else the bits are worked on as integers. float16.h is the reference.
+// later): its emulation turns fp16 inf into a finite number and truncates bf16 in some releases.
+// Everywhere else the conversions use integer operations. The scalar functions in
+// headroom/float16.h are the reference for all of them.
 #if defined(HEADROOM_SRC_CORE_CONVERT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEADROOM_SRC_CORE_CONVERT_INL_H_
 #undef HEADROOM_SRC_CORE_CONVERT_INL_H_
@@ -22,8 +23,9 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// At most 16 float lanes, so that 32 elements are always a whole number of vectors. Everything
-// below takes the tag of the floats, so that the ends of tensors can be done in narrower vectors.
+// At most 16 float lanes, so that 32 elements are always a whole number of vectors. The functions
+// below take the tag of the float vector as a parameter, so that callers can process the end of a
+// tensor with narrower vectors.
 using DF = hn::CappedTag<float, 16>;
 constexpr size_t kFloatLanes = hn::MaxLanes(DF());
 
@@ -39,16 +41,19 @@ using HalvesOf = hn::Vec<hn::Rebind<uint16_t, D>>;
 #define HEADROOM_NATIVE_F16 0
 #endif
 
+// The bits without the sign. As signed integers they are ordered like the magnitudes.
 template <class D>
 HWY_INLINE hn::Vec<hn::Rebind<int32_t, D>> magnitude_bits(D, hn::Vec<D> v) {
   const hn::Rebind<int32_t, D> di;
   return hn::And(hn::BitCast(di, v), hn::Set(di, 0x7FFFFFFF));
 }
 
+// Stores the lower 16 bits of each lane. The upper ones are zero, so DemoteTo, which saturates, and
+// TruncateTo give the same result. TruncateTo is one instruction on AVX-512 only; DemoteTo is
+// faster at the other widths.
 template <class D>
 HWY_INLINE void store_low_halves(D, BitsOf<D> bits, void* to) {
   const hn::Rebind<uint16_t, D> d16;
-  // Saturating and truncating are the same here; each is faster at another width.
   if constexpr (hn::MaxLanes(D()) == 16) {
     hn::StoreU(hn::TruncateTo(d16, bits), d16, static_cast<uint16_t*>(to));
   } else {
@@ -73,9 +78,12 @@ HWY_INLINE hn::Vec<D> half_to_float(D df, HalvesOf<D> bits16) {
   const auto sign = hn::ShiftLeft<16>(hn::And(half, hn::Set(du, 0x8000u)));
   const auto magnitude = hn::And(half, hn::Set(du, 0x7FFFu));
   const auto shifted = hn::ShiftLeft<13>(magnitude);
-  // Read with float's exponent bias the value is too small by 2^112; this also scales subnormals.
+  // Shifted into a float's exponent and mantissa fields, the value is too small by the difference
+  // of the exponent biases: 127 - 15 = 112. The product with 2^112 (0x77800000) is exact and also
+  // normalises subnormal halves.
   const auto finite =
       hn::BitCast(du, hn::Mul(hn::BitCast(df, shifted), hn::BitCast(df, hn::Set(du, 0x77800000u))));
+  // Inf and NaN get float's all-ones exponent; NaN also the quiet bit.
   const auto special = hn::Or(shifted, hn::Set(du, 0x7F800000u));
   const auto quiet = hn::Or(special, hn::Set(du, 0x00400000u));
   const auto above = [&](int32_t limit) HWY_ATTR {
@@ -106,7 +114,9 @@ HWY_INLINE void store_float(D df, hn::Vec<D> v, float* to) {
   hn::StoreU(v, df, to);
 }
 
-// A float shortened to bf16 with `bias` added below the cut; NaN stays NaN.
+// Adds `bias` (up to 0xFFFF) to the bits of `v` and stores the upper halves as bf16: the bias
+// decides how the lower 16 bits are rounded. NaN is made quiet instead, since the addition could
+// turn it into inf or change its sign.
 template <class D>
 HWY_INLINE void store_biased(D df, hn::Vec<D> v, BitsOf<D> bias, bf16* to) {
   const hn::Rebind<uint32_t, D> du;
@@ -117,6 +127,7 @@ HWY_INLINE void store_biased(D df, hn::Vec<D> v, BitsOf<D> bias, bf16* to) {
   store_low_halves(df, hn::ShiftRight<16>(rounded), to);
 }
 
+// To nearest even: a bias of 0x7FFF rounds ties down, and one more where the result would be odd.
 template <class D>
 HWY_INLINE void store_float(D df, hn::Vec<D> v, bf16* to) {
   const hn::Rebind<uint32_t, D> du;
@@ -138,13 +149,18 @@ HWY_INLINE void store_float(D df, hn::Vec<D> v, f16* to) {
   const auto below = [&](int32_t limit) HWY_ATTR {
     return hn::RebindMask(du, hn::Gt(hn::Set(di, limit), smagnitude));
   };
+  // Normal halves: subtract 112 from the exponent (0x38000000) and round the lower 13 bits to
+  // nearest even with a bias of 0xFFF, plus one where the result would be odd.
   const auto odd = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(du, 1u));
   const auto normal =
       hn::ShiftRight<13>(hn::Add(hn::Sub(magnitude, hn::Set(du, 0x38000000u - 0xFFFu)), odd));
+  // Subnormal halves: adding 0.5 moves their unit, 2^-24, to the last place of a float, so that the
+  // addition itself rounds to nearest even.
   const auto shifted = hn::Add(hn::BitCast(df, magnitude), hn::Set(df, 0.5f));
   const auto subnormal = hn::Sub(hn::BitCast(du, shifted), hn::Set(du, 0x3F000000u));
   const auto payload = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(du, 0x3FFu));
-  auto half = hn::IfThenElse(below(0x38800000), subnormal, normal);
+  auto half = hn::IfThenElse(below(0x38800000), subnormal, normal);  // 2^-14
+  // 65520 and above round to inf.
   half = hn::IfThenElse(below(0x477FF000), half, hn::Set(du, 0x7C00u));
   half = hn::IfThenElse(below(0x7F800001), half, hn::Or(payload, hn::Set(du, 0x7E00u)));
   store_low_halves(df, hn::Or(sign, half), to);

@@ -1,3 +1,4 @@
+// Devices, memory and copies for the other modules' CUDA code.
 #include "core/cuda.cuh"
 
 #include <headroom/runtime.h>
@@ -7,9 +8,10 @@
 #include <map>
 
 #include "core/cuda.h"
-#include "core/stream.h"
+#include "core/element.h"
 
 namespace headroom {
+
 bool cuda_available() {
   int devices = 0;
   return cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0;
@@ -18,10 +20,10 @@ bool cuda_available() {
 namespace internal {
 
 void cuda_failed(cudaError_t error, const char* call) {
-  cudaGetLastError();  // forgets it, unless it is one that stays
+  cudaGetLastError();  // clears the error, unless it is a sticky one
   const bool memory = error == cudaErrorMemoryAllocation;
   throw Error(memory ? ErrorCode::kOutOfMemory : ErrorCode::kUnsupported,
-              std::string("CUDA says '") + cudaGetErrorString(error) + "' to " + call + ".");
+              std::string("CUDA error '") + cudaGetErrorString(error) + "' in " + call + ".");
 }
 
 bool built_with_cuda() { return true; }
@@ -55,12 +57,12 @@ bool capturing() {
   return status != cudaStreamCaptureStatusNone;
 }
 
-// Memory cannot be taken while a stream is captured, and trying would end the capture.
+// Memory cannot be allocated while a stream is captured; the attempt would invalidate the capture.
 void check_not_capturing() {
   if (!capturing()) return;
   throw Error(ErrorCode::kWrongOrder,
               "Memory is needed while a CUDA graph is captured; run the same step once before the "
-              "capture, so that everything is there.");
+              "capture, so that it is allocated.");
 }
 
 }  // namespace
@@ -70,16 +72,16 @@ CudaBuffer::CudaBuffer(int device, size_t bytes) {
   const DeviceScope scope(device);
   check_not_capturing();
   void* data = nullptr;
-  bytes = (bytes + 15) / 16 * 16;  // cuda_upload() writes whole words
+  bytes = (bytes + 15) / 16 * 16;  // cuda_upload() writes words of 8 bytes
   HEADROOM_CUDA(cudaMalloc(&data, bytes));
   data_.reset(data);
-  // Not on the default stream, with which other streams may not keep step.
+  // On the current stream: non-blocking streams are not ordered with the default one.
   HEADROOM_CUDA(cudaMemsetAsync(data, 0, bytes, current_stream()));
   cuda_wait(device);
 }
 
 void CudaFree::operator()(void* data) const {
-  cudaFree(data);  // waits for kernels that use it; an error here has nobody to tell
+  cudaFree(data);  // waits for kernels that use the memory; a destructor cannot report errors
 }
 
 CudaHostBuffer::CudaHostBuffer(size_t bytes) {
@@ -94,6 +96,7 @@ void CudaFreeHost::operator()(void* data) const { cudaFreeHost(data); }
 
 namespace {
 
+// The bytes of an upload, as a kernel argument.
 template <size_t kCount>
 struct Words {
   uint64_t at[kCount];
@@ -119,8 +122,10 @@ void upload_part(char* to, const char* from, size_t bytes) {
 }  // namespace
 
 void cuda_upload(void* to, const void* from, size_t bytes) {
+  // Words per launch. Kernel arguments are limited to 32764 bytes from CUDA 12.1 on, and to 4 KiB
+  // before. Small uploads use a kernel with few arguments, which launches faster.
   constexpr size_t kFew = 64;
-  constexpr size_t kMany = CUDART_VERSION >= 12010 ? 4000 : 480;  // what one launch can carry
+  constexpr size_t kMany = CUDART_VERSION >= 12010 ? 4000 : 480;
   for (size_t done = 0; done < bytes; done += 8 * kMany) {
     const size_t part = std::min(8 * kMany, bytes - done);
     auto* const upload = part <= 8 * kFew ? upload_part<kFew> : upload_part<kMany>;
@@ -160,21 +165,6 @@ __global__ void convert_kernel(const From* from, To* to, int64_t count) {
   }
 }
 
-template <typename From, typename To>
-void launch_convert(const TensorView& from, const TensorView& to) {
-  const int blocks = 8 * device_facts().multiprocessors;
-  convert_kernel<<<blocks, 256, 0, current_stream()>>>(static_cast<const From*>(from.data),
-                                                       static_cast<To*>(to.data), from.count);
-  HEADROOM_CUDA(cudaGetLastError());
-}
-
-template <typename From>
-void launch_convert_from(const TensorView& from, const TensorView& to) {
-  if (to.dtype == DType::kF16) launch_convert<From, f16>(from, to);
-  if (to.dtype == DType::kBF16) launch_convert<From, bf16>(from, to);
-  if (to.dtype == DType::kF32) launch_convert<From, float>(from, to);
-}
-
 }  // namespace
 
 void cuda_convert(const TensorView& from, const TensorView& to) {
@@ -185,9 +175,15 @@ void cuda_convert(const TensorView& from, const TensorView& to) {
         cudaMemcpyAsync(to.data, from.data, from.bytes(), cudaMemcpyDefault, current_stream()));
     return;
   }
-  if (from.dtype == DType::kF16) launch_convert_from<f16>(from, to);
-  if (from.dtype == DType::kBF16) launch_convert_from<bf16>(from, to);
-  if (from.dtype == DType::kF32) launch_convert_from<float>(from, to);
+  const int blocks = 8 * device_facts().multiprocessors;
+  with_type<f16, bf16, float>(from.dtype, [&](auto source) {
+    with_type<f16, bf16, float>(to.dtype, [&](auto target) {
+      convert_kernel<<<blocks, 256, 0, current_stream()>>>(
+          static_cast<const decltype(source)*>(from.data), static_cast<decltype(target)*>(to.data),
+          from.count);
+    });
+  });
+  HEADROOM_CUDA(cudaGetLastError());
 }
 
 }  // namespace internal

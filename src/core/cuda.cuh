@@ -1,4 +1,4 @@
-// For .cu files: checked calls, the caller's stream, vectors of 16-bit and 32-bit elements.
+// For .cu files: checked calls, the caller's stream, conversions and vector loads in kernels.
 #ifndef HEADROOM_SRC_CORE_CUDA_CUH_
 #define HEADROOM_SRC_CORE_CUDA_CUH_
 
@@ -16,17 +16,18 @@ namespace headroom::internal {
 
 [[noreturn]] void cuda_failed(cudaError_t error, const char* call);
 
+/// Every CUDA call goes through this: throws Error with the text of the call if it fails.
 #define HEADROOM_CUDA(call)                                                                      \
   do {                                                                                           \
     const cudaError_t headroom_error = (call);                                                   \
     if (headroom_error != cudaSuccess) ::headroom::internal::cuda_failed(headroom_error, #call); \
   } while (false)
 
-/// The stream of the innermost StreamScope or StreamLookupScope of this thread. A lookup is asked
-/// about the current device: call it inside the DeviceScope of the work.
+/// The stream of this thread's innermost StreamScope for the current device. Call it inside the
+/// DeviceScope of the work.
 cudaStream_t current_stream();
 
-/// Makes a device the current one of this thread, and goes back at the end.
+/// Makes `device` the current device of this thread, and restores the previous one at the end.
 class DeviceScope {
  public:
   explicit DeviceScope(int device) {
@@ -45,15 +46,16 @@ class DeviceScope {
   bool changed_ = false;
 };
 
-/// What is asked of the current device once.
+/// Properties of the current device, queried once per thread.
 struct DeviceFacts {
   int multiprocessors = 0;
-  bool overlaps = false;  // a kernel may begin before the one ahead of it in the stream has ended
+  bool overlaps = false;  // has programmatic dependent launch (compute capability 9.0 and later)
 };
 const DeviceFacts& device_facts();
 
-/// Launches a kernel that may begin while the one before it in the stream ends. It calls
-/// wait_for_kernel_before() before it reads or writes what that one has to do with.
+/// Launches `kernel` with programmatic dependent launch: it may start while the previous kernel in
+/// the stream still runs, which hides the launch latency. The kernel must call
+/// wait_for_kernel_before() before it touches memory that the previous kernel reads or writes.
 template <typename... Parameters, typename... Arguments>
 void launch_early(void (*kernel)(Parameters...), unsigned blocks, unsigned threads,
                   Arguments... arguments) {
@@ -75,17 +77,22 @@ __device__ inline void wait_for_kernel_before() {
 #endif
 }
 
-/// The next kernel, if launched early, may begin now.
+/// Allows the next kernel in the stream, if it was launched with launch_early(), to start now.
 __device__ inline void let_next_kernel_begin() {
 #if __CUDA_ARCH__ >= 900
   cudaTriggerProgrammaticLaunchCompletion();
 #endif
 }
 
-// Conversions by the hardware's instructions. They round as the reference in float16.h does.
+// Conversions with hardware instructions. They give the same bits as the reference in float16.h.
 __device__ inline float to_float(f16 x) { return __half2float(__ushort_as_half(x.bits)); }
 __device__ inline float to_float(bf16 x) { return bfloat_bits_to_float(x.bits); }
 __device__ inline float to_float(float x) { return x; }
+template <typename T>
+__device__ inline double widen(T x) {
+  return to_float(x);
+}
+__device__ inline double widen(double x) { return x; }
 template <typename T>
 __device__ inline T from_float(float x) {
   if constexpr (std::is_same_v<T, f16>) {
@@ -97,25 +104,32 @@ __device__ inline T from_float(float x) {
   }
 }
 
-/// kCount elements, moved 16 bytes at a time, or 8 where they are fewer.
+/// kCount elements that are loaded and stored with instructions of up to 16 bytes. The address must
+/// be a multiple of alignof(Pack).
 template <typename T, int kCount>
 struct alignas(kCount * sizeof(T) < 16 ? kCount * sizeof(T) : 16) Pack {
   T at[kCount];
+
+  // The unit of one load or store. The compiler does not reliably merge element-wise copies.
+  using Word = std::conditional_t<
+      kCount * sizeof(T) == 2, uint16_t,
+      std::conditional_t<kCount * sizeof(T) == 4, uint32_t,
+                         std::conditional_t<kCount * sizeof(T) == 8, uint2, uint4>>>;
+  static constexpr int kWords = kCount * sizeof(T) / sizeof(Word);
 };
 
 template <int kCount, typename T>
 __device__ inline Pack<T, kCount> load_pack(const T* from) {
-  using Word = std::conditional_t<kCount * sizeof(T) == 8, uint2, uint4>;
+  using Word = typename Pack<T, kCount>::Word;
   Pack<T, kCount> pack;
   auto* words = reinterpret_cast<Word*>(&pack);
 #pragma unroll
-  for (size_t i = 0; i < sizeof(pack) / sizeof(Word); ++i) {
-    words[i] = reinterpret_cast<const Word*>(from)[i];
-  }
+  for (int i = 0; i < pack.kWords; ++i) words[i] = reinterpret_cast<const Word*>(from)[i];
   return pack;
 }
 
-/// Loads 16 bytes that shall stay in the L2 cache as long as possible.
+/// Loads 16 bytes and marks their cache line "evict last", so that it stays in the L2 cache for the
+/// kernel that reads it next.
 template <int kCount, typename T>
 __device__ inline Pack<T, kCount> load_and_keep(const T* from) {
   static_assert(kCount * sizeof(T) == sizeof(uint4));
@@ -130,12 +144,10 @@ __device__ inline Pack<T, kCount> load_and_keep(const T* from) {
 
 template <int kCount, typename T>
 __device__ inline void store_pack(T* to, const Pack<T, kCount>& pack) {
-  using Word = std::conditional_t<kCount * sizeof(T) == 8, uint2, uint4>;
+  using Word = typename Pack<T, kCount>::Word;
   const auto* words = reinterpret_cast<const Word*>(&pack);
 #pragma unroll
-  for (size_t i = 0; i < sizeof(pack) / sizeof(Word); ++i) {
-    reinterpret_cast<Word*>(to)[i] = words[i];
-  }
+  for (int i = 0; i < pack.kWords; ++i) reinterpret_cast<Word*>(to)[i] = words[i];
 }
 
 __host__ __device__ inline bool aligned_16(const void* p) {

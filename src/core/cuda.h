@@ -1,5 +1,8 @@
-// What the stations need of CUDA. In a build without it the same symbols are there (cuda_none.cc):
-// built_with_cuda() says no, and everything else throws.
+// CUDA memory, copies and waits for the other modules. Builds without CUDA link cuda_none.cc
+// instead of the .cu files: it has the same symbols, built_with_cuda() returns false, and
+// everything that needs a device throws.
+//
+// Functions whose comment says "enqueues" put work on the current stream (StreamScope) and return.
 #ifndef HEADROOM_SRC_CORE_CUDA_H_
 #define HEADROOM_SRC_CORE_CUDA_H_
 
@@ -14,9 +17,13 @@ namespace headroom::internal {
 
 HEADROOM_API bool built_with_cuda();
 
-/// What an address points to, as far as CUDA knows.
+/// The cudaStream_t of this thread's innermost StreamScope for work on `device`; null, CUDA's
+/// default stream, outside of any scope (stream.cc).
+void* stream_on(int device);
+
+/// What an address points to, according to CUDA.
 enum class MemoryKind : uint8_t {
-  kUnknown,   // CUDA is not in use in this process, or not in this build
+  kUnknown,   // this process does not use CUDA, or this build has none
   kPageable,  // ordinary host memory
   kPinned,    // host memory of cudaHostAlloc or cudaHostRegister
   kManaged,
@@ -25,21 +32,22 @@ enum class MemoryKind : uint8_t {
 
 struct MemoryPlace {
   MemoryKind kind = MemoryKind::kUnknown;
-  int device = 0;  // of kDevice
+  int device = 0;  // except for kPageable and kUnknown
 };
 
 /// Where the memory of a view with elements is. Takes a fraction of a microsecond. For a view on
 /// the CPU it neither loads nor initialises CUDA.
 MemoryPlace memory_place(const TensorView& view);
 
-/// Whether kernels on this device can use ordinary host memory (HMM, Grace).
+/// Whether kernels on this device can access ordinary host memory (HMM, Grace).
 bool reads_pageable_memory(int device);
 
 struct CudaFree {
   void operator()(void* data) const;
 };
 
-/// Zeroed memory on a CUDA device.
+/// Owns zeroed memory on a CUDA device. Allocation waits for the current stream and throws
+/// Error(kWrongOrder) while a CUDA graph is captured.
 class CudaBuffer {
  public:
   CudaBuffer() = default;
@@ -50,16 +58,17 @@ class CudaBuffer {
   std::unique_ptr<void, CudaFree> data_;
 };
 
-/// An array on a CUDA device that grows.
+/// A growing array on a CUDA device.
 template <typename T>
 class CudaArray {
  public:
-  /// Makes room; what was there is lost if there was too little.
+  /// Makes room for `count` elements. If that takes new memory, the contents are lost. Capacity at
+  /// least doubles, so that slowly growing lists do not allocate in every step.
   void reserve(int device, size_t count) {
     if (count <= room_) return;
     const size_t room = count > 2 * room_ ? count : 2 * room_;
     room_ = 0;
-    memory_ = {};
+    memory_ = {};  // freed first: both at once may not fit
     memory_ = CudaBuffer(device, room * sizeof(T));
     room_ = room;
   }
@@ -74,7 +83,7 @@ struct CudaFreeHost {
   void operator()(void* data) const;
 };
 
-/// Zeroed host memory that kernels write to and the host reads at any time.
+/// Owns zeroed, pinned host memory, which kernels write to and the host reads without a copy.
 class CudaHostBuffer {
  public:
   explicit CudaHostBuffer(size_t bytes);
@@ -87,27 +96,28 @@ class CudaHostBuffer {
   std::unique_ptr<void, CudaFreeHost> data_;
 };
 
-/// Copies between any two places, host or device, after all work in the current stream of `device`,
-/// and waits.
+/// Copies between host and device memory in either direction, after all work in the current stream
+/// of `device`, and waits for the copy.
 HEADROOM_API void cuda_copy(int device, void* to, const void* from, size_t bytes);
 
-/// Enqueues a copy from host to device. The bytes travel with the launch: the host memory may
-/// change at once, nothing waits, and a CUDA graph keeps them.
+/// Enqueues a copy from host to device. The bytes are passed as kernel arguments: the host memory
+/// may change as soon as this returns, and a captured CUDA graph keeps its own copy. `to` must have
+/// room for a multiple of 8 bytes.
 void cuda_upload(void* to, const void* from, size_t bytes);
 
-/// Waits for the current stream of `device`. The device matters even if the stream is the default
-/// one, of which each device has its own.
+/// Waits for the current stream of `device`. Every device has a default stream of its own, so the
+/// device matters even if no stream was set.
 void cuda_wait(int device);
 
-/// The same for memory that is initialised outside of a step: whatever stream steps next finds it.
-/// Does nothing while the stream is captured, where a wait is impossible and the graph keeps the
-/// order.
+/// cuda_wait() after memory was initialised outside of a step, so that a later step on any stream
+/// sees it. Does nothing while the stream is captured: waiting is impossible there, and the graph
+/// keeps the order.
 void cuda_settle(int device);
 
 /// Enqueues zeros for the whole view.
 void cuda_zero(const TensorView& view);
 
-/// convert() of views on one device; enqueues.
+/// convert() between views on the same device; enqueues.
 void cuda_convert(const TensorView& from, const TensorView& to);
 
 }  // namespace headroom::internal

@@ -1,4 +1,4 @@
-// In place of the .cu files in builds without CUDA.
+// Replaces the .cu files and memory.cc in builds without CUDA: the same symbols, which throw.
 #include <headroom/error.h>
 #include <headroom/runtime.h>
 
@@ -14,9 +14,9 @@ bool cuda_available() { return false; }
 namespace internal {
 namespace {
 
-// Views on CUDA devices are refused before they come here.
-[[noreturn]] void without() {
-  throw Error(ErrorCode::kUnsupported, "This build of Headroom was made without CUDA.");
+// Rarely reached: views on CUDA devices are refused when they are checked.
+[[noreturn]] void no_cuda() {
+  throw Error(ErrorCode::kUnsupported, "This build of Headroom does not support CUDA.");
 }
 
 }  // namespace
@@ -25,59 +25,59 @@ bool built_with_cuda() { return false; }
 MemoryPlace memory_place(const TensorView&) { return {}; }
 bool reads_pageable_memory(int) { return false; }
 
-CudaBuffer::CudaBuffer(int, size_t) { without(); }
+CudaBuffer::CudaBuffer(int, size_t) { no_cuda(); }
 void CudaFree::operator()(void*) const {}
-CudaHostBuffer::CudaHostBuffer(size_t) { without(); }
+CudaHostBuffer::CudaHostBuffer(size_t) { no_cuda(); }
 void CudaFreeHost::operator()(void*) const {}
-void cuda_upload(void*, const void*, size_t) { without(); }
-void cuda_wait(int) { without(); }
-void cuda_settle(int) { without(); }
-void cuda_copy(int, void*, const void*, size_t) { without(); }
-void cuda_zero(const TensorView&) { without(); }
-void cuda_convert(const TensorView&, const TensorView&) { without(); }
+void cuda_upload(void*, const void*, size_t) { no_cuda(); }
+void cuda_wait(int) { no_cuda(); }
+void cuda_settle(int) { no_cuda(); }
+void cuda_copy(int, void*, const void*, size_t) { no_cuda(); }
+void cuda_zero(const TensorView&) { no_cuda(); }
+void cuda_convert(const TensorView&, const TensorView&) { no_cuda(); }
 GradStats cuda_measure(const std::vector<TensorView>&, const MeasureJob&, GradDetail*) {
-  without();
+  no_cuda();
 }
 
-CudaMeasure::CudaMeasure(int) { without(); }
-void CudaMeasure::set_list(const std::vector<TensorView>&) { without(); }
-void CudaMeasure::enqueue(const MeasureJob&, const float*) { without(); }
-void CudaMeasure::enqueue_clear(const bool*) { without(); }
+CudaMeasure::CudaMeasure(int) { no_cuda(); }
+void CudaMeasure::set_list(const std::vector<TensorView>&) { no_cuda(); }
+void CudaMeasure::enqueue(const MeasureJob&) { no_cuda(); }
+void CudaMeasure::enqueue_clear(const bool*) { no_cuda(); }
 
-// NOLINTNEXTLINE(performance-unnecessary-value-param): as the one that keeps it
-void CudaApply::set_slots(int, std::vector<CudaSlot>, size_t, uint64_t) { without(); }
-void CudaApply::set_groups(const std::vector<RuleSettings>&) { without(); }
-void CudaApply::set_steps(const std::vector<int64_t>&) { without(); }
-std::vector<int64_t> CudaApply::wait_steps(size_t) const { without(); }
-void CudaApply::prepare(float) { without(); }
-void CudaApply::step(const ApplyJob&, bool) { without(); }
-void cuda_follow(const TensorView&, float*, bool) { without(); }
+// NOLINTNEXTLINE(performance-unnecessary-value-param): the CUDA version moves from it
+void CudaApply::set_slots(int, std::vector<CudaSlot>, size_t, uint64_t) { no_cuda(); }
+void CudaApply::set_groups(const std::vector<RuleSettings>&) { no_cuda(); }
+void CudaApply::set_steps(const std::vector<int64_t>&) { no_cuda(); }
+std::vector<int64_t> CudaApply::wait_steps(size_t) const { no_cuda(); }
+void CudaApply::prepare(float) { no_cuda(); }
+void CudaApply::step(const ApplyJob&, bool) { no_cuda(); }
+void cuda_follow(const TensorView&, float*, bool) { no_cuda(); }
 
 template <typename T>
 uint64_t CudaMailbox<T>::latest() const {
-  without();
+  no_cuda();
 }
 template <typename T>
 std::optional<T> CudaMailbox<T>::read() const {
-  without();
+  no_cuda();
 }
 template class CudaMailbox<CudaReport>;
 template class CudaMailbox<CudaAlarm>;
 template class CudaMailbox<CudaDifference>;
 
 CudaOptimizer::CudaOptimizer(int device) : measure(device) {}
-CudaScaler::CudaScaler(int) { without(); }
-void CudaScaler::set_record(const ScaleRecord&, float) { without(); }
-ScaleNumbers CudaScaler::wait_numbers() const { without(); }
-void CudaScaler::scale(const TensorView&, const TensorView&) { without(); }
-const float* CudaScaler::scale_address() const { without(); }
-void CudaScaler::unscale(const CudaRanks&, CudaOptimizer*) { without(); }
+CudaScaler::CudaScaler(int) { no_cuda(); }
+void CudaScaler::set_record(const ScaleRecord&, float) { no_cuda(); }
+ScaleNumbers CudaScaler::wait_numbers() const { no_cuda(); }
+void CudaScaler::scale(const TensorView&, const TensorView&) { no_cuda(); }
+const float* CudaScaler::scale_address() const { no_cuda(); }
+void CudaScaler::unscale(const CudaRanks&, CudaOptimizer*) { no_cuda(); }
 void CudaScaler::decide(const CudaStep&, const CudaTables&, const CudaRanks&, CudaOptimizer*) {
-  without();
+  no_cuda();
 }
-void CudaScaler::update() { without(); }
-void CudaScaler::rescale(bool, CudaOptimizer*) { without(); }
-void cuda_scale(const TensorView&, float, const TensorView&) { without(); }
+void CudaScaler::update() { no_cuda(); }
+void CudaScaler::rescale(bool, CudaOptimizer*) { no_cuda(); }
+void cuda_scale(const TensorView&, float, const TensorView&) { no_cuda(); }
 
 }  // namespace internal
 }  // namespace headroom

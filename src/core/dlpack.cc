@@ -1,3 +1,4 @@
+// Views of DLPack tensors, and DLPack tensors over views. Nothing is copied.
 #include <dlpack/dlpack.h>
 #include <headroom/tensor.h>
 
@@ -14,7 +15,7 @@ using internal::require;
 
 DType dtype_of(DLDataType type) {
   require(type.lanes == 1, ErrorCode::kUnsupported,
-          [] { return "The DLPack tensor has vector elements; pass one with lanes = 1."; });
+          "The DLPack tensor has vector elements; pass one with lanes = 1.");
   if (type.code == kDLBfloat && type.bits == 16) return DType::kBF16;
   if (type.code == kDLFloat && type.bits == 16) return DType::kF16;
   if (type.code == kDLFloat && type.bits == 32) return DType::kF32;
@@ -30,26 +31,25 @@ DLDataType dlpack_type(DType dtype) {
   return {code, static_cast<uint8_t>(8 * size_of(dtype)), 1};
 }
 
-// Number of elements; throws if the strides leave gaps or go another way than row-major.
+// Number of elements. Throws unless the tensor is row-major without gaps. The stride of a dimension
+// of size 1 is never used, so any value is accepted there.
 int64_t contiguous_count(const DLTensor& tensor) {
   int64_t count = 1;
   for (int i = tensor.ndim - 1; i >= 0; --i) {
     const int64_t size = tensor.shape[i];
     require(size >= 0, ErrorCode::kInvalidArgument,
-            [] { return "The DLPack tensor has a negative dimension; its shape is damaged."; });
+            "The DLPack tensor has a negative dimension; its shape is damaged.");
     const bool in_order = tensor.strides == nullptr || size <= 1 || tensor.strides[i] == count;
-    require(in_order || count == 0, ErrorCode::kUnsupported, [] {
-      return "The DLPack tensor is not contiguous; make it so (for example .contiguous()) first.";
-    });
-    require(size == 0 || count <= internal::kMaxCount / size, ErrorCode::kInvalidArgument, [] {
-      return "The DLPack tensor claims more elements than any memory holds; its shape is "
-             "damaged.";
-    });
+    require(in_order || count == 0, ErrorCode::kUnsupported,
+            "The DLPack tensor is not contiguous; make it contiguous first.");
+    require(size == 0 || count <= internal::kMaxCount / size, ErrorCode::kInvalidArgument,
+            "The DLPack tensor claims more elements than any memory holds; its shape is damaged.");
     count *= size;
   }
   return count;
 }
 
+// What a DLPack tensor made by to_dlpack() owns: the descriptor, not the data.
 struct Export {
   DLManagedTensor managed;
   int64_t shape[1];
@@ -59,11 +59,11 @@ struct Export {
 
 TensorView from_dlpack(const DLManagedTensor* managed) {
   require(managed != nullptr, ErrorCode::kInvalidArgument,
-          [] { return "from_dlpack got a null tensor; pass the DLManagedTensor."; });
+          "from_dlpack got a null tensor; pass the DLManagedTensor.");
   const DLTensor& tensor = managed->dl_tensor;
   require(tensor.ndim >= 0 && (tensor.ndim == 0 || tensor.shape != nullptr),
           ErrorCode::kInvalidArgument,
-          [] { return "The DLPack tensor has no shape; it is damaged or already deleted."; });
+          "The DLPack tensor has no shape; it is damaged or already deleted.");
   TensorView view;
   view.dtype = dtype_of(tensor.dtype);
   view.count = contiguous_count(tensor);
@@ -76,25 +76,23 @@ TensorView from_dlpack(const DLManagedTensor* managed) {
       view.device = {DeviceType::kCUDA, tensor.device.device_id};
       break;
     default:
-      throw Error(ErrorCode::kUnsupported, "The DLPack tensor lives on device type " +
+      throw Error(ErrorCode::kUnsupported, "The DLPack tensor is on device type " +
                                                std::to_string(tensor.device.device_type) +
                                                "; Headroom takes CPU (1) and CUDA (2) memory.");
   }
   require(tensor.data != nullptr || view.count == 0, ErrorCode::kInvalidArgument,
-          [] { return "The DLPack tensor has elements but null data; it is damaged."; });
+          "The DLPack tensor has elements but null data; it is damaged.");
   if (view.count != 0) view.data = static_cast<char*>(tensor.data) + tensor.byte_offset;
   return view;
 }
 
 DLManagedTensor* to_dlpack(const TensorView& view) {
-  require(!view.read_only, ErrorCode::kUnsupported, [] {
-    return "This view is of const data, and DLPack 0.6 cannot say read-only; copy it first.";
-  });
-  TensorView here = view;
-  here.device = {};  // a build without CUDA can still pass on memory of a device
-  const auto name = [] { return std::string("The view"); };
-  internal::check_form(here, internal::Access::kRead, name);
-  internal::check_memory(view, name);
+  require(!view.read_only, ErrorCode::kUnsupported,
+          "This view is of const data, and DLPack 0.6 has no read-only tensors; copy it first.");
+  TensorView on_cpu = view;
+  on_cpu.device = {};  // a build without CUDA can still export memory of a device
+  internal::check_form(on_cpu, internal::Access::kRead, "The view");
+  internal::check_memory(view, "The view");
   auto owner = std::make_unique<Export>();
   owner->shape[0] = view.count;
   DLTensor& tensor = owner->managed.dl_tensor;

@@ -1,33 +1,18 @@
 #include <headroom/error.h>
 
+#include <cstddef>
+#include <iterator>
+
 namespace headroom {
 
 const char* to_string(ErrorCode code) {
-  switch (code) {
-    case ErrorCode::kInvalidArgument:
-      return "invalid argument";
-    case ErrorCode::kMismatch:
-      return "mismatch";
-    case ErrorCode::kWrongOrder:
-      return "wrong order";
-    case ErrorCode::kUnsupported:
-      return "unsupported";
-    case ErrorCode::kBadState:
-      return "bad state";
-    case ErrorCode::kOverflow:
-      return "overflow";
-    case ErrorCode::kOutOfMemory:
-      return "out of memory";
-    case ErrorCode::kScaleCollapsed:
-      return "scale collapsed";
-    case ErrorCode::kFile:
-      return "file";
-    case ErrorCode::kRankLost:
-      return "rank lost";
-    case ErrorCode::kRanksDiffer:
-      return "ranks differ";
-  }
-  return "unknown";
+  // In the order of ErrorCode.
+  static constexpr const char* kNames[] = {"invalid argument", "mismatch",        "wrong order",
+                                           "unsupported",      "bad state",       "overflow",
+                                           "out of memory",    "scale collapsed", "file",
+                                           "rank lost",        "ranks differ"};
+  const auto index = static_cast<size_t>(code);
+  return index < std::size(kNames) ? kNames[index] : "unknown";
 }
 
 }  // namespace headroom

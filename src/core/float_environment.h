@@ -1,4 +1,4 @@
-// The floating-point mode that all results are defined in.
+// The floating-point mode in which all results are defined.
 #ifndef HEADROOM_SRC_CORE_FLOAT_ENVIRONMENT_H_
 #define HEADROOM_SRC_CORE_FLOAT_ENVIRONMENT_H_
 
@@ -6,8 +6,8 @@
 
 namespace headroom::internal {
 
-/// While it lives, this thread rounds to nearest and keeps subnormals, whatever the caller has set;
-/// then the caller's mode is back.
+/// Sets round-to-nearest and disables flush-to-zero for this thread, and restores the caller's mode
+/// at the end of the scope. Frameworks often enable flush-to-zero, which would change results.
 class DefaultFloatEnvironment {
  public:
   DefaultFloatEnvironment() {

@@ -1,5 +1,5 @@
-// Where an address points, as CUDA's driver knows it. The driver is asked through the library that
-// this process has loaded anyway: a view on the CPU never loads or initialises it.
+// Finds out where an address points by asking CUDA's driver. For a view on the CPU the driver is
+// used only if this process has loaded it already, so that a CPU program never initialises CUDA.
 #include <cuda.h>
 #include <cuda_runtime.h>
 #include <dlfcn.h>
@@ -15,7 +15,7 @@ namespace {
 
 using Query = decltype(&cuPointerGetAttributes);
 
-// How often a library was loaded into this process so far.
+// How many libraries this process has loaded so far.
 uint64_t libraries_loaded() {
   uint64_t loads = 0;
   dl_iterate_phdr(
@@ -27,25 +27,26 @@ uint64_t libraries_loaded() {
   return loads;
 }
 
-// The driver's query, or null as long as nobody has loaded the driver. Looking for a library that
-// is not there takes 40 microseconds, so that is done only when libraries were loaded since the
-// last look, which takes 20 nanoseconds to find out.
+// The driver's query function, or null as long as the driver is not loaded. A dlopen() that finds
+// nothing takes 40 microseconds, so it is repeated only if libraries were loaded since the last
+// attempt; that check takes 20 nanoseconds. Relaxed ordering is enough: threads that race here
+// store the same values.
 Query loaded_query() {
   static std::atomic<Query> found = nullptr;
-  static std::atomic<uint64_t> looked = 0;
+  static std::atomic<uint64_t> loads_at_last_attempt = 0;
   const Query query = found.load(std::memory_order_relaxed);
   if (query != nullptr) return query;
   const uint64_t loads = libraries_loaded();
-  if (looked.load(std::memory_order_relaxed) == loads) return nullptr;
-  void* const driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);  // stays for good
-  looked.store(loads, std::memory_order_relaxed);
+  if (loads_at_last_attempt.load(std::memory_order_relaxed) == loads) return nullptr;
+  void* const driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);  // never closed
+  loads_at_last_attempt.store(loads, std::memory_order_relaxed);
   if (driver == nullptr) return nullptr;
   const auto symbol = reinterpret_cast<Query>(dlsym(driver, "cuPointerGetAttributes"));
   found.store(symbol, std::memory_order_relaxed);
   return symbol;
 }
 
-// Unknown if the driver is not loaded or not initialised: then there is no CUDA memory either.
+// kUnknown if the driver is not loaded or not initialised. There is no CUDA memory then.
 MemoryPlace ask_driver(const void* data) {
   const Query query = loaded_query();
   if (query == nullptr) return {};
@@ -63,8 +64,8 @@ MemoryPlace ask_driver(const void* data) {
   return {MemoryKind::kPageable, 0};
 }
 
-// The same for a view that says CUDA, which may initialise the device that it names: it is about to
-// be used.
+// The same for a view that names a CUDA device. May initialise that device, which is about to be
+// used anyway.
 MemoryPlace ask_runtime(const void* data, int device) {
   int before = 0;
   if (cudaGetDevice(&before) != cudaSuccess) return {};
@@ -72,7 +73,7 @@ MemoryPlace ask_runtime(const void* data, int device) {
   const bool known = (device == before || cudaSetDevice(device) == cudaSuccess) &&
                      cudaPointerGetAttributes(&found, data) == cudaSuccess;
   if (device != before) cudaSetDevice(before);
-  cudaGetLastError();  // forgets what failed; the call that needs the device says it
+  cudaGetLastError();  // clears the error; the first call that needs the device reports it
   if (!known) return {};
   switch (found.type) {
     case cudaMemoryTypeHost:

@@ -24,9 +24,9 @@ namespace {
 
 std::atomic<int> g_threads{0};
 
-// True in a process that was forked while this library was loaded. Of the parent's threads only the
-// one that called fork() exists there, while OpenMP still counts on its whole pool: a parallel
-// region would wait for the others forever. So a forked child works on one thread.
+// True in a process that was forked while this library was loaded. Only the thread that called
+// fork() exists in the child, but libgomp still believes in its whole pool: a parallel region would
+// wait for the missing threads forever. A forked child therefore uses one thread.
 std::atomic<bool> g_forked{false};
 [[maybe_unused]] const int g_fork_handler =
     pthread_atfork(nullptr, nullptr, [] { g_forked = true; });
@@ -50,16 +50,16 @@ int num_threads() {
 namespace internal {
 namespace {
 
-// Below this much memory per thread, waking a thread costs more than it saves.
+// With less memory per thread than this, waking a thread costs more than it saves.
 constexpr size_t kBytesPerThread = size_t{1} << 18;
 
+// One parallel loop. Threads take indices from `next` until none is left.
 struct Region {
   size_t count;
   const std::function<void(size_t)>* work;
   std::atomic<size_t> next{0};
 };
 
-// What one thread of a region does: takes the next index until none is left.
 [[gnu::noinline]] void run_share(Region* region) {
   HEADROOM_TSAN_ACQUIRE(region);
   {
@@ -69,9 +69,9 @@ struct Region {
   HEADROOM_TSAN_RELEASE(region);
 }
 
-// libgomp is not built with TSan, which therefore cannot see that a region's threads start after
-// and end before the code around it. run_share() annotates that; this function, in which the
-// compiler shares variables with those threads, is not instrumented.
+// libgomp is not built with TSan, so TSan does not see that the threads of a region start after and
+// end before the code around it. run_share() annotates both edges. This function is not
+// instrumented, because here the compiler itself shares variables with those threads.
 __attribute__((no_sanitize("thread"))) void run_region(Region* region, int threads) {
 #pragma omp parallel num_threads(threads)
   run_share(region);

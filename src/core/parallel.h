@@ -1,4 +1,4 @@
-// The one place where threads are started.
+// The only place where the library starts threads.
 #ifndef HEADROOM_SRC_CORE_PARALLEL_H_
 #define HEADROOM_SRC_CORE_PARALLEL_H_
 
@@ -9,10 +9,10 @@
 
 namespace headroom::internal {
 
-/// Calls work(i) for every i in [0, count), on several threads if `bytes` (the memory the whole
-/// loop touches) makes it worth their start. `work` must not throw and must not depend on the order
-/// of the calls. Inside, floating point is in the default environment: round to nearest, subnormals
-/// kept, whatever the caller has set.
+/// Calls work(i) for every i in [0, count) and returns when all calls have returned. Uses several
+/// threads if `bytes`, the memory that the whole loop touches, is large enough to pay for waking
+/// them. `work` must not throw and must not depend on the order of the calls. It runs in the
+/// default floating-point environment.
 HEADROOM_API void parallel_for(size_t count, size_t bytes, const std::function<void(size_t)>& work);
 
 }  // namespace headroom::internal

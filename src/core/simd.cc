@@ -11,8 +11,8 @@
 namespace headroom {
 namespace {
 
-// Lower bits are better targets. The list ends with the target that needs nothing beyond the
-// compiler's baseline, so it is never empty.
+// Best first: in Highway's mask, lower bits are better targets. The last one is the baseline that
+// the compiler assumes anyway, so the list is never empty.
 std::vector<int64_t> runnable_targets() {
   const int64_t runnable = (hwy::SupportedTargets() | HWY_STATIC_TARGET) & HWY_TARGETS;
   std::vector<int64_t> targets;
@@ -22,6 +22,7 @@ std::vector<int64_t> runnable_targets() {
   return targets;
 }
 
+// Throws Error(kInvalidArgument) if this CPU has no such target.
 int64_t find_target(const std::string& name) {
   std::string known;
   for (const int64_t target : runnable_targets()) {
@@ -30,10 +31,11 @@ int64_t find_target(const std::string& name) {
     known += known.empty() ? target_name : std::string(", ") + target_name;
   }
   throw Error(ErrorCode::kInvalidArgument,
-              "SIMD target '" + name + "' is not known or this CPU cannot run it; take one of " +
+              "SIMD target '" + name + "' is unknown or not supported by this CPU; use one of " +
                   known + ".");
 }
 
+// Initialised on first use, from HEADROOM_SIMD if it is set.
 std::atomic<int64_t>& chosen() {
   static std::atomic<int64_t> target = [] {
     const char* forced = std::getenv("HEADROOM_SIMD");

@@ -1,4 +1,7 @@
-#include "core/stream.h"
+// The stack of StreamScopes: one current stream per thread.
+#include <headroom/runtime.h>
+
+#include "core/cuda.h"
 
 namespace headroom {
 namespace {

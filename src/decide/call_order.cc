@@ -1,3 +1,4 @@
+// The rules of call order. docs/scaling.md describes them for users.
 #include "decide/call_order.h"
 
 #include <algorithm>
@@ -6,6 +7,7 @@ namespace headroom::internal {
 
 using Refusal = CallOrder::Refusal;
 
+// An optimizer that was never stepped or unscaled is in its initial state.
 CallOrder::OptimizerRecord CallOrder::record_of(uint64_t optimizer) const {
   const auto found = optimizers_.find(optimizer);
   return found != optimizers_.end() ? found->second : OptimizerRecord{};
@@ -19,13 +21,14 @@ bool CallOrder::is_used(uint64_t optimizer) const {
   return record_of(optimizer).stage != Stage::kReady;
 }
 
-// A loss may reach the gradients of every optimizer.
+// A loss may add to the gradients of every optimizer.
 void CallOrder::gradients_added() {
   loss_scaled_ = true;
   gradients_unused_ = true;
   for (auto& [id, record] : optimizers_) record.waiting = true;
 }
 
+// Gradients that were unscaled are dropped as well and may be unscaled again.
 void CallOrder::discard() {
   loss_scaled_ = false;
   gradients_unused_ = false;
@@ -42,6 +45,8 @@ Refusal CallOrder::may_unscale(uint64_t optimizer) const {
   return loss_scaled_ || record.waiting ? Refusal::kNone : Refusal::kNothingScaled;
 }
 
+// Under a policy that retries batches a second optimizer is refused: if one overflows and the other
+// does not, the retried batch would step the other one twice.
 Refusal CallOrder::may_step(uint64_t optimizer, bool one_optimizer_only) const {
   const OptimizerRecord record = record_of(optimizer);
   if (record.stage == Stage::kStepped) return Refusal::kAlreadyStepped;
@@ -58,12 +63,14 @@ Refusal CallOrder::may_update() const {
   return checked_ ? Refusal::kNone : Refusal::kNothingStepped;
 }
 
+// Gradients in memory have the old scale. Those that were unscaled or stepped do not matter.
 Refusal CallOrder::may_set_scale() const {
   return gradients_unused_ ? Refusal::kGradientsWaiting : Refusal::kNone;
 }
 
 Refusal CallOrder::may_save() const { return checked_ ? Refusal::kStepNotCounted : Refusal::kNone; }
 
+// `loss_scaled_` stays set: other optimizers may still use gradients of the same loss.
 void CallOrder::unscaled(uint64_t optimizer, bool checked) {
   optimizers_[optimizer] = {Stage::kUnscaled, false};
   if (!checked) return;
@@ -77,6 +84,7 @@ void CallOrder::stepped(uint64_t optimizer) {
   gradients_unused_ = false;
 }
 
+// Optimizers that were stepped have consumed their gradients, unless more were added since.
 std::vector<CallOrder::Rescale> CallOrder::rescales() const {
   std::vector<Rescale> list;
   for (const auto& [id, record] : optimizers_) {
@@ -86,6 +94,7 @@ std::vector<CallOrder::Rescale> CallOrder::rescales() const {
   return list;
 }
 
+// Gradients that were unscaled but not stepped are rescaled by the caller and wait again.
 void CallOrder::end_round() {
   for (auto& [id, record] : optimizers_) {
     record.waiting = record.waiting || record.stage == Stage::kUnscaled;

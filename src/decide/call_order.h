@@ -1,10 +1,10 @@
-// Which call is legal when. CallOrder is the only implementation of the rules of call order: events
-// go in, "allowed", "refused because ..." or "rescale these gradients" comes out. It knows neither
-// tensors nor threads nor devices; an optimizer is a number.
+// CallOrder is the only implementation of the rules of call order. Its input are events; its
+// results are "allowed", "refused because ..." or "rescale these gradients". It must not know about
+// tensors, threads or devices; an optimizer is a number.
 //
-// A round begins with the construction, an update or a scale set by hand, and ends with the next of
-// these. In it losses are scaled, each optimizer may be unscaled once and stepped once, and one
-// update ends it. docs/scaling.md has the rules for users.
+// A round begins with the construction, with an update or with a scale set by the user, and ends
+// with the next of these. Within a round, losses are scaled, and each optimizer may be unscaled
+// once and stepped once.
 #ifndef HEADROOM_SRC_DECIDE_CALL_ORDER_H_
 #define HEADROOM_SRC_DECIDE_CALL_ORDER_H_
 
@@ -25,43 +25,40 @@ class CallOrder {
     kAlreadyStepped,    // step() or unscale_() after step() in one round
     kSecondOptimizer,   // a second step in one round of a policy that retries batches
     kNothingStepped,    // update() without step() or unscale_()
-    kGradientsWaiting,  // the scale is set while gradients of the old scale wait
+    kGradientsWaiting,  // setting the scale while gradients of the old scale wait for a step
     kStepNotCounted,    // save() between step() and update()
   };
 
-  /// Gradients that wait for a later step when the scale changes: they have to be multiplied by the
-  /// new scale over the old one, or by the new scale if they are unscaled.
+  /// Gradients that wait for a later step when the scale changes. They have to be multiplied by
+  /// new scale / old scale, or by the new scale if they are unscaled.
   struct Rescale {
     uint64_t optimizer;
     bool unscaled;
   };
 
-  /// Events that are always allowed. A loss was scaled; its backward has added to gradients, of
-  /// whichever optimizers; all waiting gradients are dropped; an optimizer is gone.
+  /// Events that are always allowed: a loss was scaled; its backward has added to the gradients of
+  /// some optimizers; the user has dropped all waiting gradients; an optimizer was destroyed.
   void loss_scaled() { loss_scaled_ = true; }
   void gradients_added();
   void discard();
   void forget(uint64_t optimizer) { optimizers_.erase(optimizer); }
 
-  /// Whether a call may be made. Nothing changes.
+  /// Whether a call is allowed now. `one_optimizer_only`: the policy retries batches.
   Refusal may_unscale(uint64_t optimizer) const;
   Refusal may_step(uint64_t optimizer, bool one_optimizer_only) const;
   Refusal may_update() const;
   Refusal may_set_scale() const;
   Refusal may_save() const;
 
-  /// A call that was allowed has been made. `checked`: it looked at gradients, so that there is
-  /// something to update by.
+  /// An allowed call was made. `checked`: it has read gradients, so that update() can decide.
   void unscaled(uint64_t optimizer, bool checked);
   void stepped(uint64_t optimizer);
 
   /// The gradients that have to be rescaled if the round ends now.
   std::vector<Rescale> rescales() const;
-
-  /// The round ends, with an update or a scale set by hand.
   void end_round();
 
-  /// Whether the gradients of this optimizer were unscaled in this round and not stepped yet.
+  /// Whether the gradients of this optimizer were unscaled in this round and not yet stepped.
   bool is_unscaled(uint64_t optimizer) const;
 
   /// Whether it was unscaled or stepped in this round.
@@ -84,7 +81,7 @@ class CallOrder {
   bool gradients_unused_ = false;  // gradients were added since any step or unscale_
 };
 
-/// The sentence of a refusal; `call` is the function that was called, such as "step()".
+/// The error message of a refusal. `call` is the function that was called, such as "step()".
 std::string refusal_sentence(CallOrder::Refusal refusal, const std::string& call);
 
 }  // namespace headroom::internal

@@ -1,4 +1,4 @@
-// What can be said about a policy without a step: its settings, their checks, its bounds.
+// The settings of policies: checks, access by name, and the text form.
 #include <headroom/policy.h>
 
 #include <algorithm>
@@ -12,38 +12,38 @@
 namespace headroom {
 namespace {
 
+using internal::check_value;
 using internal::number;
 using internal::require;
-
-void check(bool ok, const char* setting, double value, const std::string& allowed) {
-  require(ok, ErrorCode::kInvalidArgument, [&] {
-    return std::string(setting) + " is " + number(value) + "; it has to be " + allowed + ".";
-  });
-}
 
 bool power_of_two(float value) {
   int exponent = 0;
   return std::frexp(value, &exponent) == 0.5f;
 }
 
+// min_scale <= init_scale <= max_scale; with `stay_above` the scale never equals min_scale.
 void check_bounds(float init, float least, float most, bool stay_above) {
-  check(most >= least, "max_scale", most, "min_scale or more");
-  check(init <= most, "init_scale", init, "max_scale or less; raise max_scale or start lower");
-  check(stay_above ? init > least : init >= least, "init_scale", init,
-        stay_above ? "above min_scale" : "min_scale or more; lower min_scale or start higher");
+  check_value(most >= least, "max_scale", most, "min_scale or more");
+  check_value(init <= most, "init_scale", init,
+              "max_scale or less; raise max_scale or start lower");
+  check_value(
+      stay_above ? init > least : init >= least, "init_scale", init,
+      stay_above ? "above min_scale" : "min_scale or more; lower min_scale or start higher");
 }
 
+// The rule computes with exponents only.
 void check_headroom(const HeadroomScale& rule) {
   check_bounds(rule.init_scale, rule.min_scale, rule.max_scale, false);
   constexpr const char* kPower = "a power of two under this rule";
-  check(power_of_two(rule.init_scale), "init_scale", rule.init_scale, kPower);
-  check(power_of_two(rule.min_scale), "min_scale", rule.min_scale, kPower);
-  check(power_of_two(rule.max_scale), "max_scale", rule.max_scale, kPower);
-  check(!rule.retry || rule.on_overflow == OnOverflow::kSkip, "retry", rule.retry,
-        "0 where an overflow throws");
+  check_value(power_of_two(rule.init_scale), "init_scale", rule.init_scale, kPower);
+  check_value(power_of_two(rule.min_scale), "min_scale", rule.min_scale, kPower);
+  check_value(power_of_two(rule.max_scale), "max_scale", rule.max_scale, kPower);
+  check_value(!rule.retry || rule.on_overflow == OnOverflow::kSkip, "retry", rule.retry,
+              "0 where an overflow throws");
 }
 
-// Calls `found(member)` for the setting of this name.
+// Calls found(member) for the setting of this name; throws Error(kInvalidArgument) if there is
+// none.
 template <typename Policy, typename Found>
 void with_setting(Policy& policy, const std::string& name, const Found& found) {
   bool known = false;
@@ -79,7 +79,7 @@ double ScalePolicy::get(const std::string& setting) const {
 void ScalePolicy::set(const std::string& setting, double value) {
   with_setting(*this, setting, [&](auto& member) {
     using Member = std::remove_reference_t<decltype(member)>;
-    bool holds = true;
+    bool holds = true;  // whether the conversion below keeps the value
     if constexpr (std::is_same_v<Member, bool> || std::is_enum_v<Member>) {
       holds = value == 0.0 || value == 1.0;
     } else if constexpr (std::is_integral_v<Member>) {
@@ -88,7 +88,7 @@ void ScalePolicy::set(const std::string& setting, double value) {
     } else if constexpr (std::is_same_v<Member, float>) {
       holds = !(std::fabs(value) > std::numeric_limits<float>::max()) || std::isinf(value);
     }
-    check(holds, setting.c_str(), value, "a value that this setting can hold");
+    check_value(holds, setting, value, "a value that this setting can hold");
     member = static_cast<Member>(value);
   });
 }
@@ -96,12 +96,14 @@ void ScalePolicy::set(const std::string& setting, double value) {
 float ScalePolicy::init_scale() const {
   return if_static() ? static_.scale : if_dynamic() ? dynamic_.init_scale : headroom_.init_scale;
 }
+// A static scale has no bounds of its own: set_scale() accepts any valid scale.
 float ScalePolicy::min_scale() const {
   return if_static() ? kSmallestScale : if_dynamic() ? dynamic_.min_scale : headroom_.min_scale;
 }
 float ScalePolicy::max_scale() const {
   return if_static() ? kLargestScale : if_dynamic() ? dynamic_.max_scale : headroom_.max_scale;
 }
+// False for NaN, which fails every comparison.
 bool ScalePolicy::allows(float scale) const {
   const bool above =
       if_dynamic() && dynamic_.stay_above_min ? scale > min_scale() : scale >= min_scale();
@@ -130,6 +132,7 @@ std::vector<SettingInfo> policy_settings() {
   return list;
 }
 
+// "preset" or "preset:name=value,name=value", or "static:value".
 ScalePolicy parse_policy(const std::string& text) {
   const size_t colon = text.find(':');
   ScalePolicy policy = preset(text.substr(0, colon));
@@ -138,7 +141,7 @@ ScalePolicy parse_policy(const std::string& text) {
     const size_t end = std::min(text.find(',', begin), text.size());
     const std::string item = text.substr(begin, end - begin);
     const size_t equals = item.find('=');
-    const bool short_form = equals == std::string::npos && policy.if_static() != nullptr;
+    const bool short_form = equals == std::string::npos && policy.if_static() != nullptr;  // :512
     const std::string value = short_form                    ? item
                               : equals == std::string::npos ? ""
                                                             : item.substr(equals + 1);
@@ -171,10 +174,12 @@ std::string to_string(const ScalePolicy& policy) {
   return text;
 }
 
+// First each setting by itself, then those that depend on each other.
 void validate(const ScalePolicy& policy) {
   PolicySettings::visit(policy, [](const Setting& setting, const auto& member) {
     const auto value = static_cast<double>(member);
-    check(value >= setting.least && value <= setting.most, setting.name, value, setting.allowed);
+    check_value(value >= setting.least && value <= setting.most, setting.name, value,
+                setting.allowed);
   });
   if (const DynamicScale* const rule = policy.if_dynamic()) {
     check_bounds(rule->init_scale, rule->min_scale, rule->max_scale, rule->stay_above_min);

@@ -1,5 +1,5 @@
-// The presets: the settings of systems that people know. tests/decide/presets_test.cc has the
-// trajectory that each of them must follow.
+// The presets: settings that reproduce the scalers of other systems. tests/decide/presets_test.cc
+// has the trajectory of scales that each of them must follow.
 #include <headroom/policy.h>
 
 #include "core/check.h"
@@ -7,8 +7,8 @@
 namespace headroom {
 namespace {
 
-// Where another system has no floor or ceiling its scale runs to 0 or inf. Ours stops at the last
-// value that is safe.
+// Where another system has no floor or ceiling, its scale can reach 0 or inf. Ours stops at the
+// last value with a normal reciprocal.
 constexpr float kNoFloor = kSmallestScale;
 constexpr float kNoCeiling = kLargestScale;
 
@@ -17,6 +17,7 @@ struct Preset {
   ScalePolicy policy;
 };
 
+// In the order of the documentation: Headroom's own, then those of other systems.
 const std::vector<Preset>& table() {
   static const std::vector<Preset> presets = {
       {{"dynamic", "Headroom's default: 2^16, x2 after 2000 clean steps, x1/2, from 1 to 2^24"},

@@ -1,11 +1,12 @@
-// ScaleState, and its form as JSON: every number exact, every key required.
+// ScaleState, and its JSON form: numbers are written exactly; on reading, every key is required and
+// unknown keys are refused, so that a truncated or foreign file is never accepted.
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <type_traits>
 
 #include "core/check.h"
-#include "decide/numbers.h"
 #include "decide/settings.h"
 #include "decide/transition.h"
 
@@ -17,11 +18,11 @@ using internal::ScaleRecord;
 using nlohmann::json;
 
 constexpr const char* kFormat = "headroom-scaler";
-constexpr int kVersion = 4;
+constexpr int kVersion = 4;  // incremented when keys or their meaning change
 
 [[noreturn]] void bad(const std::string& sentence) { throw Error(ErrorCode::kBadState, sentence); }
 
-// Visitors that write and read members by name.
+// A visitor that writes members by name, for PolicySettings::visit() and visit_numbers().
 class Writer {
  public:
   explicit Writer(json* object) : object_(*object) {}
@@ -41,32 +42,35 @@ class Writer {
   json& object_;
 };
 
+// The visitor that reads them back, checking the type of each. Collects the keys in `read`.
 class Reader {
  public:
   Reader(const json& object, const char* where, std::set<std::string>* read)
       : object_(object), where_(where), read_(*read) {}
 
-  void operator()(const char* key, bool& value) const {
+  template <typename T>
+  void operator()(const char* key, T& value) const {
     const json& found = at(key);
-    if (!found.is_boolean()) wrong(key, "true or false");
-    value = found.get<bool>();
-  }
-  void operator()(const char* key, double& value) const { value = finite(key); }
-  void operator()(const char* key, float& value) const {
-    const double wide = finite(key);
-    if (std::fabs(wide) > std::numeric_limits<float>::max()) wrong(key, "a number that FP32 has");
-    value = static_cast<float>(wide);
-  }
-  void operator()(const char* key, int32_t& value) const {
-    const int64_t wide = integer(key);
-    if (wide != static_cast<int32_t>(wide)) wrong(key, "a 32-bit integer");
-    value = static_cast<int32_t>(wide);
-  }
-  void operator()(const char* key, int64_t& value) const { value = integer(key); }
-  void operator()(const char* key, OnOverflow& value) const {
-    const json& found = at(key);
-    if (found != "skip" && found != "throw") wrong(key, "\"skip\" or \"throw\"");
-    value = found == "throw" ? OnOverflow::kThrow : OnOverflow::kSkip;
+    if constexpr (std::is_same_v<T, bool>) {
+      if (!found.is_boolean()) wrong(key, "true or false");
+      value = found.get<bool>();
+    } else if constexpr (std::is_same_v<T, OnOverflow>) {
+      if (found != "skip" && found != "throw") wrong(key, "\"skip\" or \"throw\"");
+      value = found == "throw" ? OnOverflow::kThrow : OnOverflow::kSkip;
+    } else if constexpr (std::is_integral_v<T>) {
+      // Compared as a double: a json number above 2^63 is unsigned and would wrap.
+      const double limit = sizeof(T) == sizeof(int32_t) ? 0x1p31 : 0x1p63;
+      const bool fits = found.is_number_integer() && std::fabs(found.get<double>()) < limit;
+      if (!fits) wrong(key, sizeof(T) == sizeof(int32_t) ? "a 32-bit integer" : "an integer");
+      value = found.get<T>();
+    } else {
+      // The comparison is false for NaN and inf, too.
+      const bool fits =
+          found.is_number() && std::fabs(found.get<double>()) <= std::numeric_limits<T>::max();
+      if (!fits)
+        wrong(key, sizeof(T) == sizeof(float) ? "a finite FP32 number" : "a finite number");
+      value = static_cast<T>(found.get<double>());
+    }
   }
   template <typename T>
   void operator()(const Setting& setting, T& value) const {
@@ -82,20 +86,6 @@ class Reader {
     }
     read_.insert(key);
     return *found;
-  }
-  double finite(const char* key) const {
-    const json& found = at(key);
-    if (!found.is_number() || !std::isfinite(found.get<double>())) wrong(key, "a finite number");
-    return found.get<double>();
-  }
-  int64_t integer(const char* key) const {
-    const json& found = at(key);
-    const bool fits =
-        found.is_number_integer() &&
-        !(found.is_number_unsigned() &&
-          found.get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()));
-    if (!fits) wrong(key, "an integer");
-    return found.get<int64_t>();
   }
   [[noreturn]] void wrong(const char* key, const char* rule) const {
     bad(std::string("'") + key + "' in the saved scaler's " + where_ + " has to be " + rule + ".");
@@ -114,6 +104,7 @@ const json& object_at(const json& root, const char* key) {
   return *found;
 }
 
+// Refuses keys that no visitor has read.
 void check_no_others(const json& object, const std::set<std::string>& known, const char* where) {
   for (const auto& item : object.items()) {
     if (!known.contains(item.key())) {
@@ -123,14 +114,15 @@ void check_no_others(const json& object, const std::set<std::string>& known, con
   }
 }
 
+// The root object, with format, version and keys checked.
 json parse(std::string_view text) {
   json root = json::parse(text, nullptr, false);
   if (root.is_discarded() || !root.is_object()) {
     bad("The saved scaler is not a JSON object; it is damaged or something else.");
   }
-  const auto format = root.find("format");  // not value(), which copies what may be deep
+  const auto format = root.find("format");  // value() would copy, and recurse into nested input
   if (format == root.end() || *format != kFormat) {
-    bad(std::string("The saved scaler does not say \"format\": \"") + kFormat +
+    bad(std::string("The saved scaler has no \"format\": \"") + kFormat +
         "\"; it is something else.");
   }
   const auto version = root.find("version");
@@ -142,6 +134,7 @@ json parse(std::string_view text) {
   return root;
 }
 
+// Errors of validate() become Error(kBadState): the caller has passed a bad file, not a bad policy.
 ScalePolicy read_policy(const json& object) {
   const auto rule = object.find("rule");
   ScalePolicy policy;
@@ -165,6 +158,8 @@ ScalePolicy read_policy(const json& object) {
 
 }  // namespace
 
+// A scaler must never get numbers that its rule cannot reach: they could break the rule's own
+// invariants later.
 void internal::check_numbers(const ScalePolicy& policy, const ScaleNumbers& numbers) {
   const auto check = [](bool ok, const char* what, double value, const char* rule) {
     if (!ok) {
@@ -219,6 +214,7 @@ int64_t ScaleState::skips_in_row() const { return record_->numbers.skips_in_row;
 const ScalePolicy& ScaleState::policy() const { return record_->policy; }
 bool ScaleState::retry() const { return internal::retry(record_->policy, record_->numbers); }
 
+// Copies of a ScaleState share their record, which therefore never changes in place.
 Alarm ScaleState::advance(const StepSeen& seen) {
   ScaleRecord next = *record_;
   const Alarm alarm = internal::advance(next.policy, seen, &next.numbers);
@@ -226,6 +222,7 @@ Alarm ScaleState::advance(const StepSeen& seen) {
   return alarm;
 }
 
+// The saved text is exact and complete.
 bool operator==(const ScaleState& a, const ScaleState& b) { return a.save() == b.save(); }
 
 std::string ScaleState::save() const {
@@ -245,7 +242,7 @@ ScaleState ScaleState::load(std::string_view text) {
   const json& saved = object_at(root, "state");
   internal::visit_numbers(policy.rule(), numbers, Reader(saved, "state", &read));
   check_no_others(saved, read, "state");
-  if (policy.if_dynamic() == nullptr) numbers.dynamic.pending = numbers.scale;
+  if (policy.if_dynamic() == nullptr) numbers.dynamic.pending = numbers.scale;  // not saved
   internal::check_numbers(policy, numbers);
   return ScaleState(ScaleRecord{policy, numbers});
 }

@@ -1,5 +1,5 @@
 // The one list of policy settings: names, bounds, meaning. JSON, the C and Python APIs, the command
-// line, validate() and the table in docs/policies.md are all made from it.
+// line, validate() and the table in docs/policies.md are generated from it.
 #ifndef HEADROOM_SRC_DECIDE_SETTINGS_H_
 #define HEADROOM_SRC_DECIDE_SETTINGS_H_
 
@@ -9,7 +9,7 @@
 
 namespace headroom {
 
-/// One setting and the values that it may have.
+/// One setting and its allowed values.
 struct Setting {
   const char* name;
   const char* summary;
@@ -18,7 +18,7 @@ struct Setting {
   const char* allowed = "";  // the bounds in words, as the end of "it has to be ..."
 };
 
-/// Calls visit(Setting, member) for the settings of a rule, or of the rule that a policy has.
+/// Calls visit(Setting, member) for every setting of the policy's rule.
 struct PolicySettings {
   template <typename Policy, typename Visit>
   static void visit(Policy& policy, const Visit& visit) {
@@ -34,10 +34,11 @@ struct PolicySettings {
 
  private:
   static constexpr double kMaxInt = std::numeric_limits<int32_t>::max();
-  static constexpr double kMaxSkips = 1e15;
-  // A smaller change of the scale would be lost in FP32's rounding.
+  static constexpr double kMaxSkips = 1e15;  // exact as a double
+  // A smaller change of the scale would be rounded away in FP32.
   static constexpr double kLeastChange = 1e-6;
 
+  // Kinds of settings that several rules have.
   static constexpr Setting scale(const char* name, const char* summary) {
     return {name, summary, kSmallestScale, kLargestScale,
             "a number from 2^-126 to 2^126, so that 1/scale is safe too"};
@@ -58,6 +59,7 @@ struct PolicySettings {
             kMaxSkips, "0 (no alarm) or more"};
   }
 
+  // One function per rule. `Rule` may be const: reading and changing use the same list.
   template <typename Rule, typename Visit>
   static void of_static(Rule& rule, const Visit& visit) {
     visit(scale("scale", "the constant scale"), rule.scale);

@@ -1,6 +1,9 @@
-// The state machine of the scale: one update moves it from one step to the next. Plain arithmetic
-// on trivially copyable structs, so that the same source runs on the host and inside CUDA kernels.
-// It is compiled with the library's own flags, not with those of its users.
+// decide/ contains the policies, the state machine of the scale, the verdict on a step and the
+// rules of call order. It must not know about tensors, devices or ranks.
+//
+// This header is the state machine: one update moves the scale from one step to the next. It is
+// plain arithmetic on trivially copyable structs, so that the same source runs on the host and in
+// CUDA kernels. It is not a public header, so that users' compiler flags cannot change results.
 #ifndef HEADROOM_SRC_DECIDE_TRANSITION_H_
 #define HEADROOM_SRC_DECIDE_TRANSITION_H_
 
@@ -12,16 +15,16 @@
 
 namespace headroom::internal {
 
-/// What DynamicScale's rule remembers.
+/// The state of DynamicScale's rule.
 struct DynamicMemory {
   float pending = 0.0f;        // the scale after the next one; differs from it only if `late`
-  int32_t growth_tracker = 0;  // clean steps in a row, from -extra; grows at growth_interval
+  int32_t growth_tracker = 0;  // clean steps in a row, from -extra; growth at growth_interval
   int32_t delay_left = 1;      // overflows until the scale shrinks
-  int64_t since_rescale = 0;   // steps since the scale last moved,
+  int64_t since_rescale = 0;   // steps since the scale last changed,
   int64_t overflows_since_rescale = 0;  // of which overflows
 };
 
-/// Everything about the scale that changes while training.
+/// Everything about the scale that changes during training.
 struct ScaleNumbers {
   float scale = 0.0f;   // multiplies the next loss
   int64_t steps = 0;    // updates so far,
@@ -31,11 +34,39 @@ struct ScaleNumbers {
   HeadroomMemory headroom;  // of HeadroomScale
 };
 
-/// A policy and where it stands: what ScaleState holds and what lives on a CUDA device.
+/// A policy and its state: the contents of ScaleState, and of a scaler on a CUDA device.
 struct ScaleRecord {
   ScalePolicy policy;
   ScaleNumbers numbers;
 };
+
+/// Calls visit(name, member) for every number that the rule uses. Writing, reading and fingerprints
+/// of a state use this one list.
+template <typename Numbers, typename Visit>
+HEADROOM_HOST_DEVICE void visit_numbers(ScalePolicy::Rule rule, Numbers& numbers,
+                                        const Visit& visit) {
+  visit("scale", numbers.scale);
+  visit("steps", numbers.steps);
+  visit("skipped", numbers.skipped);
+  visit("skips_in_row", numbers.skips_in_row);
+  if (rule == ScalePolicy::Rule::kDynamic) {
+    visit("pending", numbers.dynamic.pending);
+    visit("growth_tracker", numbers.dynamic.growth_tracker);
+    visit("delay_left", numbers.dynamic.delay_left);
+    visit("since_rescale", numbers.dynamic.since_rescale);
+    visit("overflows_since_rescale", numbers.dynamic.overflows_since_rescale);
+  }
+  if (rule == ScalePolicy::Rule::kHeadroom) {
+    visit("climb_to", numbers.headroom.climb_to);
+    visit("failed", numbers.headroom.failed);
+    visit("calm", numbers.headroom.calm);
+    visit("age", numbers.headroom.age);
+    visit("pause", numbers.headroom.pause);
+  }
+}
+
+/// Throws Error(kBadState) unless a scaler with this policy can reach these numbers.
+HEADROOM_API void check_numbers(const ScalePolicy& policy, const ScaleNumbers& numbers);
 
 /// The numbers before the first step.
 inline ScaleNumbers initial_numbers(const ScalePolicy& policy) {
@@ -48,20 +79,21 @@ inline ScaleNumbers initial_numbers(const ScalePolicy& policy) {
   return numbers;
 }
 
-/// Products are formed in double and rounded once.
+/// The larger scale. The product is computed in double and rounded once.
 HEADROOM_HOST_DEVICE inline float grown(const DynamicScale& rule, float scale) {
   const double product = static_cast<double>(scale) * rule.growth_factor;
   return product < static_cast<double>(rule.max_scale) ? static_cast<float>(product)
                                                        : rule.max_scale;
 }
 
-/// The smaller scale, or `scale` itself if there is none.
+/// The smaller scale, or `scale` itself if the policy allows none.
 HEADROOM_HOST_DEVICE inline float shrunk(const DynamicScale& rule, float scale) {
   const auto product = static_cast<float>(static_cast<double>(scale) * rule.backoff_factor);
   if (product > rule.min_scale) return product;
   return rule.stay_above_min || scale < rule.min_scale ? scale : rule.min_scale;
 }
 
+/// DynamicScale after an overflow: shrinks unless tolerance or hysteresis says to wait.
 HEADROOM_HOST_DEVICE inline float after_overflow(const DynamicScale& rule, float scale,
                                                  DynamicMemory* memory, Alarm* alarm) {
   ++memory->overflows_since_rescale;
@@ -81,16 +113,18 @@ HEADROOM_HOST_DEVICE inline float after_overflow(const DynamicScale& rule, float
   return smaller;
 }
 
+/// DynamicScale after a clean step: grows after growth_interval of them.
 HEADROOM_HOST_DEVICE inline float after_clean_step(const DynamicScale& rule, float scale,
                                                    DynamicMemory* memory) {
   if (rule.refill_on_clean) memory->delay_left = rule.hysteresis;
   if (++memory->growth_tracker < rule.growth_interval) return scale;
   memory->growth_tracker = -rule.next_growth_extra;
   if (rule.refill_on_growth) memory->delay_left = rule.hysteresis;
-  memory->since_rescale = 0;  // overflows_since_rescale stays, as in fairseq
+  memory->since_rescale = 0;  // fairseq does not reset overflows_since_rescale here
   return grown(rule, scale);
 }
 
+/// With `late`, the scale that was computed in the last update takes effect now.
 HEADROOM_HOST_DEVICE inline Alarm advance_dynamic(const DynamicScale& rule, bool overflow,
                                                   ScaleNumbers* numbers) {
   DynamicMemory& memory = numbers->dynamic;
@@ -111,7 +145,7 @@ HEADROOM_HOST_DEVICE inline Alarm advance_headroom(const HeadroomScale& rule, co
   return next.at_floor ? Alarm::kAtFloor : Alarm::kNone;
 }
 
-/// Adds what one optimizer's step or unscale_ found to what the update will decide by.
+/// Adds the result of one optimizer's step or unscale_() to the input of the next update.
 HEADROOM_HOST_DEVICE inline void see(bool overflow, double amax, StepSeen* seen) {
   seen->overflow = seen->overflow || overflow;
   if (amax > seen->amax) seen->amax = amax;
@@ -119,14 +153,15 @@ HEADROOM_HOST_DEVICE inline void see(bool overflow, double amax, StepSeen* seen)
 
 /// How many skips in a row raise the alarm; 0: any number is allowed.
 HEADROOM_HOST_DEVICE inline int64_t max_skips_in_row(const ScalePolicy& policy) {
-  constexpr int64_t kFourBatches = 32;  // each is given up after 8 passes
+  constexpr int64_t kFourBatches = 32;  // with retry a batch is skipped for good after 8 passes
   if (const StaticScale* const rule = policy.if_static()) return rule->max_skips_in_row;
   if (const DynamicScale* const rule = policy.if_dynamic()) return rule->max_skips_in_row;
   const HeadroomScale& rule = *policy.if_headroom();
   return rule.retry && rule.max_skips_in_row == 0 ? kFourBatches : rule.max_skips_in_row;
 }
 
-/// One update: the whole state machine.
+/// One update: the whole state machine. An alarm does not stop it; the caller reports it. The floor
+/// takes precedence over the number of skips.
 HEADROOM_HOST_DEVICE inline Alarm advance(const ScalePolicy& policy, const StepSeen& seen,
                                           ScaleNumbers* numbers) {
   ++numbers->steps;
@@ -143,7 +178,7 @@ HEADROOM_HOST_DEVICE inline Alarm advance(const ScalePolicy& policy, const StepS
   return alarm == Alarm::kNone && too_many ? Alarm::kSkipsInRow : alarm;
 }
 
-/// Whether the batch of the last step is to be retried at the scale that is set now.
+/// Whether the batch of the last step has to be retried at the current scale.
 HEADROOM_HOST_DEVICE inline bool retry(const ScalePolicy& policy, const ScaleNumbers& numbers) {
   return policy.retries() && headroom_retry(*policy.if_headroom(), numbers.headroom);
 }

@@ -1,4 +1,5 @@
-// Apply or skip: the decision on the gradients of one optimizer, on the host and on CUDA devices.
+// The verdict on the gradients of one optimizer: apply or skip, and the multiplier. The same source
+// runs on the host and in CUDA kernels.
 #ifndef HEADROOM_SRC_DECIDE_VERDICT_H_
 #define HEADROOM_SRC_DECIDE_VERDICT_H_
 
@@ -6,24 +7,24 @@
 
 namespace headroom::internal {
 
-/// 1/scale, formed in double and rounded once.
+/// 1/scale, computed in double and rounded once.
 HEADROOM_HOST_DEVICE inline float inverse(float scale) {
   return static_cast<float>(1.0 / static_cast<double>(scale));
 }
 
-/// Whether gradients can be divided by it: scale and reciprocal are normal floats.
+/// Whether gradients can be divided by this scale: it and its reciprocal are normal floats.
 HEADROOM_HOST_DEVICE inline bool usable(float scale) {
   return scale >= kSmallestScale && scale <= kLargestScale;
 }
 
-/// The largest gradient that a step is made with, unscaled and clipped: its square, and what
-/// momentum adds up, fit into FP32. A larger one would turn Adam's moments into inf for good.
+/// The largest unscaled and clipped gradient that a step accepts. Its square, and the sums that
+/// momentum makes of it, fit into FP32. A larger one would make Adam's moments inf permanently.
 inline constexpr double kLargestGradient = 0x1p63;
 
-/// What is to be done with the gradients of one optimizer.
+/// What to do with the gradients of one optimizer.
 struct Verdict {
   Skip skip = Skip::kNo;
-  float multiplier = 0.0f;   // gradient in memory x multiplier = what the optimizer uses
+  float multiplier = 0.0f;   // the optimizer uses gradient in memory x multiplier
   double grad_norm = 0.0;    // L2 norm of the unscaled gradients, before clipping
   double clip_factor = 1.0;  // <= 1; already part of the multiplier
 
@@ -35,7 +36,8 @@ HEADROOM_HOST_DEVICE inline bool overflowed(Skip skip) {
   return skip == Skip::kNotFinite || skip == Skip::kUnscaleOverflow;
 }
 
-/// What brings gradients from one scale to another; a power of two if both are, and never 0 or inf.
+/// The factor from one scale to another: a power of two if both are, clamped so that it is never 0
+/// or inf.
 HEADROOM_HOST_DEVICE inline float rescale_factor(float from, float to) {
   const double ratio = static_cast<double>(to) / static_cast<double>(from);
   return ratio < static_cast<double>(kSmallestScale)  ? kSmallestScale
@@ -45,12 +47,12 @@ HEADROOM_HOST_DEVICE inline float rescale_factor(float from, float to) {
 
 /// Limits on the norm of the unscaled gradients; 0: none.
 struct NormLimits {
-  double clip = 0.0;        // scale them down to this norm
-  double skip_above = 0.0;  // skip the step
+  double clip = 0.0;        // multiply them so that their norm is at most this
+  double skip_above = 0.0;  // skip the step if their norm is larger
 };
 
-/// Decides on gradients that were scaled by `scale`: norm is GradStats::norm() and amax
-/// GradStats::amax, both as in memory.
+/// Decides on gradients that were scaled by `scale`. `norm` and `amax` are those of the gradients
+/// in memory, before unscaling.
 HEADROOM_HOST_DEVICE inline Verdict decide(bool finite, double norm, double amax, float scale,
                                            const NormLimits& limits) {
   Verdict verdict;
@@ -69,6 +71,7 @@ HEADROOM_HOST_DEVICE inline Verdict decide(bool finite, double norm, double amax
     const double clip = limits.clip / (verdict.grad_norm + 1e-6);  // torch's formula
     if (clip < 1.0) verdict.clip_factor = clip;
   }
+  // The unscaled gradient has to fit into FP32 even if clipping would make it smaller.
   constexpr double kFloatMax = 3.4028234663852886e38;
   const double largest = amax * factor;
   if (largest > kFloatMax || largest * verdict.clip_factor > kLargestGradient) {

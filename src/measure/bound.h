@@ -1,5 +1,5 @@
-// measure() and unscale_() for views that were checked when they were bound to an optimizer: a step
-// does not ask CUDA again where each of them is.
+// measure() and unscale_() without the checks, for views that were checked when they were bound to
+// an optimizer: a step does not ask CUDA again where each of them is.
 #ifndef HEADROOM_SRC_MEASURE_BOUND_H_
 #define HEADROOM_SRC_MEASURE_BOUND_H_
 
@@ -8,6 +8,8 @@
 #include <vector>
 
 namespace headroom::internal {
+
+std::vector<TensorView> grads_of(const std::vector<Parameter>& parameters);
 
 GradStats measure_bound(const std::vector<TensorView>& grads);
 GradStats unscale_bound(const std::vector<TensorView>& grads, float inverse_scale);

@@ -1,5 +1,6 @@
-// One kernel reads all tensors. Blocks take pieces of the list in a fixed order, so that each adds
-// up the same elements in every run; the last block to finish adds up the blocks, in order.
+// One kernel reads all tensors of a list. Every block takes the same pieces in every run, and the
+// last block to finish adds the results of all blocks in a fixed order. The result is therefore
+// reproducible: no floating-point number goes through an atomic operation.
 #include "measure/cuda.h"
 
 #include <headroom/error.h>
@@ -8,6 +9,7 @@
 #include <map>
 
 #include "core/cuda.cuh"
+#include "core/element.h"
 #include "measure/stats.h"
 
 namespace headroom::internal {
@@ -15,82 +17,45 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// Bytes of the pieces that blocks take: what the threads of a block have on the way at once, or
-// more of it where there are enough pieces for all blocks.
+// Size of a piece. The small one is what the threads of a block load at once. Larger ones amortise
+// the start of a piece, but are used only where every block still gets kRounds pieces, so that all
+// blocks finish at about the same time.
 constexpr int64_t kSmallPiece = 32 << 10;
 constexpr int64_t kLargePiece = 128 << 10;
-constexpr int64_t kRounds = 8;  // pieces for each block, if they may be larger
+constexpr int64_t kRounds = 8;
 
-// Bytes at the end of the list that shall stay in the cache for apply/, which walks it from there.
+// Bytes at the end of the list that should stay in the L2 cache: apply/ walks the list backwards
+// and reads them first.
 constexpr int64_t kKept = 32 << 20;
 
-// Blocks on a multiprocessor. Few with many loads on the way each are faster than many: an H200
-// reads at 97 to 102 % of its copying speed with 3, at 82 with 4 or 5.
+// Blocks per multiprocessor. Few blocks with many outstanding loads each are faster than many
+// blocks: an H200 reads at 97 to 102 % of its copy bandwidth with 3, and at 82 % with 4 or 5.
 constexpr int kResident = 3;
 
-__host__ __device__ int64_t size_on_device(DType dtype) {
-  return dtype == DType::kF64 ? 8 : dtype == DType::kF32 ? 4 : 2;
+__host__ __device__ int64_t bytes_of(int64_t count, DType dtype) {
+  return count * static_cast<int64_t>(size_of(dtype));
 }
 
 __host__ __device__ int64_t pieces_of(int64_t count, DType dtype, int64_t piece_bytes) {
-  const int64_t bytes = count * size_on_device(dtype);
-  return (bytes + piece_bytes - 1) / piece_bytes;
+  return (bytes_of(count, dtype) + piece_bytes - 1) / piece_bytes;
 }
-
-// Magnitudes as integers. A thread's share whose largest is below kMost, and zero or not below
-// kLeast, can be squared without care.
-template <typename T>
-struct Bits;
-template <>
-struct Bits<f16> {
-  using Type = uint32_t;
-  static constexpr Type kInf = 0x7C00u;
-  static constexpr Type kLeast = 1, kMost = kInf;
-  __device__ static Type of(f16 x) { return x.bits & 0x7FFFu; }
-};
-template <>
-struct Bits<bf16> {
-  using Type = uint32_t;
-  static constexpr Type kInf = 0x7F80u;
-  static constexpr Type kLeast = (127 - 50) << 7, kMost = (127 + 60) << 7;
-  __device__ static Type of(bf16 x) { return x.bits & 0x7FFFu; }
-};
-template <>
-struct Bits<float> {
-  using Type = uint32_t;
-  static constexpr Type kInf = 0x7F800000u;
-  static constexpr Type kLeast = 1, kMost = kInf;
-  __device__ static Type of(float x) { return __float_as_uint(x) & 0x7FFFFFFFu; }
-};
-template <>
-struct Bits<double> {
-  using Type = unsigned long long;
-  static constexpr Type kInf = 0x7FF0000000000000ull;
-  static constexpr Type kLeast = 1, kMost = kInf;
-  __device__ static Type of(double x) { return __double_as_longlong(x) & 0x7FFFFFFFFFFFFFFFll; }
-};
-
-__device__ inline double widen(f16 x) { return to_float(x); }
-__device__ inline double widen(bf16 x) { return to_float(x); }
-__device__ inline double widen(float x) { return x; }
-__device__ inline double widen(double x) { return x; }
 
 __device__ inline float2 to_floats(f16 a, f16 b) {
   return __half22float2(__halves2half2(__ushort_as_half(a.bits), __ushort_as_half(b.bits)));
 }
 __device__ inline float2 to_floats(bf16 a, bf16 b) { return {to_float(a), to_float(b)}; }
 
-// The largest magnitude of a pack and what was before, as an integer; two at a time where they fit
-// in a word.
+// The largest magnitude so far, as an integer. 16-bit elements are compared two at a time with a
+// SIMD instruction on 32-bit words.
 template <typename T>
 struct Largest {
-  typename Bits<T>::Type value = 0;
+  typename Element<T>::Bits value = 0;
   template <int kCount>
   __device__ void add(const Pack<T, kCount>& pack) {
 #pragma unroll
-    for (int e = 0; e < kCount; ++e) value = max(value, Bits<T>::of(pack.at[e]));
+    for (int e = 0; e < kCount; ++e) value = max(value, magnitude_of(pack.at[e]));
   }
-  __device__ typename Bits<T>::Type of_all() const { return value; }
+  __device__ typename Element<T>::Bits of_all() const { return value; }
 };
 template <typename T>
 requires(sizeof(T) == 2) struct Largest<T> {
@@ -104,14 +69,16 @@ requires(sizeof(T) == 2) struct Largest<T> {
       pair = __vmaxu2(pair, word & 0x7FFF7FFFu);
     }
   }
-  __device__ uint32_t of_all() const { return max(pair & 0xFFFFu, pair >> 16); }
+  __device__ uint16_t of_all() const {
+    return static_cast<uint16_t>(max(pair & 0xFFFFu, pair >> 16));
+  }
 };
 
-// Squares that are added up, by magnitude.
+// Sums of squares by magnitude, as in GradStats::squares.
 struct Squares {
   double of[3] = {0.0, 0.0, 0.0};
 
-  // Right for all finite values.
+  // Exact for all finite values up to the rounding of the sum.
   template <typename T>
   __device__ void add(T x) {
     const double value = widen(x);
@@ -126,8 +93,9 @@ struct Squares {
     }
   }
 
-  // Adds a few values at once. 16-bit ones are added in FP32 first, whose squares it has to hold:
-  // see Bits.
+  // Adds one pack. Squares of 16-bit elements are first added in FP32, which is much faster than
+  // double and right only within SquareLimits. The square of a float is exact in double, so that
+  // fma() rounds like an add.
   template <typename T, int kCount>
   __device__ void add_pack(const Pack<T, kCount>& pack) {
     if constexpr (sizeof(T) == 2) {
@@ -152,7 +120,9 @@ struct Squares {
   }
 };
 
-// One thread's share of a piece: calls visit(pack of n elements) for its elements.
+// Calls visit(pack) for the elements of a piece that belong to this thread. Single elements, at the
+// end or at unaligned addresses, are passed in a pack padded with zeros. kKeep: loads keep the data
+// in the L2 cache.
 template <bool kKeep, typename T, typename Visit>
 __device__ void for_elements(const T* data, int count, const Visit& visit) {
   constexpr int kPack = 16 / sizeof(T);
@@ -163,7 +133,7 @@ __device__ void for_elements(const T* data, int count, const Visit& visit) {
   const auto thread = static_cast<int>(threadIdx.x);
   int i = 0;
   if (aligned_16(data)) {
-    constexpr int kTurns = 8;  // packs that a thread has on the way
+    constexpr int kTurns = 8;  // outstanding loads per thread
     const int whole = count / kPack;
     int p = thread;
     for (; p + (kTurns - 1) * kThreads < whole; p += kTurns * kThreads) {
@@ -185,11 +155,11 @@ __device__ void for_elements(const T* data, int count, const Visit& visit) {
   }
 }
 
-// Adds this thread's share of one piece to its `partial`.
+// Adds this thread's elements of one piece to its `partial`. They are first summed without checks;
+// the largest magnitude then says whether the sums can be used.
 template <typename T>
 __device__ void measure_piece(T* data, int count, int64_t tensor, bool keep, GradStats* partial,
                               Squares* squares) {
-  using B = Bits<T>;
   Largest<T> found;
   Squares sums;
   const auto visit = [&](const auto& pack) {
@@ -201,30 +171,23 @@ __device__ void measure_piece(T* data, int count, int64_t tensor, bool keep, Gra
   } else {
     for_elements<false>(data, count, visit);
   }
-  const typename B::Type largest = found.of_all();
-  double amax = 0.0;
-  const bool ordinary = largest < B::kMost && (largest == 0 || largest >= B::kLeast);
-  if (ordinary) {
-    if constexpr (std::is_same_v<T, double>) {
-      amax = __longlong_as_double(static_cast<long long>(largest));
-    } else if constexpr (std::is_same_v<T, float>) {
-      amax = __uint_as_float(largest);
-    } else {
-      amax = to_float(T::from_bits(static_cast<uint16_t>(largest)));
-    }
+  const auto largest = found.of_all();
+  using Limits = SquareLimits<T>;
+  if (largest < Limits::kTooLarge && (largest == 0 || largest >= Limits::kTooSmall)) {
     squares->add(sums);
-    partial->amax = fmax(partial->amax, amax);
+    partial->amax = fmax(partial->amax, widen(std::bit_cast<T>(largest)));
     return;
   }
-  // Something here is not finite, or its square is beyond FP32: look at each element again.
+  // Read the elements again, one at a time.
+  double amax = 0.0;
   int inf = 0, nan = 0;
   Squares finite;
   for_elements<false>(data, count, [&](const auto& pack) {
     for (const T& x : pack.at) {
-      const auto bits = B::of(x);
-      inf += bits == B::kInf;
-      nan += bits > B::kInf;
-      if (bits >= B::kInf) continue;
+      const auto magnitude = magnitude_of(x);
+      inf += magnitude == Element<T>::kInf;
+      nan += magnitude > Element<T>::kInf;
+      if (magnitude >= Element<T>::kInf) continue;
       amax = fmax(amax, fabs(widen(x)));
       finite.add(x);
     }
@@ -234,8 +197,11 @@ __device__ void measure_piece(T* data, int count, int64_t tensor, bool keep, Gra
   add_bad(tensor, inf, nan, partial);
 }
 
+// Multiplies a piece in place. Threads write other elements than they have measured, so the block
+// synchronises first.
 template <typename T>
 __device__ void unscale_piece(T* data, int count, float inverse, GradStats* partial) {
+  __syncthreads();
   for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) {
     const T before = data[i];
     T after;
@@ -245,29 +211,21 @@ __device__ void unscale_piece(T* data, int count, float inverse, GradStats* part
       after = from_float<T>(to_float(before) * inverse);
     }
     data[i] = after;
-    const bool was_finite = Bits<T>::of(before) < Bits<T>::kInf;
-    partial->new_inf += was_finite && Bits<T>::of(after) >= Bits<T>::kInf;
-    partial->new_zeros += Bits<T>::of(before) != 0 && Bits<T>::of(after) == 0;
+    const bool was_finite = magnitude_of(before) < Element<T>::kInf;
+    partial->new_inf += was_finite && magnitude_of(after) >= Element<T>::kInf;
+    partial->new_zeros += magnitude_of(before) != 0 && magnitude_of(after) == 0;
   }
 }
 
-template <typename T>
-__device__ void do_piece(void* data, int64_t first, int count, int64_t tensor, bool keep,
-                         bool unscale, float inverse, GradStats* partial, Squares* squares) {
-  T* const piece = static_cast<T*>(data) + first;
-  measure_piece(piece, count, tensor, keep, partial, squares);
-  if (unscale) __syncthreads();  // each thread unscales other elements than it measured
-  if (unscale) unscale_piece(piece, count, inverse, partial);
-}
-
-// Whether there is more to add up than ordinary squares and amax.
+// Whether any field besides amax and the ordinary squares is used.
 __device__ bool unusual(const GradStats& stats) {
   return stats.culprit >= 0 || stats.new_inf + stats.new_zeros > 0 || stats.squares[0] != 0.0 ||
          stats.squares[2] != 0.0;
 }
 
-// Of all threads, to thread 0, in a fixed order.
+// Merges the results of all threads into shared[0], in a fixed order.
 __device__ void reduce_block(GradStats* shared, const GradStats& mine) {
+  // The common case reduces two numbers with warp shuffles; merging the whole struct is slow.
   if (!__syncthreads_or(unusual(mine))) {
     double sum = mine.squares[1], amax = mine.amax;
     for (unsigned half = 16; half > 0; half /= 2) {
@@ -298,7 +256,7 @@ __device__ void reduce_block(GradStats* shared, const GradStats& mine) {
   __syncthreads();
 }
 
-// One block for each tensor says which pieces are its own.
+// Fills the table that maps a piece to its tensor. Block i does so for tensor i.
 __global__ void owner_kernel(const CudaTensor* tensors, int64_t piece_bytes, uint32_t* owners) {
   const CudaTensor& tensor = tensors[blockIdx.x];
   const int64_t pieces = pieces_of(tensor.count, tensor.dtype, piece_bytes);
@@ -309,44 +267,34 @@ __global__ void owner_kernel(const CudaTensor* tensors, int64_t piece_bytes, uin
 
 __global__ void __launch_bounds__(kThreads, kResident)
     measure_kernel(const CudaTensor* tensors, const uint32_t* owners, int64_t pieces,
-                   int64_t piece_bytes, bool unscale, float inverse, const float* factor,
-                   bool idle_at_one, int64_t count, GradStats* blocks, unsigned* finished,
-                   GradStats* result) {
+                   int64_t piece_bytes, MeasureJob job, int64_t count, GradStats* blocks,
+                   unsigned* finished, GradStats* result) {
+  // Raw bytes: shared memory cannot have constructors.
   __shared__ alignas(GradStats) unsigned char shared_bytes[kThreads * sizeof(GradStats)];
   auto* const shared = reinterpret_cast<GradStats*>(shared_bytes);
   __shared__ bool last;
-  if (factor != nullptr) inverse = *factor;
-  if (idle_at_one && inverse == 1.0f) return;
+  const float inverse = job.device_factor != nullptr ? *job.device_factor : job.inverse_scale;
+  if (job.skip_at_one && inverse == 1.0f) return;
   GradStats mine;
   Squares squares;
   for (int64_t piece = blockIdx.x; piece < pieces; piece += gridDim.x) {
     const uint32_t t = owners[piece];
     const CudaTensor tensor = tensors[t];
     const bool keep = (pieces - piece) * piece_bytes <= kKept;
-    const auto run = [&](auto element) {
+    with_type<f16, bf16, float, double>(tensor.dtype, [&](auto element) {
       using T = decltype(element);
       const int64_t whole = piece_bytes / static_cast<int64_t>(sizeof(T));
       const int64_t first = (piece - tensor.first_piece) * whole;
       const int size = static_cast<int>(min(whole, tensor.count - first));
-      do_piece<T>(tensor.data, first, size, t, keep, unscale, inverse, &mine, &squares);
-    };
-    switch (tensor.dtype) {
-      case DType::kF16:
-        run(f16{});
-        break;
-      case DType::kBF16:
-        run(bf16{});
-        break;
-      case DType::kF32:
-        run(float{});
-        break;
-      case DType::kF64:
-        run(double{});
-        break;
-    }
+      T* const data = static_cast<T*>(tensor.data) + first;
+      measure_piece(data, size, t, keep, &mine, &squares);
+      if (job.unscale) unscale_piece(data, size, inverse, &mine);
+    });
   }
   for (int i = 0; i < 3; ++i) mine.squares[i] = squares.of[i];
   reduce_block(shared, mine);
+  // The fence before the counter makes this block's result visible to whichever block counts last;
+  // the one after it keeps the last block from reading stale results.
   if (threadIdx.x == 0) {
     blocks[blockIdx.x] = shared[0];
     __threadfence();
@@ -361,16 +309,16 @@ __global__ void __launch_bounds__(kThreads, kResident)
   if (threadIdx.x == 0) {
     *result = shared[0];
     result->count = count;
-    *finished = 0;
+    *finished = 0;  // for the next launch
   }
 }
 
-// One block for each tensor at a time writes zeros.
+// A block writes zeros to one tensor at a time.
 __global__ void clear_kernel(const CudaTensor* tensors, unsigned count, const bool* keep) {
   if (*keep) return;
   for (unsigned t = blockIdx.x; t < count; t += gridDim.x) {
     auto* const data = static_cast<unsigned char*>(tensors[t].data);
-    const int64_t bytes = tensors[t].count * size_on_device(tensors[t].dtype);
+    const int64_t bytes = bytes_of(tensors[t].count, tensors[t].dtype);
     for (int64_t i = threadIdx.x; i < bytes; i += blockDim.x) data[i] = 0;
   }
 }
@@ -383,8 +331,6 @@ CudaMeasure::CudaMeasure(int device) : device_(device) {
   partials_.reserve(device, static_cast<size_t>(blocks_ + 1));
   finished_.reserve(device, 1);
 }
-
-GradStats* CudaMeasure::stats() const { return partials_.data() + blocks_; }
 
 GradStats CudaMeasure::wait() const {
   GradStats found;
@@ -410,7 +356,7 @@ void CudaMeasure::set_list(const std::vector<TensorView>& list) {
   }
   if (tensors == tensors_) return;
   const DeviceScope scope(device_);
-  tensors_.clear();
+  tensors_.clear();  // if something below throws, the list is empty
   pieces_ = 0;
   count_ = 0;
   table_.reserve(device_, tensors.size());
@@ -426,12 +372,6 @@ void CudaMeasure::set_list(const std::vector<TensorView>& list) {
   count_ = count;
 }
 
-void CudaMeasure::enqueue(const MeasureJob& job, const float* factor) {
-  launch(job, factor, false);
-}
-
-void CudaMeasure::enqueue_rescale(const float* factor) { launch({.unscale = true}, factor, true); }
-
 void CudaMeasure::enqueue_clear(const bool* keep) {
   if (tensors_.empty()) return;
   const DeviceScope scope(device_);
@@ -440,19 +380,19 @@ void CudaMeasure::enqueue_clear(const bool* keep) {
   HEADROOM_CUDA(cudaGetLastError());
 }
 
-void CudaMeasure::launch(const MeasureJob& job, const float* factor, bool idle_at_one) {
+void CudaMeasure::enqueue(const MeasureJob& job) {
   const DeviceScope scope(device_);
   GradStats* const partials = partials_.data();
   const auto grid = static_cast<unsigned>(std::clamp<int64_t>(pieces_, 1, blocks_));
-  measure_kernel<<<grid, kThreads, 0, current_stream()>>>(
-      table_.data(), owners_.data(), pieces_, piece_bytes_, job.unscale, job.inverse_scale, factor,
-      idle_at_one, count_, partials, finished_.data(), partials + blocks_);
+  measure_kernel<<<grid, kThreads, 0, current_stream()>>>(table_.data(), owners_.data(), pieces_,
+                                                          piece_bytes_, job, count_, partials,
+                                                          finished_.data(), partials + blocks_);
   HEADROOM_CUDA(cudaGetLastError());
 }
 
 GradStats cuda_measure(const std::vector<TensorView>& list, const MeasureJob& job,
                        GradDetail* detail) {
-  // Shared by the calls of one thread, each of which waits for its end.
+  // Reused by all calls of this thread; each call waits for its own result.
   thread_local std::map<int, CudaMeasure> all;
   const int device = list[0].device.index;
   CudaMeasure& mine = all.try_emplace(device, device).first->second;

@@ -1,3 +1,4 @@
+// Counts elements by magnitude. Used for occasional inspection, so scalar code is fast enough.
 #include <algorithm>
 #include <bit>
 #include <cstdint>
@@ -5,42 +6,23 @@
 #include "measure/careful.h"
 
 namespace headroom::internal {
-namespace {
-
-constexpr int kMin = GradDetail::kMinExponent;
-constexpr int kMax = GradDetail::kMaxExponent;
-
-bool subnormal(f16 x) { return (x.bits & 0x7C00) == 0 && (x.bits & 0x3FF) != 0; }
-bool subnormal(bf16 x) { return (x.bits & 0x7F80) == 0 && (x.bits & 0x7F) != 0; }
-bool subnormal(float x) {
-  const uint32_t bits = std::bit_cast<uint32_t>(x) & 0x7FFFFFFFu;
-  return bits != 0 && bits < 0x00800000u;
-}
-bool subnormal(double x) {
-  const uint64_t bits = std::bit_cast<uint64_t>(x) & 0x7FFFFFFFFFFFFFFFu;
-  return bits != 0 && bits < 0x0010000000000000u;
-}
-
-// floor(log2(|x|)) of a finite x other than 0. Every f16, bf16 and float is a normal double.
-int exponent(double x) {
-  const int biased = static_cast<int>(std::bit_cast<uint64_t>(x) >> 52 & 0x7FF);
-  return biased - 1023;  // f64 subnormals come out as -1023: below the histogram anyway
-}
-
-}  // namespace
 
 template <typename T>
 void add_detail(const T* p, size_t count, GradDetail* detail) {
+  constexpr int kMin = GradDetail::kMinExponent;
   for (size_t i = 0; i < count; ++i) {
     const T x = element(p + i);
-    if (!finite_bits(x)) continue;
-    const double wide = widen(x);
-    if (wide == 0.0) {
+    const auto magnitude = magnitude_of(x);
+    if (magnitude >= Element<T>::kInf) continue;
+    if (magnitude == 0) {
       ++detail->zeros;
       continue;
     }
-    detail->subnormals += subnormal(x);
-    ++detail->histogram[static_cast<size_t>(std::clamp(exponent(wide), kMin, kMax) - kMin)];
+    detail->subnormals += magnitude < Element<T>::kMinNormal;
+    // floor(log2(|x|)), from the exponent field of the double. Every f16, bf16 and float is a
+    // normal double. f64 subnormals give -1023, which is clamped to the first bin anyway.
+    const int exponent = static_cast<int>(std::bit_cast<uint64_t>(widen(x)) >> 52 & 0x7FF) - 1023;
+    ++detail->histogram[static_cast<size_t>(std::clamp(exponent - kMin, 0, GradDetail::kBins - 1))];
   }
 }
 

@@ -1,9 +1,12 @@
 // The measuring kernels of one SIMD target.
 //
-// The order of additions is part of the promise: an element of a tensor is added in one of 32
-// lanes, chosen by its index alone, whatever the width of the registers; lanes are folded into
-// doubles every 1024 elements. A product is exact, or it is multiplied and added in two roundings,
-// never fused, so that every target gives the same bits.
+// Results are the same bits on every target, because the order of additions is fixed: an element is
+// added to one of 32 lanes, chosen by its position alone and not by the width of the vectors, and
+// lanes are moved to double every 1024 elements. A multiply-add is fused only where the product is
+// exact.
+//
+// A block of 1024 elements is first summed without any checks. Its largest magnitude then says
+// whether the sums can be used; if not, the block is read again by the scalar code in careful.h.
 #if defined(HEADROOM_SRC_MEASURE_KERNELS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEADROOM_SRC_MEASURE_KERNELS_INL_H_
 #undef HEADROOM_SRC_MEASURE_KERNELS_INL_H_
@@ -13,6 +16,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstring>
 #include <limits>
 
@@ -25,7 +29,7 @@ namespace headroom {
 namespace internal {
 namespace HWY_NAMESPACE {
 
-// Running totals over one range: 32 lanes of sums, and the largest magnitudes.
+// Totals of one range: 32 lanes of sums, and the largest magnitudes.
 template <typename T>
 struct Totals {
   static constexpr size_t kSums = kGroup / kDoubleLanes;
@@ -37,6 +41,7 @@ struct Totals {
     for (auto& sum : sums) sum = hn::Zero(DD());
   }
 
+  // Adds the lanes pairwise, in an order that does not depend on the width of the vectors.
   HWY_INLINE double sum() const {
     alignas(64) double lanes[kGroup];
     for (size_t i = 0; i < kSums; ++i) hn::Store(sums[i], DD(), lanes + i * kDoubleLanes);
@@ -49,20 +54,20 @@ struct Totals {
   HWY_INLINE double amax() const {
     alignas(64) typename Group<T>::Bits lanes[Group<T>::kLanes];
     hn::Store(maximum, typename Group<T>::D(), lanes);
-    return Careful<T>::from_bits(*std::max_element(lanes, lanes + Group<T>::kLanes));
+    return widen(std::bit_cast<T>(*std::max_element(lanes, lanes + Group<T>::kLanes)));
   }
 };
 
-// Up to 32 groups, from one tensor or several, whose sums become part of the totals only if all of
-// it is in order. For types that are summed in double they start from the totals, so that nothing
-// has to be added later.
+// Up to 32 groups, from one tensor or several. Its sums become part of the totals only if
+// in_order(). For types that are summed in double, the sums start from the totals, which saves an
+// addition at the end.
 template <typename T>
 struct Block {
   using Bits = typename Group<T>::Bits;
   using DBits = typename Group<T>::D;
   using DSum = typename Squares<T>::DSum;
   static constexpr bool kWide = sizeof(hn::TFromD<DSum>) == sizeof(double);
-  static constexpr size_t kMaxima = Group<T>::kVectors < 2 ? 1 : 2;
+  static constexpr size_t kMaxima = Group<T>::kVectors < 2 ? 1 : 2;  // two dependency chains
 
   hn::Vec<DSum> sums[Squares<T>::kSums];
   hn::Vec<DBits> maxima[kMaxima];
@@ -101,16 +106,17 @@ struct Block {
       group.vectors[i] =
           hn::LoadU(DBits(), reinterpret_cast<const Bits*>(p) + i * Group<T>::kLanes);
 #if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
-      // Loaded once: without this the compiler reads memory again for every use, and a vector that
-      // crosses a cache line, as in most small tensors, costs double each time.
+      // Forces the vector into a register. Without this the compiler folds the load into each of
+      // its uses, and an unaligned vector that crosses a cache line costs double every time.
       asm("" : "+x"(group.vectors[i].raw));
 #endif
     }
     return group;
   }
 
-  // The last `rest` elements before `end` in the last lanes of a group, the other lanes zero. Reads
-  // the 32 elements before `end`.
+  // The last `rest` elements before `end`, in the last lanes of a group whose other lanes are zero.
+  // Reads the 32 elements before `end`, and masks with a window into an array of 32 zeros followed
+  // by 32 ones.
   static HWY_INLINE Group<T> load_tail(const T* end, size_t rest) {
     static constexpr auto kMask = [] {
       std::array<Bits, 2 * kGroup> mask{};
@@ -126,7 +132,7 @@ struct Block {
     return group;
   }
 
-  // Adds elements, the last group of which may be short. There must be room for them.
+  // Adds `count` elements, which must fit into the block. The last group may be partial.
   HWY_INLINE void add(const T* p, size_t count) {
     const T* const end = p + count;
     const size_t rest = count % kGroup;
@@ -138,16 +144,16 @@ struct Block {
     add_group(load(padded));
   }
 
-  // Whether all elements are finite and no square has left the range of Sum.
+  // Whether all elements are finite and no square has left the range of the sums.
   HWY_INLINE bool in_order() const {
     const DBits db;
     const auto maximum = hn::Max(maxima[0], maxima[kMaxima - 1]);
     const auto at_least = [&](Bits limit) HWY_ATTR {
       return !hn::AllTrue(db, hn::Lt(maximum, hn::Set(db, limit)));
     };
-    if (HWY_UNLIKELY(at_least(Careful<T>::kTooLarge))) return false;
-    return Careful<T>::kTooSmall == 0 || HWY_LIKELY(at_least(Careful<T>::kTooSmall)) ||
-           !at_least(1);
+    using Limits = SquareLimits<T>;
+    if (HWY_UNLIKELY(at_least(Limits::kTooLarge))) return false;
+    return Limits::kTooSmall == 1 || HWY_LIKELY(at_least(Limits::kTooSmall)) || !at_least(1);
   }
 
   HWY_INLINE void commit(Totals<T>* totals) const {
@@ -167,12 +173,13 @@ struct Block {
   }
 };
 
-// Multiplies one vector of elements, and counts what rounding did to them.
+// Multiplies `lanes` elements by `inverse_scale`, and counts those that rounding made zero or inf.
 HWY_INLINE void unscale_vector(const double* from, double* to, float inverse_scale, size_t,
                                GradStats* out) {
+  constexpr uint64_t kInf = Element<double>::kInf;
   const double before = element(from);
   const double after = before * static_cast<double>(inverse_scale);
-  out->new_inf += finite_bits(before) && !finite_bits(after);
+  out->new_inf += magnitude_of(before) < kInf && magnitude_of(after) >= kInf;
   out->new_zeros += before != 0.0 && after == 0.0;
   std::memcpy(to, &after, sizeof(after));
 }
@@ -188,14 +195,14 @@ HWY_INLINE void unscale_vector(const T* from, T* to, float inverse_scale, size_t
   const auto after = load_float(df, rounded);
   std::memcpy(static_cast<void*>(to), rounded, lanes * sizeof(T));
   const auto zero = hn::Zero(di);
-  const auto largest = hn::Set(di, 0x7F7FFFFF);
+  const auto largest = hn::Set(di, 0x7F7FFFFF);  // largest finite float
   const auto a = magnitude_bits(df, after);
   const auto b = magnitude_bits(df, before);
-  const auto died = hn::And(hn::Eq(a, zero), hn::Gt(b, zero));
-  const auto burst = hn::AndNot(hn::Gt(b, largest), hn::Gt(a, largest));
-  if (HWY_UNLIKELY(!hn::AllFalse(di, hn::Or(died, burst)))) {
-    out->new_zeros += static_cast<int64_t>(hn::CountTrue(di, died));
-    out->new_inf += static_cast<int64_t>(hn::CountTrue(di, burst));
+  const auto new_zero = hn::And(hn::Eq(a, zero), hn::Gt(b, zero));
+  const auto new_inf = hn::AndNot(hn::Gt(b, largest), hn::Gt(a, largest));
+  if (HWY_UNLIKELY(!hn::AllFalse(di, hn::Or(new_zero, new_inf)))) {
+    out->new_zeros += static_cast<int64_t>(hn::CountTrue(di, new_zero));
+    out->new_inf += static_cast<int64_t>(hn::CountTrue(di, new_inf));
   }
 }
 
@@ -217,12 +224,12 @@ HWY_INLINE void for_pieces(const TensorView* list, const Range& range, const Vis
   for (size_t tensor = range.first; tensor <= range.last; ++tensor) {
     const int64_t begin = range.begin_in(tensor);
     const int64_t count = range.end_in(tensor, list) - begin;
-    if (count > 0)
-      visit(tensor, static_cast<T*>(list[tensor].data) + begin, static_cast<size_t>(count));
+    if (count <= 0) continue;
+    visit(tensor, static_cast<T*>(list[tensor].data) + begin, static_cast<size_t>(count));
   }
 }
 
-// A block that is not in order, once more and piece by piece.
+// Adds a block that is not in order, tensor by tensor.
 template <typename T>
 HWY_NOINLINE void add_carefully(const TensorView* list, const Range& range, Totals<T>* totals,
                                 GradStats* stats) {
@@ -239,6 +246,7 @@ HWY_NOINLINE void add_carefully(const TensorView* list, const Range& range, Tota
   });
 }
 
+// The optional work on a block that was just read and is still in the cache.
 template <typename T>
 HWY_NOINLINE void do_extras(const TensorView* list, const Range& range, const MeasureJob& job,
                             GradStats* stats, GradDetail* detail) {
@@ -255,14 +263,14 @@ void measure_range(const TensorView* list, const Range& range, const MeasureJob&
   const bool extras = detail != nullptr || job.unscale;
   Totals<T> totals;
   Block<T> block(totals);
-  Range open = range;  // what is in the block: from here to the element at hand
+  Range open = range;  // starts where the current block starts
   const auto close = [&](size_t tensor, int64_t end) HWY_ATTR {
     open.last = tensor;
     open.last_end = end;
     if (HWY_LIKELY(block.in_order())) {
       block.commit(&totals);
     } else {
-      Totals<T> changed = totals;  // a copy, so that the totals can stay in registers
+      Totals<T> changed = totals;  // a copy: passing &totals would force them out of registers
       add_carefully<T>(list, open, &changed, stats);
       totals = changed;
     }
@@ -290,10 +298,9 @@ void measure_range(const TensorView* list, const Range& range, const MeasureJob&
   stats->amax = std::max(stats->amax, totals.amax());
 }
 
-const MeasureKernels* measure_kernels_for_target() {
-  static constexpr MeasureKernels kKernels = {
-      {&measure_range<f16>, &measure_range<bf16>, &measure_range<float>, &measure_range<double>}};
-  return &kKernels;
+MeasureFunction measure_function_for_target(DType dtype) {
+  return with_type<f16, bf16, float, double>(
+      dtype, [](auto element) -> MeasureFunction { return &measure_range<decltype(element)>; });
 }
 
 }  // namespace HWY_NAMESPACE

@@ -1,6 +1,6 @@
-// measure/ reads gradients once and says what is in them; it knows nothing of optimizers or
-// policies. This header is the line between the list of tensors (measure.cc) and the kernels, one
-// table of which exists per SIMD target.
+// measure/ reads gradients once and produces GradStats. It must not know about optimizers or
+// policies. This header separates the bookkeeping of tensor lists (measure.cc) from the kernels
+// (kernels-inl.h), which exist once per SIMD target.
 #ifndef HEADROOM_SRC_MEASURE_KERNELS_H_
 #define HEADROOM_SRC_MEASURE_KERNELS_H_
 
@@ -11,7 +11,7 @@
 
 namespace headroom::internal {
 
-/// A run of elements through a list of tensors of one type: from element `first_begin` of tensor
+/// Consecutive elements of a list of tensors of one type: from element `first_begin` of tensor
 /// `first` up to, but not including, element `last_end` of tensor `last`.
 struct Range {
   size_t first;
@@ -25,22 +25,20 @@ struct Range {
   }
 };
 
+/// What to do besides measuring.
 struct MeasureJob {
-  bool unscale = false;        // after reading, multiply in place by
-  float inverse_scale = 1.0f;  // this
+  bool unscale = false;                  // multiply every element in place
+  float inverse_scale = 1.0f;            // by this,
+  const float* device_factor = nullptr;  // or by this number on the CUDA device, if not null
+  bool skip_at_one = false;  // CUDA: if the factor is 1, neither read nor write (no statistics)
 };
 
-/// Adds what it finds in its range to `stats` and, if that is not null, to `detail`.
+/// Adds its results for the range to `stats` and, if that is not null, to `detail`.
 using MeasureFunction = void (*)(const TensorView* list, const Range& range, const MeasureJob& job,
                                  GradStats* stats, GradDetail* detail);
 
-/// The kernels of one SIMD target, one per DType.
-struct MeasureKernels {
-  MeasureFunction by_dtype[4];
-};
-
-/// The kernels of the SIMD target in use.
-const MeasureKernels& measure_kernels();
+/// The kernel for one element type on the SIMD target in use.
+MeasureFunction measure_function(DType dtype);
 
 }  // namespace headroom::internal
 

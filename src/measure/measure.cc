@@ -1,3 +1,4 @@
+// measure() and unscale_(): checks, division of the list among threads and devices, and merging.
 #include <headroom/measure.h>
 
 #include <algorithm>
@@ -20,26 +21,27 @@ namespace {
 // Elements that one thread reads before it takes more work.
 constexpr int64_t kRangeElements = int64_t{1} << 16;
 
-// How a list is cut into ranges depends on the list alone, and results are merged in the order of
-// the list, so threads cannot change a bit.
+// The ranges depend on the list alone, and their results are merged in the order of the list.
+// Therefore the number of threads does not change the result.
 struct Plan {
   std::vector<Range> ranges;
   size_t bytes = 0;
 };
 
+// Large tensors are cut into ranges; several small tensors of one type share a range.
 Plan make_plan(const std::vector<TensorView>& grads) {
   Plan plan;
-  Range range{};     // the one being filled
-  DType dtype{};     // its type
-  int64_t room = 0;  // elements that still fit
+  Range range{};     // the range that is being filled,
+  DType dtype{};     // its element type,
+  int64_t room = 0;  // and how many more elements fit into it
   const auto close = [&] {
-    if (room == 0 && range.last_end == 0) return;  // none yet
+    if (room == 0 && range.last_end == 0) return;  // nothing yet
     plan.ranges.push_back(range);
     plan.bytes += static_cast<size_t>(kRangeElements - room) * size_of(dtype);
   };
   for (size_t i = 0; i < grads.size(); ++i) {
     const TensorView& grad = grads[i];
-    if (grad.dtype == dtype && grad.count > 0 && grad.count <= room) {  // many small tensors
+    if (grad.dtype == dtype && grad.count > 0 && grad.count <= room) {
       range.last = i;
       range.last_end = grad.count;
       room -= grad.count;
@@ -57,7 +59,6 @@ Plan make_plan(const std::vector<TensorView>& grads) {
   return plan;
 }
 
-// Adds up the counts of several ranges.
 void merge_detail(const GradDetail& part, GradDetail* whole) {
   whole->zeros += part.zeros;
   whole->subnormals += part.subnormals;
@@ -70,12 +71,10 @@ GradStats run_on_cpu(const std::vector<TensorView>& grads, const MeasureJob& job
   const Plan plan = make_plan(grads);
   std::vector<GradStats> parts(plan.ranges.size());
   std::vector<GradDetail> details(detail != nullptr ? parts.size() : 0);
-  const MeasureKernels& kernels = measure_kernels();
   parallel_for(plan.ranges.size(), plan.bytes, [&](size_t i) {
     const Range& range = plan.ranges[i];
-    const auto dtype = static_cast<size_t>(grads[range.first].dtype);
-    kernels.by_dtype[dtype](grads.data(), range, job, &parts[i],
-                            detail != nullptr ? &details[i] : nullptr);
+    const MeasureFunction function = measure_function(grads[range.first].dtype);
+    function(grads.data(), range, job, &parts[i], detail != nullptr ? &details[i] : nullptr);
   });
   GradStats whole;
   for (const GradStats& part : parts) merge(part, &whole);
@@ -83,7 +82,7 @@ GradStats run_on_cpu(const std::vector<TensorView>& grads, const MeasureJob& job
   return whole;
 }
 
-// Measures the tensors of each device by themselves; a culprit is the first in the whole list.
+// Measures the tensors of each device separately. The culprit is the first one in the whole list.
 GradStats run_on_devices(const std::vector<TensorView>& grads, const MeasureJob& job,
                          GradDetail* detail) {
   std::map<int, std::vector<size_t>> by_device;  // -1 for the CPU
@@ -112,34 +111,32 @@ GradStats run(const std::vector<TensorView>& grads, const MeasureJob& job, GradD
   return cuda ? run_on_devices(grads, job, detail) : run_on_cpu(grads, job, detail);
 }
 
-std::string gradient(size_t index) { return "Gradient " + std::to_string(index); }
-
 void check_views(const std::vector<TensorView>& grads, Access access) {
   for (size_t i = 0; i < grads.size(); ++i) {
-    check_view(grads[i], access, [i] { return gradient(i); });
+    check_view(grads[i], access, [i] { return "Gradient " + std::to_string(i); });
   }
 }
 
-// Throws if any two of them share memory, which would be unscaled twice, by two threads at a time.
+// Throws if two gradients share memory: it would be unscaled twice, by two threads at a time.
 void check_apart(const std::vector<TensorView>& grads) {
-  std::vector<size_t> order;
-  for (size_t i = 0; i < grads.size(); ++i) {
-    if (grads[i].count > 0) order.push_back(i);
-  }
-  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-    return std::pair(grads[a].data, a) < std::pair(grads[b].data, b);
+  std::vector<const TensorView*> views;
+  for (const TensorView& grad : grads) views.push_back(&grad);
+  const auto shared = find_overlap(views);
+  require(!shared, ErrorCode::kInvalidArgument, [&] {
+    return "Gradient " + std::to_string(shared->first) + " and gradient " +
+           std::to_string(shared->second) +
+           " share memory and would be unscaled twice; list each tensor once.";
   });
-  for (size_t i = 1; i < order.size(); ++i) {
-    const auto [first, second] = std::minmax(order[i - 1], order[i]);
-    require(!overlap(grads[first], grads[second]), ErrorCode::kInvalidArgument,
-            [&, a = first, b = second] {
-              return gradient(a) + " and gradient " + std::to_string(b) +
-                     " share memory and would be unscaled twice; list each tensor once.";
-            });
-  }
 }
 
 }  // namespace
+
+std::vector<TensorView> grads_of(const std::vector<Parameter>& parameters) {
+  std::vector<TensorView> grads;
+  grads.reserve(parameters.size());
+  for (const Parameter& parameter : parameters) grads.push_back(parameter.grad);
+  return grads;
+}
 
 GradStats measure_bound(const std::vector<TensorView>& grads) { return run(grads, {}, nullptr); }
 
@@ -157,18 +154,15 @@ GradStats measure(const std::vector<TensorView>& grads, GradDetail* detail) {
 }
 
 GradStats measure(const std::vector<Parameter>& parameters, GradDetail* detail) {
-  std::vector<TensorView> grads;
-  grads.reserve(parameters.size());
-  for (const Parameter& parameter : parameters) grads.push_back(parameter.grad);
-  return measure(grads, detail);
+  return measure(internal::grads_of(parameters), detail);
 }
 
 GradStats unscale_(const std::vector<TensorView>& grads, float inverse_scale) {
-  internal::require(std::isfinite(inverse_scale) && inverse_scale > 0.0f,
-                    ErrorCode::kInvalidArgument, [&] {
-                      return "unscale_ got an inverse scale of " + internal::number(inverse_scale) +
-                             "; pass 1/scale, a finite number above 0.";
-                    });
+  const bool possible = std::isfinite(inverse_scale) && inverse_scale > 0.0f;
+  internal::require(possible, ErrorCode::kInvalidArgument, [&] {
+    return "unscale_ got an inverse scale of " + internal::number(inverse_scale) +
+           "; pass 1/scale, a finite number above 0.";
+  });
   internal::check_views(grads, internal::Access::kWrite);
   internal::check_apart(grads);
   return internal::unscale_bound(grads, inverse_scale);

@@ -1,4 +1,5 @@
-// How the squares of each element type are added, for one SIMD target.
+// How the squares of each element type are added, for one SIMD target. All targets add the same
+// element to the same lane and round the same way, so that all give the same bits.
 #if defined(HEADROOM_SRC_MEASURE_SQUARES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEADROOM_SRC_MEASURE_SQUARES_INL_H_
 #undef HEADROOM_SRC_MEASURE_SQUARES_INL_H_
@@ -6,7 +7,7 @@
 #define HEADROOM_SRC_MEASURE_SQUARES_INL_H_
 #endif
 
-#include <cstring>
+#include <bit>
 #include <type_traits>
 
 #include "core/convert-inl.h"
@@ -21,10 +22,11 @@ using DD = hn::CappedTag<double, 8>;
 using DFHalf = hn::Rebind<float, DD>;  // as many floats as there are lanes in a DD
 constexpr size_t kDoubleLanes = hn::MaxLanes(DD());
 
-// A group of elements as it lies in memory, in registers of integer lanes.
+// A group of elements as they are in memory, in vectors of integer lanes. Lanes are signed because
+// x86 has the comparisons and maxima of signed integers at every width.
 template <typename T>
 struct Group {
-  using Bits = typename Careful<T>::Bits;
+  using Bits = std::make_signed_t<typename Element<T>::Bits>;
   using D = hn::CappedTag<Bits, 64 / sizeof(Bits)>;
   static constexpr size_t kLanes = hn::MaxLanes(D());
   static constexpr size_t kVectors = kGroup / kLanes;
@@ -32,39 +34,31 @@ struct Group {
   hn::Vec<D> vectors[kVectors];
 };
 
-// How the squares of a type are added: the type of the sums, and how lanes become numbers.
-template <typename T>
-struct Squares;
-
+// DSum is the type of the sums: FP32 for 16-bit elements, whose sums are moved to double after each
+// block, and double for the others.
 #if HWY_TARGET == HWY_SCALAR
 
 template <typename T>
-struct ScalarSquares {
+struct Squares {
   using DSum = hn::CappedTag<std::conditional_t<sizeof(T) == 2, float, double>, 16>;
   static constexpr size_t kSums = kGroup;
   static HWY_INLINE void add(const Group<T>& group, hn::Vec<DSum> (&sums)[kSums]) {
     using Sum = hn::TFromD<DSum>;
     for (size_t i = 0; i < kGroup; ++i) {
-      const auto bits = hn::GetLane(group.vectors[i]);
-      T x;
-      std::memcpy(&x, &bits, sizeof(x));
-      const Sum v = static_cast<Sum>(widen(x));
+      const Sum v = static_cast<Sum>(widen(std::bit_cast<T>(hn::GetLane(group.vectors[i]))));
+      // The lane that the vector targets use; see Squares<bf16> below.
       const size_t lane = std::is_same_v<T, bf16> ? i % 2 * (kGroup / 2) + i / 2 : i;
       sums[lane] = hn::Set(DSum(), v * v + hn::GetLane(sums[lane]));
     }
   }
 };
-template <>
-struct Squares<f16> : ScalarSquares<f16> {};
-template <>
-struct Squares<bf16> : ScalarSquares<bf16> {};
-template <>
-struct Squares<float> : ScalarSquares<float> {};
-template <>
-struct Squares<double> : ScalarSquares<double> {};
 
 #else
 
+template <typename T>
+struct Squares;
+
+// The square of an f16 is exact in FP32, so a fused multiply-add rounds like an add.
 template <>
 struct Squares<f16> {
   using DSum = DF;
@@ -75,16 +69,16 @@ struct Squares<f16> {
 #pragma GCC unroll 32
     for (size_t i = 0; i < kSums; i += 2) {
       const auto both = hn::BitCast(hn::Twice<decltype(d16)>(), group.vectors[i / 2]);
-      add_one(half_to_float(df, hn::LowerHalf(d16, both)), &sums[i]);
-      add_one(half_to_float(df, hn::UpperHalf(d16, both)), &sums[i + 1]);
+      const auto low = half_to_float(df, hn::LowerHalf(d16, both));
+      const auto high = half_to_float(df, hn::UpperHalf(d16, both));
+      sums[i] = hn::MulAdd(low, low, sums[i]);
+      sums[i + 1] = hn::MulAdd(high, high, sums[i + 1]);
     }
   }
-  // The product is exact, so fused or not is the same.
-  static HWY_INLINE void add_one(hn::Vec<DF> v, hn::Vec<DF>* sum) { *sum = hn::MulAdd(v, v, *sum); }
 };
 
 // Elements with an even index are added in the first half of the lanes, the others in the second: a
-// 32-bit word holds two of them, and each half of it is a float after one instruction.
+// 32-bit word holds one of each, and either becomes a float with a single shift or mask.
 template <>
 struct Squares<bf16> {
   using DSum = DF;
@@ -103,6 +97,7 @@ struct Squares<bf16> {
   }
 };
 
+// The square of a float is exact in double, so a fused multiply-add rounds like an add.
 template <>
 struct Squares<float> {
   using DSum = DD;
@@ -111,12 +106,12 @@ struct Squares<float> {
 #pragma GCC unroll 32
     for (size_t i = 0; i < kSums; i += 2) {
       const auto both = hn::BitCast(DF(), group.vectors[i / 2]);
-      add_one(hn::PromoteTo(DD(), hn::LowerHalf(DFHalf(), both)), &sums[i]);
-      add_one(hn::PromoteTo(DD(), hn::UpperHalf(DFHalf(), both)), &sums[i + 1]);
+      const auto low = hn::PromoteTo(DD(), hn::LowerHalf(DFHalf(), both));
+      const auto high = hn::PromoteTo(DD(), hn::UpperHalf(DFHalf(), both));
+      sums[i] = hn::MulAdd(low, low, sums[i]);
+      sums[i + 1] = hn::MulAdd(high, high, sums[i + 1]);
     }
   }
-  // The product is exact, so fused or not is the same.
-  static HWY_INLINE void add_one(hn::Vec<DD> v, hn::Vec<DD>* sum) { *sum = hn::MulAdd(v, v, *sum); }
 };
 
 template <>

@@ -1,4 +1,4 @@
-// The arithmetic of GradStats, on the host and on CUDA devices.
+// The arithmetic of GradStats. The same source runs on the host and in CUDA kernels.
 #ifndef HEADROOM_SRC_MEASURE_STATS_H_
 #define HEADROOM_SRC_MEASURE_STATS_H_
 
@@ -6,10 +6,30 @@
 
 #include <cmath>
 
+#include "core/element.h"
+
 namespace headroom::internal {
 
-/// Adds `part` to `whole`. The culprit is the tensor that comes first in the list, in whatever
-/// order the parts are merged.
+/// If the largest magnitude of a block, as bits, is zero or in [kTooSmall, kTooLarge), the squares
+/// of the block can be added without care: none overflows, and what underflows is far below the
+/// rounding error of the sum. Squares of f16 fit into FP32, squares of FP32 into double; bf16 and
+/// f64 have the range of their sums' type and need the margin.
+template <typename T>
+struct SquareLimits {
+  static constexpr typename Element<T>::Bits kTooSmall = 1, kTooLarge = Element<T>::kInf;
+};
+template <>
+struct SquareLimits<bf16> {  // 2^-50 and 2^60
+  static constexpr uint16_t kTooSmall = (127 - 50) << 7, kTooLarge = (127 + 60) << 7;
+};
+template <>
+struct SquareLimits<double> {  // 2^-450 and 2^450
+  static constexpr uint64_t kTooSmall = uint64_t{1023 - 450} << 52;
+  static constexpr uint64_t kTooLarge = uint64_t{1023 + 450} << 52;
+};
+
+/// Adds `part` to `whole`. The culprit is the bad tensor that comes first in the list, regardless
+/// of the order in which parts are merged.
 HEADROOM_HOST_DEVICE inline void merge(const GradStats& part, GradStats* whole) {
   whole->count += part.count;
   whole->inf_count += part.inf_count;
@@ -37,7 +57,8 @@ HEADROOM_HOST_DEVICE inline void merge_copies(GradStats copies, GradStats* whole
   merge(copies, whole);
 }
 
-/// Counts elements of `tensor` that are inf or nan.
+/// Adds the numbers of inf and NaN elements of `tensor`. Tensors have to be added in the order of
+/// the list.
 HEADROOM_HOST_DEVICE inline void add_bad(int64_t tensor, int64_t inf, int64_t nan,
                                          GradStats* stats) {
   if (inf + nan == 0) return;
@@ -50,7 +71,7 @@ HEADROOM_HOST_DEVICE inline void add_bad(int64_t tensor, int64_t inf, int64_t na
   }
 }
 
-/// Names the culprit that was found earlier.
+/// Copies the culprit, which an earlier pass over the same gradients has found.
 HEADROOM_HOST_DEVICE inline void copy_culprit(const GradStats& from, GradStats* to) {
   to->culprit = from.culprit;
   to->culprit_inf = from.culprit_inf;
@@ -58,8 +79,9 @@ HEADROOM_HOST_DEVICE inline void copy_culprit(const GradStats& from, GradStats* 
   to->culprit_rank = from.culprit_rank;
 }
 
-/// L2 norm of the finite elements. Each sum is converted to the unit of the next larger one; what
-/// underflows there is far below rounding.
+/// L2 norm of the finite elements. The sums of squares have different units (see
+/// GradStats::squares): each is converted to the unit of the next larger one. What underflows there
+/// is far below the rounding error.
 HEADROOM_HOST_DEVICE inline double finite_norm(const GradStats& stats) {
   const double* const squares = stats.squares;
   if (squares[2] > 0.0) {

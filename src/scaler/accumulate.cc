@@ -1,3 +1,4 @@
+// GradAccumulator: an optimizer whose "weights" are FP32 sums of gradients.
 #include <headroom/accumulate.h>
 
 #include <algorithm>
@@ -21,18 +22,19 @@ struct Accumulator {
 
   FloatBuffer memory;  // of the sums
   std::vector<Parameter> summed;
-  std::unordered_set<const void*> sums;                                // where they begin
-  GradScaler unit{StaticScale{.scale = 1.0f, .max_skips_in_row = 0}};  // steps the optimizers
-  bool added = false;    // a gradient came in this round
+  std::unordered_set<const void*> sums;                                // their addresses
+  GradScaler unit{StaticScale{.scale = 1.0f, .max_skips_in_row = 0}};  // steps the real optimizers
+  bool added = false;    // gradients were added in this round
   bool stepped = false;  // the next gradient begins a new round
   bool bad = false;      // a gradient of this round was not finite
   std::string culprit;
 
-  // A gradient comes in.
+  // Called for every gradient, good or bad, before it is added.
   void begin() {
     if (stepped) {
       unit.update();
-      for (const Parameter& sum : summed) {  // what optimizers that did not step have left of it
+      // Optimizers that were not stepped have left their part of a bad sum.
+      for (const Parameter& sum : summed) {
         if (bad && sum.grad.count > 0) std::memset(sum.grad.data, 0, sum.grad.bytes());
       }
       stepped = bad = false;
@@ -40,6 +42,7 @@ struct Accumulator {
     added = true;
   }
 
+  // Throws if a parameter without a sum gets a gradient.
   void check_sum(size_t index, const TensorView& grad) const {
     const bool no_sum = index < summed.size() && grad.count > 0 && summed[index].grad.count == 0;
     require(!no_sum, ErrorCode::kMismatch, [&] {
@@ -51,14 +54,7 @@ struct Accumulator {
 
 namespace {
 
-// sum - (-1) x gradient x multiplier: plain SGD adds gradients to FP32 sums.
-RuleSettings adding() {
-  RuleSettings settings;
-  settings.rule = Rule::kSgd;
-  settings.lr = -1.0;
-  return settings;
-}
-
+// The size of all sums. Checks the parameters first, since their counts may be anything.
 size_t floats_for(const std::vector<Parameter>& parameters) {
   check_parameters(parameters);
   size_t floats = 0;
@@ -82,7 +78,8 @@ GradAccumulator::GradAccumulator(std::vector<Parameter> parameters)
     impl_->sums.insert(next);
     next += internal::whole_lines(count);
   }
-  append_group(std::move(parameters), internal::adding());
+  // SGD with a learning rate of -1 computes sum - (-1) x gradient x multiplier.
+  append_group(std::move(parameters), {.rule = internal::Rule::kSgd, .lr = -1.0});
 }
 
 GradAccumulator::~GradAccumulator() = default;
@@ -101,7 +98,7 @@ void GradAccumulator::set_grad(size_t index, const TensorView& grad) {
   FusedOptimizer::set_grad(index, grad);
 }
 
-// The weights that it updates are its sums.
+// The weights of this optimizer are its sums, whatever the list says.
 void GradAccumulator::rebind(std::vector<Parameter> changed) {
   for (size_t i = 0; i < std::min(changed.size(), parameters().size()); ++i) {
     impl_->check_sum(i, changed[i].grad);
@@ -110,7 +107,7 @@ void GradAccumulator::rebind(std::vector<Parameter> changed) {
   FusedOptimizer::rebind(std::move(changed));
 }
 
-// The sums have to know of every skip, so the host waits for the verdict.
+// None: a skip has to be recorded on the host, so the scaler waits for the verdict.
 internal::CudaApply* GradAccumulator::cuda_side(int, internal::ApplyJob*) { return nullptr; }
 
 void GradAccumulator::skipped(const std::string& culprit) {
@@ -119,6 +116,7 @@ void GradAccumulator::skipped(const std::string& culprit) {
   impl_->culprit = culprit;
 }
 
+// The sums are unscaled, so they are stepped by a scaler with a constant scale of 1.
 StepReport GradAccumulator::step(Optimizer& optimizer, const StepOptions& options) {
   for (const Parameter& parameter : optimizer.parameters()) {
     const bool ours = parameter.grad.count == 0 || impl_->sums.contains(parameter.grad.data);
@@ -127,13 +125,12 @@ StepReport GradAccumulator::step(Optimizer& optimizer, const StepOptions& option
              "' is not one of this accumulator's sums; make the optimizer on summed().";
     });
   }
-  internal::require(impl_->added, ErrorCode::kWrongOrder, [] {
-    return "step() was called before any gradient was added; step a scaler on the accumulator "
-           "first.";
-  });
+  internal::require(
+      impl_->added, ErrorCode::kWrongOrder,
+      "step() was called before any gradient was added; step a scaler on the accumulator first.");
   if (!impl_->stepped) impl_->unit.scale(1.0f);
   StepOptions clearing = options;
-  clearing.clear_grads = ClearGrads::kAlways;
+  clearing.clear_grads = ClearGrads::kAlways;  // the next round begins with sums of zero
   StepReport report =
       impl_->bad ? internal::ScalerAccess::skip(impl_->unit, optimizer, clearing, impl_->culprit)
                  : impl_->unit.step(optimizer, clearing);

@@ -1,16 +1,19 @@
+// The kernels of a scaler on a CUDA device. They call the same pack(), decide() and advance() as
+// the CPU. Most have one thread: they do little work, but keep the host from waiting.
 #include "scaler/cuda.h"
 
 #include <atomic>
 
 #include "apply/cuda.cuh"
 #include "core/cuda.cuh"
-#include "decide/numbers.h"
+#include "core/element.h"
 #include "measure/stats.h"
 
 namespace headroom::internal {
 namespace {
 
-// Writes the value, then its number, by which the host sees that it is complete.
+// Writes the value, then its number. The fence between them guarantees that a host that sees the
+// number also sees the whole value.
 template <typename T>
 __device__ void send(const T& value, uint64_t number, CudaMail<T>* mail) {
   mail->slots[number % CudaMail<T>::kSlots] = value;
@@ -18,28 +21,21 @@ __device__ void send(const T& value, uint64_t number, CudaMail<T>* mail) {
   *static_cast<volatile uint64_t*>(&mail->latest) = number;
 }
 
-template <typename T>
-__device__ float value_at(const void* data, int64_t i) {
-  return to_float(static_cast<const T*>(data)[i]);
-}
-
-// The scale is read from `from`, or else it is `scale`.
+// out = loss x scale. If `from` is not null, the scale is read there.
 __global__ void scale_kernel(TensorView loss, float scale, const CudaScale* from, float* out) {
   if (from != nullptr) scale = from->record.numbers.scale;
   const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i >= loss.count) return;
-  float x = 0.0f;
-  if (loss.dtype == DType::kF16) x = value_at<f16>(loss.data, i);
-  if (loss.dtype == DType::kBF16) x = value_at<bf16>(loss.data, i);
-  if (loss.dtype == DType::kF32) x = value_at<float>(loss.data, i);
-  out[i] = x * scale;
+  out[i] = scale * with_type<f16, bf16, float>(loss.dtype, [&](auto element) {
+             return to_float(static_cast<const decltype(element)*>(loss.data)[i]);
+           });
 }
 
 __global__ void merge_copies_kernel(const GradStats* copies, GradStats* whole) {
   merge_copies(*copies, whole);
 }
 
-// Makes the message of this rank.
+// Writes the message of this rank. Adds the fields of the status that only the device has.
 __global__ void pack_kernel(const GradStats* stats, int rank, RankStatus status, bool enabled,
                             CudaScale* scale, CudaAgreement* agreement) {
   const ScaleNumbers& numbers = scale->record.numbers;
@@ -52,7 +48,7 @@ __global__ void pack_kernel(const GradStats* stats, int rank, RankStatus status,
   agreement->message = pack(*stats, rank, status);
 }
 
-// Reads what all ranks have found.
+// Reads the combined message of all ranks.
 __global__ void unpack_kernel(const GradStats* stats, bool replicated, CudaScale* scale,
                               CudaAgreement* agreement, CudaMail<CudaDifference>* mail) {
   const Message& message = agreement->message;
@@ -65,6 +61,7 @@ __global__ void unpack_kernel(const GradStats* stats, bool replicated, CudaScale
        static_cast<uint64_t>(++scale->differences), mail);
 }
 
+// Stores the result of unscale_() for the step that follows.
 __global__ void unscaled_kernel(const GradStats* stats, const CudaAgreement* agreement,
                                 CudaScale* scale, CudaProgress* progress) {
   progress->unscaled = *stats;
@@ -74,6 +71,7 @@ __global__ void unscaled_kernel(const GradStats* stats, const CudaAgreement* agr
   see(bad, stats->amax, &scale->seen);
 }
 
+// The verdict on one step: the same logic as Scaler::step() has for the CPU.
 __device__ CudaReport report_on(const GradStats& stats, const CudaAgreement* agreement,
                                 const CudaStep& step, CudaScale* scale, CudaProgress* progress) {
   CudaReport report;
@@ -102,8 +100,9 @@ __device__ CudaReport report_on(const GradStats& stats, const CudaAgreement* agr
   return report;
 }
 
-// One thread decides while the others compute the numbers of the step; then they count it while
-// that one reports to the host.
+// One thread decides while the others compute the numbers of the step. Then the others publish the
+// verdict and count the step while that thread sends its report to the host, which is slow. The
+// deciding thread is in a warp of its own, so that it does not diverge from the others.
 __global__ void decide_kernel(const GradStats* stats, const CudaAgreement* agreement, CudaStep step,
                               CudaScale* scale, CudaProgress* progress, CudaMail<CudaReport>* mail,
                               CudaTables tables) {
@@ -125,6 +124,7 @@ __global__ void decide_kernel(const GradStats* stats, const CudaAgreement* agree
   }
 }
 
+// One update of the scale, by the input that the steps of this round have collected.
 __global__ void update_kernel(CudaScale* scale, CudaMail<CudaAlarm>* mail) {
   wait_for_kernel_before();
   ScaleNumbers& numbers = scale->record.numbers;
@@ -155,13 +155,15 @@ uint64_t CudaMailbox<T>::latest() const {
   return std::atomic_ref<uint64_t>(data()->latest).load(std::memory_order_acquire);
 }
 
+// A seqlock without retries by the writer: the value is valid if the kernels cannot have begun to
+// overwrite its slot while it was copied, that is, if fewer than kSlots - 1 values came since.
 template <typename T>
 std::optional<T> CudaMailbox<T>::read() const {
   constexpr uint64_t kSlots = CudaMail<T>::kSlots;
   for (uint64_t number = latest(); number > 0; number = latest()) {
     const T value = data()->slots[number % kSlots];
     std::atomic_thread_fence(std::memory_order_acquire);
-    if (latest() + 1 < number + kSlots) return value;  // nobody has begun to write over it
+    if (latest() + 1 < number + kSlots) return value;
   }
   return std::nullopt;
 }
@@ -179,18 +181,13 @@ void CudaOptimizer::set_lists(const std::vector<TensorView>& grads,
   if (copies_.has_value()) copies_->set_list(copies);
 }
 
-void CudaOptimizer::measure_gradients(const MeasureJob& job, const float* factor) {
-  measure_.enqueue(job, factor);
+void CudaOptimizer::measure_gradients(const MeasureJob& job) {
+  measure_.enqueue(job);
   if (!copies_.has_value()) return;
   const DeviceScope scope(measure_.device());
-  copies_->enqueue(job, factor);
+  copies_->enqueue(job);
   merge_copies_kernel<<<1, 1, 0, current_stream()>>>(copies_->stats(), measure_.stats());
   HEADROOM_CUDA(cudaGetLastError());
-}
-
-void CudaOptimizer::rescale(const float* factor) {
-  measure_.enqueue_rescale(factor);
-  if (copies_.has_value()) copies_->enqueue_rescale(factor);
 }
 
 void CudaOptimizer::clear(const bool* keep) {
@@ -202,12 +199,13 @@ CudaScaler::CudaScaler(int device) : device_(device) { scale_.reserve(device, 1)
 
 void CudaScaler::set_record(const ScaleRecord& record, float factor) {
   const DeviceScope scope(device_);
+  // cuda_upload() writes words of 8 bytes: none may cover a field that is not uploaded.
   static_assert(offsetof(CudaScale, record) == 0 && sizeof(ScaleRecord) % 8 == 0);
   static_assert(offsetof(CudaScale, factor) == offsetof(CudaScale, inverse) + sizeof(float));
   cuda_upload(&scale_.data()->record, &record, sizeof(record));
   const float both[2] = {inverse(record.numbers.scale), factor};
   cuda_upload(&scale_.data()->inverse, both, sizeof(both));
-  cuda_wait(device_);  // whatever stream comes next finds it
+  cuda_wait(device_);  // the next call may use another stream
 }
 
 ScaleNumbers CudaScaler::wait_numbers() const {
@@ -228,7 +226,7 @@ void CudaScaler::scale(const TensorView& loss, const TensorView& out) {
 
 float* CudaScaler::scale_address() const { return &scale_.data()->record.numbers.scale; }
 
-// Combines what was measured with the other ranks, on the stream.
+// Enqueues the exchange with the other ranks, if there are any.
 void CudaScaler::agree(bool enabled, const CudaRanks& ranks, CudaOptimizer* optimizer) {
   if (ranks.ranks == nullptr) return;
   const cudaStream_t stream = current_stream();
@@ -247,13 +245,14 @@ void CudaScaler::agree(bool enabled, const CudaRanks& ranks, CudaOptimizer* opti
 
 void CudaScaler::unscale(const CudaRanks& ranks, CudaOptimizer* optimizer) {
   const DeviceScope scope(device_);
-  optimizer->measure_gradients({.unscale = true}, &scale_.data()->inverse);
+  optimizer->measure_gradients({.unscale = true, .device_factor = &scale_.data()->inverse});
   agree(true, ranks, optimizer);
   unscaled_kernel<<<1, 1, 0, current_stream()>>>(optimizer->found(), optimizer->agreement.data(),
                                                  scale_.data(), optimizer->progress());
   HEADROOM_CUDA(cudaGetLastError());
 }
 
+// kPrepareThreads threads prepare the step; one more warp has the thread that decides.
 void CudaScaler::decide(const CudaStep& step, const CudaTables& tables, const CudaRanks& ranks,
                         CudaOptimizer* optimizer) {
   const DeviceScope scope(device_);
@@ -271,7 +270,10 @@ void CudaScaler::update() {
 void CudaScaler::rescale(bool unscaled, CudaOptimizer* optimizer) {
   const DeviceScope scope(device_);
   const CudaScale* const scale = scale_.data();
-  optimizer->rescale(unscaled ? &scale->record.numbers.scale : &scale->factor);
+  optimizer->measure_gradients(
+      {.unscale = true,
+       .device_factor = unscaled ? &scale->record.numbers.scale : &scale->factor,
+       .skip_at_one = true});
 }
 
 void cuda_scale(const TensorView& loss, float scale, const TensorView& out) {

@@ -1,5 +1,5 @@
-// A GradScaler whose scale, counters and verdicts live on a CUDA device. Everything here only
-// enqueues, unless its name says that it waits.
+// A scaler whose scale, counters and verdicts are on a CUDA device. Everything enqueues on the
+// current stream and returns, unless its name says that it waits.
 #ifndef HEADROOM_SRC_SCALER_CUDA_H_
 #define HEADROOM_SRC_SCALER_CUDA_H_
 
@@ -14,8 +14,8 @@
 
 namespace headroom::internal {
 
-/// A scale that somebody else keeps (a framework's own scaler), for a disabled GradScaler. All
-/// pointers may be null; they are read and written when the step runs.
+/// A scale that a framework's own scaler maintains, for a disabled GradScaler. Every pointer may be
+/// null. On a CUDA device they are device pointers, which are read and written when the step runs.
 struct ExternalScale {
   const float* scale = nullptr;      // the gradients are divided by it
   const float* found_inf = nullptr;  // not 0: skip the step
@@ -23,21 +23,21 @@ struct ExternalScale {
   bool given() const { return scale != nullptr || found_inf != nullptr; }
 };
 
-/// What ranks send each other about an optimizer's gradients, and the result.
+/// The message of the ranks about an optimizer's gradients, and its result.
 struct CudaAgreement {
   Message message;
   GradStats stats;
   bool same_names;  // the ranks' tensors have the same names
-  bool differ;      // they are out of step, or have drifted apart
+  bool differ;      // the ranks are out of step or have drifted apart: the step is skipped
 };
 
-/// In what ranks differ, as in difference_sentence().
+/// In which field the ranks differ, for difference_sentence().
 struct CudaDifference {
   int field;
   double low, high;
 };
 
-/// The ranks to ask, and the status of this one as far as the host knows it; alone: null.
+/// The ranks and the host's part of this rank's status; null without ranks.
 struct CudaRanks {
   Ranks* ranks = nullptr;
   RankStatus status;
@@ -53,47 +53,49 @@ struct CudaReport {
   bool same_names;
 };
 
-/// An update has raised an alarm.
+/// An alarm raised by an update.
 struct CudaAlarm {
   Alarm alarm;
   float scale;
   int64_t skips_in_row;
 };
 
-/// The last few values that a kernel sent to the host, which looks without waiting.
+/// The last few values that kernels have sent to the host, in pinned memory. A kernel writes a slot
+/// and then `latest`; the host polls `latest` without waiting.
 template <typename T>
 struct CudaMail {
   static constexpr uint64_t kSlots = 4;
-  uint64_t latest;  // counts from 1; value n is in slot n % kSlots
+  uint64_t latest;  // number of values so far; value n (from 1) is in slot n % kSlots
   T slots[kSlots];
 };
 
+/// The host's side of a CudaMail, with its memory.
 template <typename T>
 class CudaMailbox {
  public:
   CudaMailbox() : memory_(sizeof(CudaMail<T>)) {}
   CudaMail<T>* data() const { return memory_.as<CudaMail<T>>(); }
   uint64_t latest() const;
-  std::optional<T> read() const;  // none if nothing came yet
+  std::optional<T> read() const;  // the latest value; none before the first
 
  private:
   CudaHostBuffer memory_;
 };
 
-/// The scale, on the device.
+/// The state of the scaler on the device.
 struct CudaScale {
   ScaleRecord record;
   float inverse;   // 1 / scale
-  float factor;    // the scale over the one before the last change
-  StepSeen seen;   // in this round
-  int64_t alarms;  // these so far
+  float factor;    // the scale divided by the one before the last change
+  StepSeen seen;   // input of the next update
+  int64_t alarms;  // numbers of values sent so far
   int64_t messages;
   int64_t differences;
 };
 
-/// What the device keeps for an optimizer under the scaler.
+/// The state of an optimizer under the scaler, on the device.
 struct CudaProgress {
-  GradStats unscaled;  // found by the last unscale_
+  GradStats unscaled;  // result of the last unscale_()
   StepNumbers numbers;
   bool unscaled_same_names;
   int64_t steps;
@@ -101,12 +103,12 @@ struct CudaProgress {
   DeviceVerdict verdict;  // of the last step
 };
 
-/// What the host knows of a step when it enqueues it.
+/// The host's part of a step.
 struct CudaStep {
   NormLimits limits;
   ExternalScale external;
   bool enabled = true;
-  bool unscaled = false;  // the gradients were unscaled already
+  bool unscaled = false;  // the gradients are unscaled already
 };
 
 /// An optimizer under a scaler on a device.
@@ -115,10 +117,10 @@ class CudaOptimizer {
   explicit CudaOptimizer(int device);
   CudaProgress* progress() const { return progress_.data(); }
 
-  /// What the last read of this rank's gradients found.
+  /// The statistics of this rank's gradients on the device, after measure_gradients().
   const GradStats* measured() const { return measure_.stats(); }
 
-  /// What was found in its gradients, by all ranks if there are several.
+  /// The statistics of its gradients on the device, over all ranks.
   const GradStats* found() const {
     return agreement.data() != nullptr ? &agreement.data()->stats : measured();
   }
@@ -126,12 +128,11 @@ class CudaOptimizer {
   /// The gradients from now on, and copies of gradients that another rank counts.
   void set_lists(const std::vector<TensorView>& grads, const std::vector<TensorView>& copies);
 
-  /// Enqueues one read of all gradients; see CudaMeasure for these three.
-  void measure_gradients(const MeasureJob& job, const float* factor = nullptr);
-  void rescale(const float* factor);
+  /// Enqueues one read of all gradients, or zeros for them; see CudaMeasure.
+  void measure_gradients(const MeasureJob& job);
   void clear(const bool* keep);
 
-  CudaArray<CudaAgreement> agreement;  // null if there is one rank
+  CudaArray<CudaAgreement> agreement;  // empty without ranks
   CudaMailbox<CudaReport> reports;
 
  private:
@@ -140,12 +141,13 @@ class CudaOptimizer {
   std::optional<CudaMeasure> copies_;
 };
 
+/// The scaler's kernels and their state. The host calls it in the order that CallOrder allows.
 class CudaScaler {
  public:
   explicit CudaScaler(int device);
   int device() const { return device_; }
 
-  /// `factor`: the new scale over the old one.
+  /// Replaces policy and state, and waits. `factor`: the new scale divided by the old one.
   void set_record(const ScaleRecord& record, float factor);
   ScaleNumbers wait_numbers() const;
   StepSeen wait_seen() const;
@@ -154,17 +156,17 @@ class CudaScaler {
   void scale(const TensorView& loss, const TensorView& out);
   float* scale_address() const;
 
-  /// Unscales the optimizer's gradients.
+  /// Unscales the gradients.
   void unscale(const CudaRanks& ranks, CudaOptimizer* optimizer);
 
-  /// Decides on what optimizer->measure_gradients() found, and prepares the optimizer's tables,
-  /// which may be empty.
+  /// Decides by what optimizer->measure_gradients() found, and prepares the optimizer's tables for
+  /// the step. The tables are empty for optimizers other than ours.
   void decide(const CudaStep& step, const CudaTables& tables, const CudaRanks& ranks,
               CudaOptimizer* optimizer);
 
   void update();
 
-  /// Multiplies waiting gradients by `factor`, or by the scale if they are unscaled.
+  /// Multiplies waiting gradients by CudaScale::factor, or by the scale if they are unscaled.
   void rescale(bool unscaled, CudaOptimizer* optimizer);
 
   CudaMailbox<CudaAlarm> alarms;

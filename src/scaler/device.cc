@@ -1,10 +1,10 @@
-// GradScaler where the scale lives on a CUDA device: the host keeps the order of calls and nothing
-// else.
+// Scalers whose scale is on a CUDA device. The host only checks the order of calls and enqueues;
+// the device decides. Nothing here waits, except report_of() and optimizers that have no CUDA side.
 #include <cstring>
 
 #include "core/check.h"
 #include "core/float_environment.h"
-#include "core/stream.h"
+#include "measure/bound.h"
 #include "scaler/scaler.h"
 
 namespace headroom {
@@ -12,25 +12,19 @@ namespace headroom {
 using internal::require;
 
 void GradScaler::scale(const TensorView& loss, const TensorView& scaled, Stream stream) {
-  internal::check_view(loss, internal::Access::kRead, [] { return std::string("The loss"); });
-  internal::check_view(scaled, internal::Access::kWrite,
-                       [] { return std::string("The scaled loss"); });
-  const auto same = [](const Device& a, const Device& b) {
-    return a.type == b.type && (a.type == DeviceType::kCPU || a.index == b.index);
-  };
+  internal::check_view(loss, internal::Access::kRead, "The loss");
+  internal::check_view(scaled, internal::Access::kWrite, "The scaled loss");
   const bool on_device = impl_->on_device() && enabled();
   require(scaled.dtype == DType::kF32 && loss.dtype != DType::kF64 && loss.count == scaled.count &&
-              same(loss.device, scaled.device),
-          ErrorCode::kMismatch, [] {
-            return "scale() needs a loss of f16, bf16 or f32 and an f32 tensor of the same size on "
-                   "the same device for the result.";
-          });
-  require(!on_device || same(loss.device, impl_->options.device), ErrorCode::kMismatch,
-          [] { return "The loss is not on the CUDA device where this scaler's scale is."; });
+              internal::same_device(loss.device, scaled.device),
+          ErrorCode::kMismatch,
+          "scale() needs a loss of f16, bf16 or f32 and an f32 tensor of the same size on the same "
+          "device for the result.");
+  require(!on_device || internal::same_device(loss.device, impl_->options.device),
+          ErrorCode::kMismatch, "The loss is not on the CUDA device where this scaler's scale is.");
   require(loss.data == scaled.data ? loss.dtype == DType::kF32 : !internal::overlap(loss, scaled),
-          ErrorCode::kInvalidArgument, [] {
-            return "The loss and the scaled loss share memory in part; give the result its own.";
-          });
+          ErrorCode::kInvalidArgument,
+          "The loss and the scaled loss share memory in part; give the result its own.");
   const StreamScope scope(stream);
   if (on_device) {
     impl_->cuda->scale(loss, scaled);
@@ -38,13 +32,10 @@ void GradScaler::scale(const TensorView& loss, const TensorView& scaled, Stream 
     return;
   }
   const float factor = scale(1.0f);
-  if (loss.device.type == DeviceType::kCUDA) {
-    internal::cuda_scale(loss, factor, scaled);
-    return;
-  }
+  if (loss.device.type == DeviceType::kCUDA) return internal::cuda_scale(loss, factor, scaled);
   const internal::DefaultFloatEnvironment environment;
   if (loss.data != scaled.data) convert(loss, scaled);
-  auto* const out = static_cast<char*>(scaled.data);  // of any alignment
+  auto* const out = static_cast<char*>(scaled.data);  // may have any alignment
   for (int64_t i = 0; i < scaled.count; ++i) {
     float value = 0.0f;
     std::memcpy(&value, out + i * sizeof(float), sizeof(float));
@@ -54,15 +45,15 @@ void GradScaler::scale(const TensorView& loss, const TensorView& scaled, Stream 
 }
 
 const float* GradScaler::device_scale() {
-  require(impl_->on_device() && enabled(), ErrorCode::kUnsupported, [] {
-    return "device_scale() needs an enabled scaler whose ScalerOptions::device is a CUDA device.";
-  });
-  impl_->losses_unseen = true;
+  require(impl_->on_device() && enabled(), ErrorCode::kUnsupported,
+          "device_scale() needs an enabled scaler whose ScalerOptions::device is a CUDA device.");
+  impl_->loss_scaled_on_device = true;
   return impl_->cuda->scale_address();
 }
 
 namespace internal {
 
+// The binding multiplies the loss by `factor`, which becomes 1 x scale on the device.
 void ScalerAccess::begin_loss(GradScaler& scaler, const TensorView& one, const TensorView& factor,
                               Stream stream) {
   const StreamScope scope(stream);
@@ -88,22 +79,23 @@ void Scaler::move_to_host() {
   options.device = {};
 }
 
+// Throws Error(kMismatch) if a gradient is not on the scaler's device.
 void Scaler::list_gradients(const Optimizer& optimizer, OptimizerEntry* entry) const {
   const uint64_t revision = optimizer.record_->revision;
   if (entry->listed_revision == revision) return;
   for (const Parameter& parameter : optimizer.parameters()) {
     const TensorView& grad = parameter.grad;
-    const bool there =
-        grad.device.type == DeviceType::kCUDA && grad.device.index == options.device.index;
-    require(there || grad.count == 0, ErrorCode::kMismatch, [&] {
+    const bool here = same_device(grad.device, options.device);
+    require(here || grad.count == 0, ErrorCode::kMismatch, [&] {
       return "The gradient of parameter '" + parameter.name +
              "' is not on the CUDA device where this scaler's scale is; use a scaler on the CPU "
              "for gradients in several places.";
     });
   }
   if (entry->cuda == nullptr) entry->cuda = std::make_shared<CudaOptimizer>(options.device.index);
-  entry->cuda->set_lists(grads_of(optimizer), has_copies(optimizer) ? grads_of(optimizer, false)
-                                                                    : std::vector<TensorView>{});
+  entry->cuda->set_lists(gradients_of(optimizer), has_copies(optimizer)
+                                                      ? gradients_of(optimizer, false)
+                                                      : std::vector<TensorView>{});
   entry->listed_revision = revision;
 }
 
@@ -113,23 +105,23 @@ CudaRanks Scaler::cuda_ranks(const Optimizer& optimizer, OptimizerEntry* entry,
   return {options.ranks.get(), rank_status(optimizer, entry, step)};
 }
 
+// Enqueues measure, agree, decide and apply. The returned report is pending, unless the optimizer
+// needs the host.
 StepReport Scaler::step_on_device(Optimizer& optimizer, const StepOptions& given,
                                   const ExternalScale& external, OptimizerEntry* entry) {
   list_gradients(optimizer, entry);
-  entry->cuda->measure_gradients({});  // while it runs, the host prepares the rest
+  entry->cuda->measure_gradients({});  // runs while the host prepares the rest
   ApplyJob job{given.clear_grads == ClearGrads::kAlways, false};
   CudaApply* const fused = optimizer.cuda_side(options.device.index, &job);
   const bool unscaled = order.is_unscaled(id_of(optimizer));
-  CudaStep step;
-  step.limits = {given.max_norm, given.skip_above_norm};
-  step.external = external;
-  step.enabled = options.enabled;
-  step.unscaled = unscaled;
+  const CudaStep step{{given.max_norm, given.skip_above_norm}, external, options.enabled, unscaled};
   cuda->decide(step, fused != nullptr ? fused->tables() : CudaTables{},
                cuda_ranks(optimizer, entry, &given), entry->cuda.get());
   const bool clear_skipped = given.clear_grads != ClearGrads::kNever;
   StepReport report;
   report.pending = true;
+  // Three kinds of optimizers: ours and a user's with apply_on_device() read the verdict on the
+  // device; for all others the host waits.
   if (fused != nullptr) {
     fused->step(job, clear_skipped);
   } else if (const DeviceVerdict* const verdict = &entry->cuda->progress()->verdict;
@@ -144,28 +136,23 @@ StepReport Scaler::step_on_device(Optimizer& optimizer, const StepOptions& given
   return report;
 }
 
-// For optimizers that cannot read the verdict on the device.
+// Finishes the step of an optimizer that cannot read the verdict on the device.
 StepReport Scaler::wait_and_apply(Optimizer& optimizer, const StepOptions& given, bool unscaled,
                                   OptimizerEntry* entry) {
   cuda_wait(options.device.index);
   StepReport report = *report_from_device(*entry);
   const float scale = unscaled ? 1.0f : report.scale;
-  if (report.applied && beyond_its_format(optimizer, given, scale)) {
+  if (report.applied && overflows_in_place(optimizer, given, scale)) {
     report.applied = false;
     report.skip = Skip::kUnscaleOverflow;
     report.culprit = describe_unscaling_in_place(report.stats.amax, scale);
   }
-  entry->report = report;  // names may be gone when somebody asks
-  if (report.applied) {
-    optimizer.apply(entry->cuda->reports.read()->verdict.multiplier,
-                    given.clear_grads == ClearGrads::kAlways);
-  } else {
-    optimizer.skipped(report.culprit);
-    if (given.clear_grads != ClearGrads::kNever) optimizer.zero_grad();
-  }
+  entry->report = report;  // kept, because the optimizer's names may be gone later
+  apply_or_skip(optimizer, given, report, entry->cuda->reports.read()->verdict.multiplier);
   return report;
 }
 
+// Raises what kernels have reported to the host since the last call.
 void Scaler::raise_device_alarms() const {
   if (!on_device()) return;
   if (cuda->differences.latest() != differences_raised_) {
@@ -181,17 +168,12 @@ void Scaler::raise_device_alarms() const {
   raise(alarm.alarm, alarm.scale, alarm.skips_in_row, report ? report->culprit : "");
 }
 
+// The newest report that the device has sent, without waiting; none before the first.
 std::optional<StepReport> Scaler::report_from_device(const OptimizerEntry& entry) const {
   const auto found = entry.cuda != nullptr ? entry.cuda->reports.read() : std::nullopt;
   if (!found) return std::nullopt;
-  if (found->steps == entry.report.steps) return entry.report;
-  StepReport report;
-  report.applied = found->verdict.apply();
-  report.skip = found->verdict.skip;
-  report.scale = found->scale;
-  report.grad_norm = found->verdict.grad_norm;
-  report.clip_factor = found->verdict.clip_factor;
-  report.stats = found->stats;
+  if (found->steps == entry.report.steps) return entry.report;  // made by wait_and_apply()
+  StepReport report = make_report(found->verdict, found->stats, found->scale);
   report.steps = found->steps;
   report.skipped = found->skipped;
   const auto owner = entry.record.lock();
@@ -203,13 +185,13 @@ std::optional<StepReport> Scaler::report_from_device(const OptimizerEntry& entry
   return report;
 }
 
+// Alarms are raised here, too: a training loop that replays CUDA graphs calls nothing else.
 std::optional<StepReport> Scaler::report_of(uint64_t optimizer, bool wait) const {
   const auto found = optimizers.find(optimizer);
   const bool any = found != optimizers.end() &&
                    (found->second.report.steps > 0 || found->second.cuda != nullptr);
-  require(any || !wait, ErrorCode::kWrongOrder, [] {
-    return "report() was called before any step(), or after its optimizer was destroyed.";
-  });
+  require(any || !wait, ErrorCode::kWrongOrder,
+          "report() was called before any step(), or after its optimizer was destroyed.");
   if (!any) return std::nullopt;
   if (!on_device()) return found->second.report;
   if (wait) cuda_wait(options.device.index);

@@ -1,10 +1,9 @@
-// The public class: its calls, as events for the parts behind it.
+// The public class GradScaler, and the access of the bindings to it.
 #include <algorithm>
 #include <cstring>
 
 #include "core/check.h"
 #include "core/float_environment.h"
-#include "decide/numbers.h"
 #include "measure/bound.h"
 #include "scaler/scaler.h"
 
@@ -24,6 +23,7 @@ bool GradScaler::enabled() const { return impl_->options.enabled; }
 const ScalePolicy& GradScaler::policy() const { return impl_->record.policy; }
 float GradScaler::get_scale() const { return enabled() ? impl_->numbers().scale : 1.0f; }
 
+// Unlike load_state(), this may be called while gradients wait: the scale does not change.
 void GradScaler::set_policy(const ScalePolicy& policy) {
   impl_->check_policy(policy);
   internal::ScaleNumbers numbers = impl_->numbers();
@@ -32,6 +32,7 @@ void GradScaler::set_policy(const ScalePolicy& policy) {
             return "The scale is " + number(numbers.scale) + ", but the new policy allows " +
                    internal::allowed_scales(policy) + " only.";
           });
+  // Counts that the new settings cannot reach are moved into their range.
   if (const DynamicScale* const rule = policy.if_dynamic()) {
     internal::DynamicMemory& memory = numbers.dynamic;
     if (!rule->late) memory.pending = numbers.scale;
@@ -54,6 +55,8 @@ float GradScaler::scale(float loss) {
   return loss * factor;
 }
 
+// The order matters: the call is recorded as soon as the gradients are unscaled, before ranks can
+// fail, so that they are never unscaled twice.
 GradStats GradScaler::unscale_(Optimizer& optimizer, Stream stream) {
   if (!enabled()) return {};
   const internal::DefaultFloatEnvironment environment;
@@ -62,8 +65,8 @@ GradStats GradScaler::unscale_(Optimizer& optimizer, Stream stream) {
   scaler.assume_loss();
   const uint64_t id = internal::Scaler::id_of(optimizer);
   internal::Scaler::allow(scaler.order.may_unscale(id), "unscale_()");
-  internal::OptimizerEntry& entry = scaler.enter(optimizer);
-  // Without gradients there is nothing to update by.
+  internal::OptimizerEntry& entry = scaler.find_or_add(optimizer);
+  // Without gradients, this call gives update() nothing to decide by.
   const bool checked = internal::Scaler::has_gradient(optimizer) || scaler.options.ranks != nullptr;
   if (scaler.on_device()) {
     scaler.list_gradients(optimizer, &entry);
@@ -76,7 +79,7 @@ GradStats GradScaler::unscale_(Optimizer& optimizer, Stream stream) {
       internal::measure_gradients(optimizer, internal::inverse(scaler.record.numbers.scale));
   scaler.order.unscaled(id, checked);
   optimizer.gradients_changed();
-  entry.unscaled = mine;  // for a step after an error of the ranks
+  entry.unscaled = mine;  // valid if agree() throws: the gradients are unscaled already
   entry.numbers.found_inf = mine.ok() ? 0.0f : 1.0f;
   entry.unscaled_culprit.clear();
   const internal::Finding found = scaler.agree(optimizer, &entry, nullptr, mine);
@@ -97,6 +100,7 @@ void GradScaler::update(Stream stream) {
   impl_->update();
 }
 
+// Keeps the counts of steps; the memory of the rule is reset.
 void GradScaler::set_scale(float scale) {
   if (!enabled()) return;
   const ScalePolicy& policy = impl_->record.policy;
@@ -131,6 +135,7 @@ std::string GradScaler::save() const {
   return state().save();
 }
 
+// A wrong order is reported before a bad text.
 void GradScaler::load(std::string_view json) {
   internal::Scaler::allow(impl_->order.may_set_scale(), "load()");
   internal::ScalerAccess::set_record(*this, ScaleState::load(json).record(), "load()");
@@ -151,9 +156,8 @@ namespace internal {
 
 float ScalerAccess::begin_loss(GradScaler& scaler) {
   if (!scaler.enabled()) return 1.0f;
-  require(!scaler.impl_->on_device(), ErrorCode::kUnsupported, [] {
-    return "This scaler's scale is on a CUDA device; call scale(loss, scaled) with tensors there.";
-  });
+  require(!scaler.impl_->on_device(), ErrorCode::kUnsupported,
+          "This scaler's scale is on a CUDA device; call scale(loss, scaled) with tensors there.");
   scaler.impl_->order.loss_scaled();
   return scaler.impl_->record.numbers.scale;
 }
@@ -185,13 +189,13 @@ StepNumbers* ScalerAccess::numbers_of(GradScaler& scaler, const Optimizer& optim
 
 int64_t ScalerAccess::round(const GradScaler& scaler) { return scaler.impl_->order.round(); }
 
+// A constant scale cannot have changed, so a late backward does no harm.
 void ScalerAccess::gradients_added(GradScaler& scaler, int64_t round) {
   CallOrder& order = scaler.impl_->order;
   const bool constant = scaler.policy().if_static() != nullptr;
-  require(round == order.round() || constant, ErrorCode::kWrongOrder, [] {
-    return "backward() was called on a loss that was scaled before the last update(), with a scale "
-           "that may be another one now; run backward before update().";
-  });
+  require(round == order.round() || constant, ErrorCode::kWrongOrder,
+          "backward() was called on a loss that was scaled before the last update(), with a scale "
+          "that may have changed; run backward before update().");
   order.gradients_added();
 }
 
@@ -199,10 +203,11 @@ StepReport ScalerAccess::step(GradScaler& scaler, Optimizer& optimizer, const St
                               const ExternalScale& external) {
   const ScalerOptions& own = scaler.impl_->options;
   require(!external.given() || (!own.enabled && own.ranks == nullptr), ErrorCode::kInvalidArgument,
-          [] { return "An external scale needs a disabled scaler without ranks."; });
+          "An external scale needs a disabled scaler without ranks.");
   return scaler.impl_->step(optimizer, options, external);
 }
 
+// Checks everything before the first change. Any problem of the record is Error(kBadState).
 void ScalerAccess::set_record(GradScaler& scaler, const ScaleRecord& record, const char* call) {
   try {
     scaler.impl_->check_policy(record.policy);

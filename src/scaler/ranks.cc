@@ -1,19 +1,17 @@
-// GradScaler where several ranks train together: what this rank sends to the others, and the use it
-// makes of their answer.
+// Scalers of several ranks: what this rank sends to the others, and how it uses the result.
 #include <string>
 
 #include "core/check.h"
-#include "decide/numbers.h"
 #include "decide/settings.h"
 #include "scaler/scaler.h"
 
 namespace headroom::internal {
 namespace {
 
-// Ranks whose builds send other messages must not misunderstand each other.
+// Part of the settings that are compared, so that builds with different messages refuse each other.
 constexpr double kMessageVersion = 3.0;
 
-// Of names and sizes, in their order.
+// A fingerprint of the names and sizes, in their order.
 double fingerprint_of(const std::vector<Parameter>& parameters) {
   double sum = 0.0;
   for (const Parameter& parameter : parameters) {
@@ -29,6 +27,7 @@ double fingerprint_of(const std::vector<Parameter>& parameters) {
 
 }  // namespace
 
+// Called once, by the constructor.
 void Scaler::check_ranks() const {
   if (options.ranks == nullptr) return;
   const int size = options.ranks->size();
@@ -39,22 +38,20 @@ void Scaler::check_ranks() const {
            std::to_string(kMaxRanks) + ".";
   });
   require(options.device.type == DeviceType::kCPU || options.ranks->enqueues(),
-          ErrorCode::kUnsupported, [] {
-            return "A scaler on a CUDA device needs ranks that agree there (headroom/nccl.h); use "
-                   "those, or a scaler on the CPU.";
-          });
+          ErrorCode::kUnsupported,
+          "A scaler on a CUDA device needs ranks that agree there (headroom/nccl.h); use those, or "
+          "a scaler on the CPU.");
 }
 
 void Scaler::set_ranks(std::shared_ptr<Ranks> ranks, RankGradients gradients) {
-  require(messages_ == 0, ErrorCode::kWrongOrder, [] {
-    return "The ranks were given after the first step; give them when the scaler is made.";
-  });
+  require(messages_ == 0, ErrorCode::kWrongOrder,
+          "The ranks were given after the first step; give them when the scaler is made.");
   options.ranks = std::move(ranks);
   options.gradients = gradients;
   check_ranks();
 }
 
-// The status of this rank before it asks the others about an optimizer. `step`: null in unscale_().
+// The status of this rank for one message. `step` is null in unscale_().
 RankStatus Scaler::rank_status(const Optimizer& optimizer, OptimizerEntry* entry,
                                const StepOptions* step) const {
   RankStatus status;
@@ -74,7 +71,7 @@ RankStatus Scaler::rank_status(const Optimizer& optimizer, OptimizerEntry* entry
         static_cast<double>(options.enabled), status.replicated() ? status.names : 0.0}) {
     settings = fingerprint(settings, setting);
   }
-  const ScaleNumbers& numbers = record.numbers;  // on a CUDA device: filled in there
+  const ScaleNumbers& numbers = record.numbers;  // a CUDA device fills in its own, see pack_kernel
   status.fields[RankStatus::kMessage] = static_cast<double>(messages_);
   status.fields[RankStatus::kCall] = call_number(entry->ordinal, step == nullptr);
   status.fields[RankStatus::kUpdates] = static_cast<double>(numbers.steps);
@@ -86,7 +83,8 @@ RankStatus Scaler::rank_status(const Optimizer& optimizer, OptimizerEntry* entry
   return status;
 }
 
-// The culprit by its name where that is known, with its rank if there are several.
+// The culprit with its rank, if there are several. A tensor of another rank is called by the name
+// that it has here only if all ranks have the same names; otherwise by its index there.
 std::string Scaler::culprit_text(const GradStats& stats, bool same_names,
                                  const std::vector<Parameter>& parameters) const {
   const int64_t rank = stats.culprit_rank;
@@ -96,16 +94,16 @@ std::string Scaler::culprit_text(const GradStats& stats, bool same_names,
          describe_culprit(stats, known ? parameters : std::vector<Parameter>{});
 }
 
+// Replicated gradients: all ranks have the same ones, so it is enough to look at this rank's.
 Finding Scaler::agree(const Optimizer& optimizer, OptimizerEntry* entry, const StepOptions* step,
                       const GradStats& mine) {
   const std::vector<Parameter>& parameters = optimizer.parameters();
-  if (options.ranks == nullptr) return {mine, culprit_text(mine, true, parameters), true, 1.0f};
+  if (options.ranks == nullptr) return {mine, culprit_text(mine, true, parameters)};
   const RankStatus status = rank_status(optimizer, entry, step);
   ++messages_;
   const Agreement agreement = internal::agree(*options.ranks, status, mine);
   const bool any = status.replicated() ? has_gradient(optimizer) : agreement.stats.count > 0;
-  return {agreement.stats, culprit_text(agreement.stats, agreement.same_names, parameters), any,
-          1.0f};
+  return {agreement.stats, culprit_text(agreement.stats, agreement.same_names, parameters), any};
 }
 
 }  // namespace headroom::internal

@@ -1,5 +1,5 @@
-// GradScaler on the CPU: the order of the stages. What runs on a CUDA device is in device.cc, what
-// concerns several ranks in ranks.cc.
+// Scaler: drives the stages of a step on the CPU. Scalers on a CUDA device are in device.cc,
+// agreement between ranks in ranks.cc.
 #include "scaler/scaler.h"
 
 #include <headroom/accumulate.h>
@@ -11,7 +11,6 @@
 #include "apply/checks.h"
 #include "core/check.h"
 #include "core/float_environment.h"
-#include "decide/numbers.h"
 #include "measure/bound.h"
 #include "measure/stats.h"
 
@@ -19,13 +18,13 @@ namespace headroom {
 namespace internal {
 namespace {
 
-// All memory of the parameters, or all but the gradients, sorted by address.
+// All arrays of the parameters, or all but the gradients, sorted by address.
 std::vector<TensorView> memory_of(const Optimizer& optimizer, bool with_gradients = true) {
   std::vector<TensorView> memory;
   for (const Parameter& parameter : optimizer.parameters()) {
-    for (const TensorView& view :
-         {parameter.weight, parameter.master, parameter.first_moment, parameter.second_moment}) {
-      if (view.count > 0) memory.push_back(view);
+    for (const NamedView& array : arrays_of(parameter)) {
+      if (!with_gradients && array.view == &parameter.grad) continue;
+      if (array.view->count > 0) memory.push_back(*array.view);
     }
     if (with_gradients && parameter.grad.count > 0) memory.push_back(parameter.grad);
   }
@@ -34,7 +33,7 @@ std::vector<TensorView> memory_of(const Optimizer& optimizer, bool with_gradient
   return memory;
 }
 
-// Both sorted by address and free of overlaps within.
+// Merges two lists that are sorted by address and have no overlaps within themselves.
 bool share_memory(const std::vector<TensorView>& a, const std::vector<TensorView>& b) {
   for (size_t i = 0, j = 0; i < a.size() && j < b.size();) {
     if (overlap(a[i], b[j])) return true;
@@ -43,7 +42,8 @@ bool share_memory(const std::vector<TensorView>& a, const std::vector<TensorView
   return false;
 }
 
-// Names the first tensor whose unscaled values leave FP32's range.
+// Names the first tensor whose unscaled values exceed what a step accepts; empty if none does.
+// Reads the gradients again, but only for a step that is skipped for this reason.
 std::string unscale_culprit(const Optimizer& optimizer, float scale) {
   for (const Parameter& parameter : optimizer.parameters()) {
     const double amax = measure_bound({parameter.grad}).amax;
@@ -54,15 +54,33 @@ std::string unscale_culprit(const Optimizer& optimizer, float scale) {
 }
 
 void check_norm(const char* name, float norm) {
-  require(norm >= 0.0f && std::isfinite(norm), ErrorCode::kInvalidArgument, [&] {
-    return std::string(name) + " is " + number(norm) +
-           "; it has to be a finite number above 0, or 0 for none.";
-  });
+  check_value(norm >= 0.0f && std::isfinite(norm), name, norm,
+              "a finite number above 0, or 0 for none");
+}
+
+// The text of AlarmReport::sentence. With retries, passes are counted and not steps.
+std::string alarm_sentence(const AlarmReport& report, const ScalePolicy& policy) {
+  const std::string what = policy.retries() ? " pass" : " step";
+  const std::string skips = report.skips_in_row == 1
+                                ? "1" + what + " was skipped"
+                                : std::to_string(report.skips_in_row) + what +
+                                      (policy.retries() ? "es" : "s") + " in a row were skipped";
+  const std::string scale = short_number(report.scale);
+  const std::string event = report.alarm == Alarm::kAtFloor
+                                ? "The gradients overflowed at a scale of " + scale +
+                                      " and the policy allows none smaller (min_scale " +
+                                      short_number(policy.min_scale()) + "); " + skips
+                                : skips + ", the last at a scale of " + scale + "; the limit is " +
+                                      std::to_string(max_skips_in_row(policy));
+  return event + ". The last culprit was " +
+         (report.culprit.empty() ? "not named" : report.culprit) +
+         ". Scaling cannot help here: look for inf or nan in the data or the forward pass, lower "
+         "the learning rate, or use bf16.";
 }
 
 }  // namespace
 
-std::vector<TensorView> grads_of(const Optimizer& optimizer, bool counted) {
+std::vector<TensorView> gradients_of(const Optimizer& optimizer, bool counted) {
   std::vector<TensorView> grads;
   grads.reserve(optimizer.parameters().size());
   for (const Parameter& parameter : optimizer.parameters()) {
@@ -71,15 +89,36 @@ std::vector<TensorView> grads_of(const Optimizer& optimizer, bool counted) {
   return grads;
 }
 
+StepReport make_report(const Verdict& verdict, const GradStats& stats, float scale) {
+  StepReport report;
+  report.applied = verdict.apply();
+  report.skip = verdict.skip;
+  report.scale = scale;
+  report.grad_norm = verdict.grad_norm;
+  report.clip_factor = verdict.clip_factor;
+  report.stats = stats;
+  return report;
+}
+
+void apply_or_skip(Optimizer& optimizer, const StepOptions& options, const StepReport& report,
+                   float multiplier) {
+  if (report.applied) {
+    optimizer.apply(multiplier, options.clear_grads == ClearGrads::kAlways);
+  } else {
+    optimizer.skipped(report.culprit);
+    if (options.clear_grads != ClearGrads::kNever) optimizer.zero_grad();
+  }
+}
+
 bool has_copies(const Optimizer& optimizer) {
   return std::any_of(optimizer.parameters().begin(), optimizer.parameters().end(),
                      [](const Parameter& parameter) { return !parameter.counted; });
 }
 
 GradStats measure_gradients(const Optimizer& optimizer, float factor) {
-  GradStats stats = unscale_bound(grads_of(optimizer), factor);
+  GradStats stats = unscale_bound(gradients_of(optimizer), factor);
   if (has_copies(optimizer)) {
-    merge_copies(unscale_bound(grads_of(optimizer, false), factor), &stats);
+    merge_copies(unscale_bound(gradients_of(optimizer, false), factor), &stats);
   }
   return stats;
 }
@@ -103,12 +142,12 @@ ScaleNumbers Scaler::numbers() const { return on_device() ? cuda->wait_numbers()
 void Scaler::check_policy(const ScalePolicy& policy) const {
   validate(policy);
   const bool waits = policy.on_overflow() != OnOverflow::kSkip;
-  require(!waits || options.device.type == DeviceType::kCPU, ErrorCode::kInvalidArgument, [] {
-    return "OnOverflow::kThrow needs the host to wait for every verdict; use it with a scaler on "
-           "the CPU, or on_alarm with max_skips_in_row.";
-  });
+  require(!waits || options.device.type == DeviceType::kCPU, ErrorCode::kInvalidArgument,
+          "OnOverflow::kThrow needs the host to wait for every verdict; use it with a scaler on "
+          "the CPU, or on_alarm with max_skips_in_row.");
 }
 
+// kSecondOptimizer is a limitation of the policy, not a mistake in the order of calls.
 void Scaler::allow(CallOrder::Refusal refusal, const char* call) {
   const bool unsupported = refusal == CallOrder::Refusal::kSecondOptimizer;
   require(refusal == CallOrder::Refusal::kNone,
@@ -126,10 +165,11 @@ bool Scaler::has_gradient(const Optimizer& optimizer) {
                      [](const Parameter& parameter) { return parameter.grad.data != nullptr; });
 }
 
-// A parameter in two optimizers would be unscaled and updated twice. Wrappers of a framework's
-// optimizers, which have no weights here, may use the same gradients in rounds of their own: then
-// the framework keeps the weights, and the earlier wrapper begins anew.
-OptimizerEntry& Scaler::enter(Optimizer& optimizer) {
+// Memory is compared with that of the other optimizers, because a parameter in two optimizers would
+// be unscaled and updated twice. Nothing is compared if the parameters have not changed. Wrappers
+// of a framework's optimizers, which have no weights here, may use the same gradients in rounds of
+// their own: the framework keeps the weights, and the earlier wrapper starts over.
+OptimizerEntry& Scaler::find_or_add(Optimizer& optimizer) {
   const uint64_t id = id_of(optimizer);
   optimizer.refresh();
   const uint64_t revision = optimizer.record_->revision;
@@ -137,7 +177,7 @@ OptimizerEntry& Scaler::enter(Optimizer& optimizer) {
   if (found != optimizers.end() && found->second.checked_revision == revision) {
     return found->second;
   }
-  std::erase_if(optimizers, [&](const auto& entry) {
+  std::erase_if(optimizers, [&](const auto& entry) {  // optimizers that were destroyed
     if (!entry.second.record.expired()) return false;
     order.forget(entry.first);
     return true;
@@ -149,14 +189,13 @@ OptimizerEntry& Scaler::enter(Optimizer& optimizer) {
     const auto other_record = other.record.lock();
     const bool stale = other_record->revision != other.checked_revision;
     if (!stale && !share_memory(memory, other.memory)) continue;
-    other_record->owner->refresh();  // its tensors may have moved away
+    other_record->owner->refresh();  // its tensors may have moved since
     const Optimizer& owner = *other_record->owner;
     if (!share_memory(memory, memory_of(owner))) continue;
     const bool weights = share_memory(memory_of(optimizer, false), memory_of(owner, false));
-    require(!weights && !order.is_used(other_id), ErrorCode::kInvalidArgument, [] {
-      return "A parameter of this optimizer belongs to another optimizer under the same scaler "
-             "too; give each parameter to one optimizer only.";
-    });
+    require(!weights && !order.is_used(other_id), ErrorCode::kInvalidArgument,
+            "A parameter of this optimizer belongs to another optimizer under the same scaler "
+            "too; give each parameter to one optimizer only.");
     replaced.push_back(other_id);
   }
   for (const uint64_t other : replaced) {
@@ -164,7 +203,7 @@ OptimizerEntry& Scaler::enter(Optimizer& optimizer) {
     optimizers[other].checked_revision = 0;
     optimizers[other].memory.clear();
   }
-  OptimizerEntry& entry = optimizers[id];  // one that is refused leaves nothing behind
+  OptimizerEntry& entry = optimizers[id];  // added only now: a refused optimizer leaves no entry
   if (entry.checked_revision == 0) entry.ordinal = optimizers_seen_++;
   entry.record = optimizer.record_;
   entry.checked_revision = revision;
@@ -173,28 +212,27 @@ OptimizerEntry& Scaler::enter(Optimizer& optimizer) {
 }
 
 void Scaler::assume_loss() {
-  if (losses_unseen) order.gradients_added();
+  if (loss_scaled_on_device) order.gradients_added();
 }
 
-OptimizerEntry& Scaler::enter_step(Optimizer& optimizer, const StepOptions& given) {
+OptimizerEntry& Scaler::begin_step(Optimizer& optimizer, const StepOptions& given) {
   check_norm("max_norm", given.max_norm);
   check_norm("skip_above_norm", given.skip_above_norm);
-  OptimizerEntry& entry = enter(optimizer);
-  require(has_gradient(optimizer) || options.ranks != nullptr, ErrorCode::kWrongOrder, [] {
-    return "step() was called for an optimizer none of whose parameters has a gradient; set them, "
-           "or do not step it.";
-  });
+  OptimizerEntry& entry = find_or_add(optimizer);
+  require(has_gradient(optimizer) || options.ranks != nullptr, ErrorCode::kWrongOrder,
+          "step() was called for an optimizer none of whose parameters has a gradient; set them, "
+          "or do not step it.");
   if (!options.enabled) return entry;
   const bool retries = record.policy.retries();
   allow(order.may_step(id_of(optimizer), retries), "step()");
   require(!retries || dynamic_cast<const GradAccumulator*>(&optimizer) == nullptr,
-          ErrorCode::kUnsupported, [] {
-            return "A GradAccumulator was stepped under a policy that retries batches, but a pass "
-                   "that overflows spoils its sums for good; use the preset 'headroom'.";
-          });
+          ErrorCode::kUnsupported,
+          "A GradAccumulator was stepped under a policy that retries batches, but a pass that "
+          "overflows makes its sums unusable; use the preset 'headroom'.");
   return entry;
 }
 
+// The culprit is kept for the alarm that update() may raise.
 void Scaler::see(bool overflow, double amax, const std::string& culprit) {
   internal::see(overflow, amax, &seen_);
   if (overflow) culprit_ = culprit;
@@ -205,29 +243,31 @@ StepReport Scaler::step(Optimizer& optimizer, const StepOptions& given,
   const DefaultFloatEnvironment environment;
   const StreamScope stream(given.stream);
   assume_loss();
-  OptimizerEntry& entry = enter_step(optimizer, given);
+  OptimizerEntry& entry = begin_step(optimizer, given);
   if (on_device()) return step_on_device(optimizer, given, external, &entry);
   const bool unscaled = order.is_unscaled(id_of(optimizer));
   const float own = options.enabled ? record.numbers.scale : 1.0f;
   const float made_with = external.scale != nullptr ? *external.scale : own;
-  const float scale = unscaled ? 1.0f : made_with;
+  const float scale = unscaled ? 1.0f : made_with;  // of the gradients in memory
 
+  // new_inf carries the local check to the other ranks: if one rank cannot unscale, all skip.
   GradStats mine = measure_gradients(optimizer);
-  mine.new_inf = beyond_its_format(optimizer, given, scale) ? 1 : 0;
+  mine.new_inf = overflows_in_place(optimizer, given, scale) ? 1 : 0;
   Finding found = agree(optimizer, &entry, &given, mine);
   const GradStats& stats = found.stats;
-  require(options.ranks == nullptr || found.any, ErrorCode::kWrongOrder, [] {
-    return "step() was called for an optimizer none of whose parameters has a gradient on any "
-           "rank; set them, or do not step it.";
-  });
+  require(options.ranks == nullptr || found.any, ErrorCode::kWrongOrder,
+          "step() was called for an optimizer none of whose parameters has a gradient on any "
+          "rank; set them, or do not step it.");
   const bool unscaled_bad = unscaled && entry.numbers.found_inf != 0.0f;
   const bool bad = unscaled_bad || (external.found_inf != nullptr && *external.found_inf != 0.0f);
   Verdict verdict = decide(stats.finite() && !bad, stats.norm(), stats.amax, scale,
                            {given.max_norm, given.skip_above_norm});
+  // unscale_() has found the bad tensor; since then its inf may have been clipped or overwritten.
   if (unscaled_bad && !entry.unscaled_culprit.empty()) {
     found.culprit = entry.unscaled_culprit;
     copy_culprit(entry.unscaled, &found.stats);
   }
+  // Name the reason if unscaling overflows. The largest gradient may be on another rank.
   if (verdict.apply() && stats.new_inf > 0) {
     verdict.skip = Skip::kUnscaleOverflow;
     found.culprit = describe_unscaling_in_place(stats.amax, scale);
@@ -238,12 +278,12 @@ StepReport Scaler::step(Optimizer& optimizer, const StepOptions& given,
           (usable(scale) ? "another rank: " : "") + describe_unscaling(stats.amax, scale);
     }
   }
-  found.scale = made_with;
-  return conclude(optimizer, given, verdict, std::move(found), &entry);
+  return finish_step(optimizer, given, verdict, made_with, std::move(found), &entry);
 }
 
-// Whether this optimizer cannot hold its gradients unscaled. A norm that is clipped bounds them.
-bool Scaler::beyond_its_format(const Optimizer& optimizer, const StepOptions& given, float scale) {
+// Whether this optimizer stores unscaled gradients in a format that they overflow: an FP16 gradient
+// divided by a scale below 1. Clipping to a norm within FP16's range prevents it.
+bool Scaler::overflows_in_place(const Optimizer& optimizer, const StepOptions& given, float scale) {
   constexpr float kHalfMax = 65504.0f;
   const bool clipped = given.max_norm > 0.0f && given.max_norm <= kHalfMax;
   return usable(scale) && scale < 1.0f && !clipped && optimizer.overflows(inverse(scale));
@@ -251,42 +291,33 @@ bool Scaler::beyond_its_format(const Optimizer& optimizer, const StepOptions& gi
 
 StepReport Scaler::skip(Optimizer& optimizer, const StepOptions& given,
                         const std::string& culprit) {
-  OptimizerEntry& entry = enter_step(optimizer, given);
+  OptimizerEntry& entry = begin_step(optimizer, given);
   Verdict verdict;
   verdict.skip = Skip::kNotFinite;
   verdict.grad_norm = std::nan("");
-  return conclude(optimizer, given, verdict, {{}, culprit, true, record.numbers.scale}, &entry);
+  return finish_step(optimizer, given, verdict, record.numbers.scale, {{}, culprit}, &entry);
 }
 
-// Applies or skips, and reports.
-StepReport Scaler::conclude(Optimizer& optimizer, const StepOptions& given, const Verdict& verdict,
-                            Finding found, OptimizerEntry* entry) {
+// Applies or skips the step, counts it and reports it. With OnOverflow::kThrow the report is thrown
+// as an error, after everything is done.
+StepReport Scaler::finish_step(Optimizer& optimizer, const StepOptions& given,
+                               const Verdict& verdict, float scale, Finding found,
+                               OptimizerEntry* entry) {
   const bool unscaled = order.is_unscaled(id_of(optimizer));
-  entry->numbers = step_numbers(verdict, unscaled ? 1.0f : found.scale);
-  if (verdict.apply()) {
-    optimizer.apply(verdict.multiplier, given.clear_grads == ClearGrads::kAlways);
-    if (given.clear_grads == ClearGrads::kAlways) optimizer.gradients_changed();
-  } else {
-    optimizer.skipped(found.culprit);
-    if (given.clear_grads != ClearGrads::kNever) {
-      optimizer.zero_grad();
-      optimizer.gradients_changed();
-    }
-  }
-  StepReport report;
-  report.applied = verdict.apply();
-  report.skip = verdict.skip;
-  report.scale = found.scale;
-  report.grad_norm = verdict.grad_norm;
-  report.clip_factor = verdict.clip_factor;
-  report.stats = found.stats;
+  entry->numbers = step_numbers(verdict, unscaled ? 1.0f : scale);
+  StepReport report = make_report(verdict, found.stats, scale);
   report.culprit = std::move(found.culprit);
+  apply_or_skip(optimizer, given, report, verdict.multiplier);
+  const bool cleared = report.applied ? given.clear_grads == ClearGrads::kAlways
+                                      : given.clear_grads != ClearGrads::kNever;
+  if (cleared) optimizer.gradients_changed();
   report.steps = entry->report.steps + 1;
   report.skipped = entry->report.skipped + (report.applied ? 0 : 1);
   entry->report = report;
   last_stepped = id_of(optimizer);
   if (options.enabled) {
     order.stepped(id_of(optimizer));
+    // After unscale_() the gradients in memory are no longer scaled; it has reported their amax.
     see(overflowed(verdict.skip), unscaled ? 0.0 : report.stats.amax, report.culprit);
   }
   require(!overflowed(verdict.skip) || record.policy.on_overflow() == OnOverflow::kSkip,
@@ -297,6 +328,7 @@ StepReport Scaler::conclude(Optimizer& optimizer, const StepOptions& given, cons
   return report;
 }
 
+// The alarm is raised last: on_alarm() may throw, and the update is complete by then.
 void Scaler::update() {
   const DefaultFloatEnvironment environment;
   allow(order.may_update(), "update()");
@@ -313,7 +345,8 @@ void Scaler::update() {
   if (alarm != Alarm::kNone) raise(alarm, used, record.numbers.skips_in_row, culprit_);
 }
 
-// Looks at all gradients that will be rescaled, before anything changes: this may throw.
+// Refreshes all gradients that will be rescaled. Separate from end_round(), because it may throw
+// and nothing must have changed by then.
 void Scaler::prepare_rescales() {
   for (const CallOrder::Rescale& rescale : order.rescales()) {
     OptimizerEntry& entry = optimizers[rescale.optimizer];
@@ -324,8 +357,8 @@ void Scaler::prepare_rescales() {
   }
 }
 
-// Rescales gradients that wait for a later step, from one scale to another, and begins the next
-// round. On a CUDA device both scales are known there only.
+// Begins the next round. Gradients that wait for a later step are rescaled from one scale to the
+// other. On a CUDA device the host does not have the scales, and `from` and `to` are not used.
 void Scaler::end_round(float from, float to) {
   for (const CallOrder::Rescale& rescale : order.rescales()) {
     OptimizerEntry& entry = optimizers[rescale.optimizer];
@@ -345,6 +378,7 @@ void Scaler::end_round(float from, float to) {
   seen_ = StepSeen{};
 }
 
+// Everything that can throw comes before the first change. numbers() waits for a CUDA device.
 void Scaler::replace(const ScaleRecord& next, const char* call) {
   allow(order.may_set_scale(), call);
   prepare_rescales();
@@ -354,29 +388,11 @@ void Scaler::replace(const ScaleRecord& next, const char* call) {
   end_round(before, next.numbers.scale);
 }
 
+// Calls on_alarm, or throws Error(kScaleCollapsed) if there is none.
 void Scaler::raise(Alarm alarm, float scale, int64_t skips_in_row,
                    const std::string& culprit) const {
-  AlarmReport report;
-  report.alarm = alarm;
-  report.scale = scale;
-  report.skips_in_row = skips_in_row;
-  report.culprit = culprit;
-  const ScalePolicy& policy = record.policy;
-  const std::string what = policy.retries() ? " pass" : " step";
-  const std::string skips = skips_in_row == 1
-                                ? "1" + what + " was skipped"
-                                : std::to_string(skips_in_row) + what +
-                                      (policy.retries() ? "es" : "s") + " in a row were skipped";
-  report.sentence = alarm == Alarm::kAtFloor
-                        ? "The gradients overflowed at a scale of " + short_number(scale) +
-                              " and the policy allows none smaller (min_scale " +
-                              short_number(policy.min_scale()) + "); " + skips
-                        : skips + ", the last at a scale of " + short_number(scale) +
-                              "; the limit is " + std::to_string(max_skips_in_row(policy));
-  report.sentence += ". The last culprit was " +
-                     (culprit.empty() ? std::string("not named") : culprit) +
-                     ". Scaling cannot help here: look for inf or nan in the data or the forward "
-                     "pass, lower the learning rate, or use bf16.";
+  AlarmReport report{alarm, scale, skips_in_row, culprit, ""};
+  report.sentence = alarm_sentence(report, record.policy);
   if (!options.on_alarm) throw Error(ErrorCode::kScaleCollapsed, report.sentence);
   options.on_alarm(report);
 }

@@ -1,4 +1,5 @@
-// The private part of GradScaler.
+// scaler/ drives the stages in order: measure, agree, decide, apply. It must not know about kernels
+// or SIMD. This header is the private part of GradScaler.
 #ifndef HEADROOM_SRC_SCALER_SCALER_H_
 #define HEADROOM_SRC_SCALER_SCALER_H_
 
@@ -18,102 +19,104 @@
 
 namespace headroom::internal {
 
-/// An optimizer that was stepped or unscaled before.
+/// What a scaler stores about an optimizer that was stepped or unscaled before. The revisions are
+/// those of OptimizerRecord; each says for which state of the parameters a cached value is valid.
 struct OptimizerEntry {
   std::weak_ptr<OptimizerRecord> record;
-  int64_t ordinal = 0;             // optimizers that the scaler has seen before it
-  uint64_t checked_revision = 0;   // whose memory was compared with that of other optimizers:
-  std::vector<TensorView> memory;  // its weights and gradients, sorted by address
-  uint64_t names_revision = 0;     // whose names and sizes have this fingerprint:
-  double names = 0.0;
+  int64_t ordinal = 0;  // position in the order of first use; equal on all ranks
+  uint64_t checked_revision = 0;
+  std::vector<TensorView> memory;  // all arrays, sorted by address
+  uint64_t names_revision = 0;
+  double names = 0.0;            // fingerprint of the names and sizes
   StepReport report;             // of the last step
-  GradStats unscaled;            // found by the last unscale_, if its gradients are unscaled;
-  std::string unscaled_culprit;  // not empty if that was bad
-  StepNumbers numbers = {};      // on a CUDA device those in `cuda` count
+  GradStats unscaled;            // result of the last unscale_(), if its gradients are unscaled
+  std::string unscaled_culprit;  // not empty if that result was bad
+  StepNumbers numbers = {};      // on a CUDA device those in `cuda` are valid
   std::shared_ptr<CudaOptimizer> cuda;
-  uint64_t listed_revision = 0;  // whose gradients the device has a list of
+  uint64_t listed_revision = 0;  // of the list of gradients on the device
 };
 
-/// What was found in the gradients of an optimizer, by all ranks if there are several.
+/// What was measured in the gradients of an optimizer, over all ranks.
 struct Finding {
   GradStats stats;
   std::string culprit;
-  bool any = true;     // there are gradients
-  float scale = 1.0f;  // that they were made with
+  bool any = true;  // there are gradients
 };
 
+/// The implementation of GradScaler. The public class and the bindings' ScalerAccess are thin
+/// layers over it, so its members are public to them.
 class Scaler {
  public:
   Scaler(const ScalePolicy& policy, ScalerOptions options);
 
   bool on_device() const { return cuda != nullptr; }
 
-  /// The numbers as they are now; waits for a CUDA device.
+  /// The current numbers; waits for a CUDA device.
   ScaleNumbers numbers() const;
 
-  /// Throws unless this scaler can follow the policy.
+  /// Throws Error(kInvalidArgument) unless the policy is valid and works on this scaler's device.
   void check_policy(const ScalePolicy& policy) const;
 
   /// Throws Error(kWrongOrder) for a refusal.
   static void allow(CallOrder::Refusal refusal, const char* call);
 
-  /// The entry of an optimizer, made if it is new. The optimizer's parameters are refreshed, and no
-  /// other optimizer under this scaler may share their memory.
-  OptimizerEntry& enter(Optimizer& optimizer);
+  /// Refreshes the optimizer's parameters and returns its entry, which is added if it is new.
+  /// Throws if another optimizer under this scaler shares memory with them.
+  OptimizerEntry& find_or_add(Optimizer& optimizer);
 
   static uint64_t id_of(const Optimizer& optimizer);
   static bool has_gradient(const Optimizer& optimizer);
 
-  /// Throws unless step() may be called so, now.
-  OptimizerEntry& enter_step(Optimizer& optimizer, const StepOptions& options);
+  /// find_or_add(), after checking that step() may be called with these options now.
+  OptimizerEntry& begin_step(Optimizer& optimizer, const StepOptions& options);
   StepReport step(Optimizer& optimizer, const StepOptions& options, const ExternalScale& external);
 
-  /// Skips a step whose gradients were found bad elsewhere.
+  /// Skips a step whose gradients are known to be bad.
   StepReport skip(Optimizer& optimizer, const StepOptions& options, const std::string& culprit);
 
   void update();
 
-  /// Takes over a scale that was set or loaded by hand, and begins the next round.
+  /// Replaces policy and state by those that were set or loaded by the user, and begins the next
+  /// round. Throws Error(kWrongOrder), changing nothing, while gradients wait for a step.
   void replace(const ScaleRecord& next, const char* call);
 
   /// See ScalerAccess::set_ranks().
   void set_ranks(std::shared_ptr<Ranks> ranks, RankGradients gradients);
 
-  /// Fetches the state from the CUDA device, for gradients that are in several places. Waits.
+  /// Copies the state from the CUDA device, for gradients that are on several devices. Waits.
   void move_to_host();
 
-  /// Losses may be scaled without notice: see GradScaler::device_scale().
+  /// Assumes a scaled loss if the user's kernels scale it: see GradScaler::device_scale().
   void assume_loss();
 
   std::optional<StepReport> report_of(uint64_t optimizer, bool wait) const;
 
-  /// Combines what this rank found with the other ranks' results (ranks.cc). `step`: null in
-  /// unscale_().
+  /// Combines this rank's result with those of the other ranks; waits for them (ranks.cc). `step`
+  /// is null in unscale_().
   Finding agree(const Optimizer& optimizer, OptimizerEntry* entry, const StepOptions* step,
                 const GradStats& mine);
 
-  /// Adds a result to what update() will decide by.
+  /// Adds the result of one optimizer to the input of the next update().
   void see(bool overflow, double amax, const std::string& culprit);
 
-  /// Uploads the list of gradients, if it has changed; what the device needs to know of the ranks
-  /// (device.cc).
+  /// Uploads the list of gradients if it has changed (device.cc).
   void list_gradients(const Optimizer& optimizer, OptimizerEntry* entry) const;
   CudaRanks cuda_ranks(const Optimizer& optimizer, OptimizerEntry* entry,
                        const StepOptions* step) const;
 
   ScalerOptions options;
-  ScaleRecord record;  // on a CUDA device the numbers there count
+  ScaleRecord record;  // its numbers are outdated if `cuda` is not null
   CallOrder order;
-  bool losses_unseen = false;        // device_scale() was called
-  std::shared_ptr<CudaScaler> cuda;  // null on the CPU
+  bool loss_scaled_on_device = false;  // device_scale() was called
+  std::shared_ptr<CudaScaler> cuda;    // null on the CPU
   std::map<uint64_t, OptimizerEntry> optimizers;
   uint64_t last_stepped = 0;
 
  private:
-  StepReport conclude(Optimizer& optimizer, const StepOptions& options, const Verdict& verdict,
-                      Finding found, OptimizerEntry* entry);
-  static bool beyond_its_format(const Optimizer& optimizer, const StepOptions& options,
-                                float scale);
+  StepReport finish_step(Optimizer& optimizer, const StepOptions& options, const Verdict& verdict,
+                         float scale, Finding found, OptimizerEntry* entry);
+  static bool overflows_in_place(const Optimizer& optimizer, const StepOptions& options,
+                                 float scale);
   void prepare_rescales();
   void end_round(float from, float to);
   void raise(Alarm alarm, float scale, int64_t skips_in_row, const std::string& culprit) const;
@@ -133,18 +136,18 @@ class Scaler {
   std::optional<StepReport> report_from_device(const OptimizerEntry& entry) const;
   void raise_device_alarms() const;
 
-  StepSeen seen_;         // in this round
+  StepSeen seen_;         // input of the next update
   std::string culprit_;   // of the last overflow
-  int64_t messages_ = 0;  // to the other ranks so far
+  int64_t messages_ = 0;  // sent to the other ranks so far
   int64_t optimizers_seen_ = 0;
   mutable uint64_t alarms_raised_ = 0;
   mutable uint64_t differences_raised_ = 0;
 };
 
-/// What the bindings in this repository may do beyond GradScaler's public interface.
+/// Access for the bindings in this repository, beyond GradScaler's public interface.
 struct HEADROOM_API ScalerAccess {
-  /// The scale as a factor for losses that are multiplied elsewhere. Backward has not run yet:
-  /// gradients_added() is called when it has.
+  /// The factor for a loss that the binding multiplies itself. gradients_added() has to be called
+  /// once its backward has run. The second form writes the factor to a tensor on the device.
   static float begin_loss(GradScaler& scaler);
   static void begin_loss(GradScaler& scaler, const TensorView& one, const TensorView& factor,
                          Stream stream);
@@ -152,15 +155,16 @@ struct HEADROOM_API ScalerAccess {
   static void loss_scaled(GradScaler& scaler);
   static int64_t round(const GradScaler& scaler);
 
-  /// Backward of a loss that was scaled in `round` has added to gradients. Throws
+  /// Reports that backward of a loss that was scaled in `round` has added to the gradients. Throws
   /// Error(kWrongOrder) if the scale may have changed since.
   static void gradients_added(GradScaler& scaler, int64_t round);
 
-  /// A step of a disabled scaler without ranks whose scale somebody else keeps.
+  /// A step with a scale that a framework's own scaler maintains. The scaler has to be disabled and
+  /// without ranks.
   static StepReport step(GradScaler& scaler, Optimizer& optimizer, const StepOptions& options,
                          const ExternalScale& external);
 
-  /// load_state(), with `call` for the sentence of a refusal.
+  /// load_state(); `call` is the name of the function in error messages.
   static void set_record(GradScaler& scaler, const ScaleRecord& record, const char* call);
 
   /// Ranks that are known only once the first optimizer is. Throws Error(kWrongOrder) after the
@@ -181,16 +185,23 @@ struct HEADROOM_API ScalerAccess {
 
 /// The gradients that this rank counts, or the copies that another one does. The others are empty
 /// in the list, so that indices stay.
-std::vector<TensorView> grads_of(const Optimizer& optimizer, bool counted = true);
+std::vector<TensorView> gradients_of(const Optimizer& optimizer, bool counted = true);
 bool has_copies(const Optimizer& optimizer);
 
 /// Reads all gradients; with a factor other than 1 also multiplies them by it, in place.
 GradStats measure_gradients(const Optimizer& optimizer, float factor = 1.0f);
 
-/// "1 to 65536", for sentences.
+/// The report of a verdict, still without culprit and counts.
+StepReport make_report(const Verdict& verdict, const GradStats& stats, float scale);
+
+/// Calls apply() or skipped(), as the report says, and clears the gradients as the options say.
+void apply_or_skip(Optimizer& optimizer, const StepOptions& options, const StepReport& report,
+                   float multiplier);
+
+/// "1 to 65536", for error messages.
 HEADROOM_API std::string allowed_scales(const ScalePolicy& policy);
 
-/// Why gradients up to `amax` could not be divided by `scale`.
+/// Why gradients up to `amax` cannot be divided by `scale`; in place: in FP16.
 std::string describe_unscaling(double amax, float scale);
 std::string describe_unscaling_in_place(double amax, float scale);
 

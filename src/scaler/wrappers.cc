@@ -1,3 +1,4 @@
+// GradScaler behind the interfaces of Keras, Apex and MXNet.
 #include <headroom/error.h>
 #include <headroom/wrappers.h>
 
@@ -10,7 +11,7 @@ StepReport step_and_update(GradScaler& scaler, Optimizer& optimizer, const StepO
     scaler.update();
     return report;
   } catch (const Error& error) {
-    // OnOverflow::kThrow: the step was skipped and is reported this way; the round still ends.
+    // OnOverflow::kThrow: the step was skipped and reported by this error. The round still ends.
     if (error.code() == ErrorCode::kOverflow) scaler.update();
     throw;
   }
@@ -29,6 +30,7 @@ StepReport LossScaleOptimizer::apply(const StepOptions& options) {
   return report;
 }
 
+// On a CUDA device the host does not know which steps were applied; the report does.
 int64_t LossScaleOptimizer::iterations() const {
   if (!pending_) return iterations_;
   const StepReport last = scaler_.report(inner_);

@@ -326,7 +326,7 @@ TEST(Agree, DivergedRanksAreDetectedBeforeWeightsChange) {
     record.numbers.steps = 9;
     scaler.load_state(ScaleState(record));
   });
-  expect_difference("remember different steps", [](GradScaler& scaler, RankModel&) {
+  expect_difference("the same scale but different states", [](GradScaler& scaler, RankModel&) {
     internal::ScaleRecord record = scaler.state().record();
     record.numbers.dynamic.growth_tracker = 1;
     scaler.load_state(ScaleState(record));

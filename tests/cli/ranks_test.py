@@ -134,7 +134,7 @@ with tempfile.TemporaryDirectory() as temp:
                 os.kill(pid, signal.SIGKILL)
             wait(processes[1:])
             check(codes[0] == 1, f"{way} {sign}: {codes} {outputs}")
-            check("headroom: rank 0: Another rank did not come" in outputs[0][1], f"{way}: {outputs}")
+            check("headroom: rank 0: Another rank did not reach the same step" in outputs[0][1], f"{way}: {outputs}")
             check(took < 60, f"{way} {sign}: {took} s")
 
         # Faults in one rank only, and a run that goes on: all ranks as if it had never ended.
@@ -184,7 +184,7 @@ with tempfile.TemporaryDirectory() as temp:
                                 env={**NO_RANKS, "RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
                                      "MASTER_PORT": "9"})
         check(result.returncode == 1, result)
-        check("headroom: rank 1: Another rank did not come" in result.stderr, result)
+        check("headroom: rank 1: Another rank did not reach the same step" in result.stderr, result)
 
     # An environment that makes no sense.
     for odd, sentence in {"WORLD_SIZE=2": "not all of RANK", "WORLD_SIZE=x": "WORLD_SIZE='x'",

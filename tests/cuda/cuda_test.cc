@@ -320,7 +320,7 @@ TEST_F(Cuda, MeasuresMoreThanTwoToThe31Elements) {
 TEST(NoCudaDevice, CudaTensorsAreRejected) {
   if (cuda_available()) GTEST_SKIP() << "this machine has a CUDA device";
   const TensorView view{reinterpret_cast<void*>(64), DType::kF32, 8, {DeviceType::kCUDA, 0}, false};
-  expect_error(ErrorCode::kUnsupported, "CUDA says", [&] { measure({view}); });
+  expect_error(ErrorCode::kUnsupported, "CUDA error", [&] { measure({view}); });
 }
 
 }  // namespace
