@@ -1,4 +1,4 @@
-// What the tests of the C door share.
+// Helpers for the tests of the C API.
 #ifndef HEADROOM_TESTS_C_SUPPORT_H_
 #define HEADROOM_TESTS_C_SUPPORT_H_
 
@@ -24,7 +24,7 @@ Struct sized() {
   return value;
 }
 
-/// Calls a function that gives a text.
+/// The text that a function of the C API returns.
 template <typename Function, typename... Arguments>
 std::string text_of(Function function, Arguments... arguments) {
   size_t needed = 0;
@@ -38,7 +38,7 @@ std::string text_of(Function function, Arguments... arguments) {
 /// One parameter of FP32 under SGD with a scaler.
 struct Training {
   explicit Training(const char* policy = nullptr, const hr_scaler_options* options = nullptr) {
-    EXPECT_OK(hr_sgd_create(&parameter, 1, nullptr, nullptr, &optimizer));
+    EXPECT_OK(hr_fused_create(HR_SGD, &parameter, 1, nullptr, nullptr, &optimizer));
     EXPECT_OK(hr_scaler_create(policy, options, &scaler));
   }
   ~Training() {
