@@ -1,3 +1,4 @@
+// Autocast: sets LibTorch's thread-local autocast flags and restores them.
 #include <ATen/autocast_mode.h>
 #include <headroom/error.h>
 #include <headroom/libtorch/autocast.h>
@@ -9,7 +10,8 @@
 namespace headroom::libtorch {
 namespace {
 
-// FP16 on the CPU where LibTorch has none; Undefined where its own autocast does the work.
+// The innermost FP16 scope on the CPU of a LibTorch that has no FP16 there; ops.h emulates it.
+// Undefined if LibTorch's own autocast is used.
 thread_local torch::ScalarType emulated = torch::ScalarType::Undefined;
 
 bool needs_emulation(torch::DeviceType device, torch::ScalarType dtype) {
@@ -29,7 +31,7 @@ void set_dtype(torch::DeviceType device, torch::ScalarType dtype) {
   at::autocast::set_autocast_dtype(device, dtype);
 }
 
-#else  // one set of functions for each kind of device
+#else  // before 2.4 the CPU and CUDA have separate functions
 
 bool is_enabled(torch::DeviceType device) {
   return device == torch::kCPU ? at::autocast::is_cpu_enabled() : at::autocast::is_enabled();
@@ -48,13 +50,14 @@ void set_dtype(torch::DeviceType device, torch::ScalarType dtype) {
 
 #endif
 
+// Throws unless autocast supports this device and type.
 torch::DeviceType checked(torch::Device device, torch::ScalarType dtype) {
   if (!device.is_cpu() && !device.is_cuda()) {
     throw Error(ErrorCode::kUnsupported,
-                "Autocast was asked for on device " + device.str() + "; use cpu or cuda.");
+                "Autocast does not support device " + device.str() + "; use cpu or cuda.");
   }
   if (dtype != torch::kHalf && dtype != torch::kBFloat16) {
-    throw Error(ErrorCode::kInvalidArgument, std::string("Autocast was asked for type ") +
+    throw Error(ErrorCode::kInvalidArgument, std::string("Autocast does not support type ") +
                                                  torch::toString(dtype) +
                                                  "; use torch::kHalf or torch::kBFloat16.");
   }

@@ -54,7 +54,7 @@ void Binding::list(torch::optim::Optimizer& optimizer, const Names& names) {
   if (std::adjacent_find(sorted_.begin(), sorted_.end()) != sorted_.end()) {
     weak_.clear();
     throw Error(ErrorCode::kInvalidArgument,
-                "A parameter is listed twice in this optimizer; list each one once.");
+                "A parameter is listed twice in this optimizer; list it once.");
   }
   names_revision_ = names.revision();
 }
@@ -79,7 +79,7 @@ void PlainBinding::bind(torch::optim::Optimizer& optimizer, const Names& names) 
 void PlainBinding::refresh() {
   bool changed = parameters().size() != weak_.size();
   for (size_t i = 0; i < weak_.size(); ++i) {
-    changed |= gradients_.look(i, weak_[i].lock(), Gradients::Order::kAny, names_[i]);
+    changed |= gradients_.update(i, weak_[i].lock(), Gradients::Order::kAny, names_[i]);
     changed = changed || parameters()[i].name != names_[i];
   }
   if (!changed) return;
@@ -99,13 +99,14 @@ void PlainBinding::forget_gradients() {
   rebind({});
 }
 
-// torch's optimizers take gradients that are unscaled in place.
+// Torch's optimizers read gradients that were unscaled in place, so an FP16 gradient must still fit
+// in FP16 after unscaling with a scale below 1.
 bool PlainBinding::overflows(float multiplier) const {
   std::vector<TensorView> halves;
   for (const Parameter& parameter : parameters()) {
     if (parameter.grad.dtype == DType::kF16) halves.push_back(parameter.grad);
   }
-  constexpr double kRoundsToInf = 65520.0;
+  constexpr double kRoundsToInf = 65520.0;  // halfway between 65504, the FP16 maximum, and 2^16
   return measure(halves).amax * static_cast<double>(multiplier) >= kRoundsToInf;
 }
 
@@ -118,7 +119,7 @@ void PlainBinding::apply(float multiplier, bool clear_grads) {
   }
   try {
     torch_->step();
-  } catch (...) {
+  } catch (...) {  // restore the scaled gradients, so that the step can be retried
     if (multiplier != 1.0f) {
       headroom::unscale_(grads, 1.0f / multiplier);
       gradients_changed();

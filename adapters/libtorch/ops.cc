@@ -1,3 +1,4 @@
+// cast(), linear(), matmul() and conv2d() in 16 bits with FP32 sums, and CastMeter.
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <headroom/error.h>
 #include <headroom/libtorch/autocast.h>
@@ -15,15 +16,14 @@ namespace {
 
 using torch::Tensor;
 
-// What the living CastMeter counts; backward may run in any thread.
+// Counters of the CastMeter. Atomic, because backward may run in any thread.
 std::atomic<bool> metering{false};
 std::atomic<int64_t> metered_values{0};
 std::atomic<int64_t> metered_zeroed{0};
 
-bool is_sixteen_bit(torch::ScalarType dtype) {
-  return dtype == torch::kHalf || dtype == torch::kBFloat16;
-}
+using internal::is_sixteen_bit;
 
+// Whether the core's conversion can be used: FP16, BF16 and FP32 on the CPU.
 bool core_converts(const Tensor& tensor, torch::ScalarType dtype) {
   const auto ours = [](torch::ScalarType type) {
     return is_sixteen_bit(type) || type == torch::kFloat;
@@ -32,6 +32,7 @@ bool core_converts(const Tensor& tensor, torch::ScalarType dtype) {
          ours(dtype);
 }
 
+// Keeps the strides of dense tensors; others become contiguous.
 Tensor converted(const Tensor& tensor, torch::ScalarType dtype) {
   const Tensor from = internal::is_dense(tensor) ? tensor : tensor.contiguous();
   const Tensor to = torch::empty_like(from, from.options().dtype(dtype));
@@ -39,6 +40,7 @@ Tensor converted(const Tensor& tensor, torch::ScalarType dtype) {
   return to;
 }
 
+// Adds to the CastMeter's counters.
 void count_loss(const Tensor& before, const Tensor& after) {
   const auto zeros = [](const Tensor& tensor) {
     if (tensor.numel() == 0) return int64_t{0};
@@ -52,6 +54,7 @@ void count_loss(const Tensor& before, const Tensor& after) {
   metered_zeroed += zeros(after) - zeros_before;
 }
 
+// The conversion as an autograd function: backward casts the gradient to the input's type.
 struct Cast : torch::autograd::Function<Cast> {
   static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& tensor,
                         int64_t dtype) {
@@ -68,25 +71,27 @@ struct Cast : torch::autograd::Function<Cast> {
   }
 };
 
-// What is casted: not FP64, integers and complex numbers.
+// Autocast leaves FP64, integers and complex numbers alone.
 bool is_castable(const Tensor& tensor) {
   return !tensor.defined() ||
          (tensor.is_floating_point() && tensor.scalar_type() != torch::kDouble);
 }
 
-// The type a product of `input` and others runs in now.
+// The type in which a product with these operands runs: the autocast type, or that of `input`.
 torch::ScalarType compute_type(const Tensor& input, const Tensor& other, const Tensor& bias = {}) {
   const torch::ScalarType active = Autocast::active(input.device());
   const bool castable = is_castable(input) && is_castable(other) && is_castable(bias);
-  if (!castable) return torch::kDouble;  // left to torch
+  if (!castable) return torch::kDouble;  // not a 16-bit type: torch computes it
   return is_sixteen_bit(active) ? active : input.scalar_type();
 }
 
+// Whether this LibTorch lacks 16-bit products on the CPU.
 bool emulates(const Tensor& input, torch::ScalarType type) {
   return !kNativeHalfOnCpu && input.is_cpu() && is_sixteen_bit(type);
 }
 
-// FP32 tensors inside which every operand has been rounded to `type`, and the result will be.
+// Computes a product in FP32: in() rounds an operand to `type` and widens it, out() rounds the
+// result. Autocast is off meanwhile.
 class Emulation {
  public:
   explicit Emulation(torch::ScalarType type)
@@ -128,9 +133,9 @@ Tensor conv2d(const Tensor& input, const Tensor& weight, const Tensor& bias,
               torch::IntArrayRef stride, torch::IntArrayRef padding, torch::IntArrayRef dilation,
               int64_t groups) {
   const torch::ScalarType type = compute_type(input, weight, bias);
-  // LibTorch's FP16 convolutions on the CPU, where it has them, add up in FP16.
-  const bool poor_sums = input.is_cpu() && type == torch::kHalf;
-  if (!emulates(input, type) && !poor_sums) {
+  // LibTorch 2.3 and later convolve FP16 on the CPU, but accumulate in FP16.
+  const bool fp16_sums = input.is_cpu() && type == torch::kHalf;
+  if (!emulates(input, type) && !fp16_sums) {
     return torch::conv2d(input, weight, bias, stride, padding, dilation, groups);
   }
   const Emulation wide(type);
@@ -140,7 +145,8 @@ Tensor conv2d(const Tensor& input, const Tensor& weight, const Tensor& bias,
 
 CastMeter::CastMeter() {
   if (metering.exchange(true)) {
-    throw Error(ErrorCode::kWrongOrder, "A CastMeter lives already; one may live at a time.");
+    throw Error(ErrorCode::kWrongOrder,
+                "There is already a CastMeter; only one may exist at a time.");
   }
   metered_values = 0;
   metered_zeroed = 0;

@@ -149,7 +149,7 @@ TEST(CastMeter, CountsGradientValuesThatBecomeZero) {
   back();
   {
     const CastMeter meter;
-    expect_error(ErrorCode::kWrongOrder, "lives already", [] { CastMeter second; });
+    expect_error(ErrorCode::kWrongOrder, "already a CastMeter", [] { CastMeter second; });
     back();
     EXPECT_EQ(meter.loss().values, 3);
     EXPECT_EQ(meter.loss().zeroed, 2);
