@@ -1,4 +1,4 @@
-// headroom::mpi: ranks that are the processes of an MPI communicator.
+// headroom::mpi: agreement between the processes of an MPI communicator.
 #ifndef HEADROOM_MPI_H_
 #define HEADROOM_MPI_H_
 
@@ -11,18 +11,20 @@
 
 namespace headroom::mpi {
 
-/// The ranks of a communicator. A reduction goes up a tree to rank 0 and comes back as a broadcast,
-/// so that all have the same bits whatever the network does.
+/// The ranks of a communicator. A reduction is a reduce to rank 0 followed by a broadcast, so that
+/// all ranks get the same bits on every network.
 ///
-/// Messages have a communicator of their own, which the constructor duplicates: all ranks of
-/// `communicator` make one at the same time. One thread at a time may use it, and MPI has to be
-/// initialized with MPI_THREAD_SERIALIZED if that is not always the main thread. It has to be gone
-/// before MPI_Finalize.
+/// The constructor duplicates the communicator, so that messages cannot be mixed up with the
+/// caller's; all ranks of `communicator` must construct one at the same time. One thread at a time
+/// may use an object; MPI must be initialized with MPI_THREAD_SERIALIZED if that is not always the
+/// main thread. Destroy it before MPI_Finalize.
 ///
-/// After Error(kRankLost) it refuses all further calls, and MPI_Finalize may hang: MPI_Abort ends
-/// such a job.
+/// After Error(kRankLost) all further calls throw, and MPI_Finalize may hang; end such a job with
+/// MPI_Abort.
 class HEADROOM_API MpiRanks : public Ranks {
  public:
+  /// Throws Error(kWrongOrder) before MPI_Init, and Error(kInvalidArgument) unless the time limit
+  /// is positive.
   explicit MpiRanks(MPI_Comm communicator = MPI_COMM_WORLD,
                     std::chrono::milliseconds time_limit = kDefaultTimeLimit);
   ~MpiRanks() override;

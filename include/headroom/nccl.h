@@ -1,4 +1,4 @@
-// headroom::nccl: ranks that are the GPUs of an NCCL communicator.
+// headroom::nccl: agreement between the GPUs of an NCCL communicator.
 #ifndef HEADROOM_NCCL_H_
 #define HEADROOM_NCCL_H_
 
@@ -11,17 +11,21 @@
 
 namespace headroom::nccl {
 
-/// The ranks of a communicator, which stays the caller's and has to live longer. It is used like
-/// any collective does: all ranks in the same order, one thread at a time.
+/// The ranks of a communicator. The caller owns the communicator and must keep it alive. As with
+/// every collective, all ranks must make the same calls in the same order, from one thread at a
+/// time.
 ///
-/// Of a scaler on the communicator's device (ScalerOptions::device) nothing waits: two small
-/// all-reduces go to the stream between measuring and deciding, in CUDA graphs as well. A rank that
-/// is lost is then the caller's to find, as with every NCCL call (ncclCommGetAsyncError,
-/// ncclCommAbort). A scaler on the CPU waits, and gets Error(kRankLost) after the time limit; the
-/// object then refuses all further calls, and ncclCommAbort ends what is still under way.
+/// With a scaler on the communicator's device (ScalerOptions::device) nothing waits: two small
+/// all-reduces are enqueued between measure and decide, also during the capture of a CUDA graph.
+/// The caller must detect lost ranks, as with every NCCL call (ncclCommGetAsyncError,
+/// ncclCommAbort).
+///
+/// With a scaler on the CPU the reduction waits and throws Error(kRankLost) when the time limit is
+/// exceeded. All further calls then throw; ncclCommAbort ends the pending work.
 class HEADROOM_API NcclRanks : public Ranks {
  public:
-  /// Takes memory and a stream on the communicator's device.
+  /// Allocates memory and a stream on the communicator's device. Throws Error(kInvalidArgument)
+  /// unless the time limit is positive.
   explicit NcclRanks(ncclComm_t communicator,
                      std::chrono::milliseconds time_limit = kDefaultTimeLimit);
   ~NcclRanks() override;

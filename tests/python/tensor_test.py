@@ -57,7 +57,7 @@ def test_bfloat16_of_ml_dtypes_is_taken():
     ],
 )
 def test_what_does_not_fit_gets_a_sentence(bad):
-    with pytest.raises(headroom.Error, match=r"Headroom takes|not contiguous"):
+    with pytest.raises(headroom.Error, match=r"Headroom supports|not contiguous"):
         headroom.tensor(bad)
 
 
