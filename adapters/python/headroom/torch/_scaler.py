@@ -1,4 +1,4 @@
-"""torch.amp.GradScaler, with Headroom's one-pass kernel inside."""
+"""torch.amp.GradScaler with Headroom's one-pass kernels."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from headroom.torch._optim import FusedOptimizer
 
 @dataclass
 class Report:
-    """What the last step did."""
+    """The outcome of the last step."""
 
     applied: bool
-    scale: float  #: the scale that the gradients were made with
-    grad_norm: Optional[float]  #: of the unscaled gradients; None where it is not known
-    culprit: str  #: the first bad tensor: "layer.weight: 3 inf, 0 nan"; empty if none or not known
+    scale: float  #: the scale of the loss that the gradients come from
+    grad_norm: Optional[float]  #: norm of the unscaled gradients; None if not known
+    culprit: str  #: the first tensor with inf or nan: "layer.weight: 3 inf, 0 nan"; empty if none or not known
 
     def __str__(self) -> str:
         if self.applied:
@@ -34,16 +34,16 @@ class Report:
 
 @dataclass
 class _Seen:
-    """What was found in the gradients of one optimizer in this round."""
+    """The inf and nan checks of the gradients of one optimizer in this round."""
 
-    scale: Optional[torch.Tensor]  # a copy, which no update() moves; None: `fused` knows it
+    scale: Optional[torch.Tensor]  # a copy that update() does not change; None: `fused` has it
     found: dict[torch.device, torch.Tensor]
-    fused: Optional[weakref.ref[FusedOptimizer]] = None  # that knows more,
-    walked: int = 0  # as long as it has made so many steps
+    fused: Optional[weakref.ref[FusedOptimizer]] = None  # the optimizer, which has a report,
+    walked: int = 0  # as long as its number of steps is this
     culprit: str = ""
 
     def knower(self) -> Optional[FusedOptimizer]:
-        """`fused`, if it lives and has made no other step since."""
+        """`fused`, if it still exists and has made no other step since."""
         fused = None if self.fused is None else self.fused()
         return fused if fused is not None and fused.walked == self.walked else None
 
@@ -52,9 +52,9 @@ class GradScaler(torch.amp.GradScaler):
     """``torch.amp.GradScaler``: the same constructor, methods, exceptions, state dict and pickles,
     except that FP16 gradients do not raise.
 
-    Beyond it: FP16 and BF16 gradients are taken; ``last_step_applied`` and ``report()`` say
-    whether the last step ran and which parameter was at fault. With ``headroom.torch.AdamW`` and
-    ``SGD`` the step is two passes over memory, clipping included.
+    In addition: FP16 and BF16 gradients are supported; ``last_step_applied`` and ``report()`` return whether
+    the last step ran and which parameter had inf or nan. With ``headroom.torch.AdamW`` and ``SGD`` a step,
+    including clipping, is two passes over memory.
 
     >>> import torch, headroom.torch
     >>> layer = torch.nn.Linear(2, 1)
@@ -67,14 +67,14 @@ class GradScaler(torch.amp.GradScaler):
     >>> print(scaler.report(), "->", scaler.get_scale())
     skipped at scale 65536: weight: 1 inf, 0 nan -> 32768.0
 
-    In-place unscaling for torch's own optimizers is left to torch's kernel, which is fast and never
-    waits; BF16 gradients on CUDA, which it does not take, go through Headroom's.
+    For torch's own optimizers gradients are unscaled in place by torch's kernel, which is fast and never
+    waits. It does not support BF16 gradients on CUDA; Headroom's kernel unscales those.
     """
 
     __signature__ = inspect.signature(torch.amp.GradScaler)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> GradScaler:
-        # Not in __init__: torch's warns whoever calls it, which has to stay the user.
+        # Not in __init__: torch's __init__ warns its caller, which must be the user's code.
         self = super().__new__(cls)
         self._forget()
         return self
@@ -88,12 +88,12 @@ class GradScaler(torch.amp.GradScaler):
         self._flags = weakref.WeakKeyDictionary()
 
     def name_parameters(self, module: torch.nn.Module) -> None:
-        """From now on reports call the module's parameters by their names."""
+        """Makes reports use the names of the module's parameters."""
         for name, parameter in module.named_parameters():
             self._names[parameter] = name
 
     def report(self) -> Report:
-        """What the last step did. Waits for a CUDA device."""
+        """The outcome of the last step. Waits for a CUDA device."""
         if self._last is None and self._stepped:
             raise RuntimeError("report() knows nothing of the last step: the scaler is disabled, or the "
                                "optimizer took care of the scale itself.")
@@ -114,14 +114,14 @@ class GradScaler(torch.amp.GradScaler):
 
     @property
     def last_step_applied(self) -> bool:
-        """Whether the last step ran; a disabled scaler runs every one. Waits for a CUDA device."""
+        """Whether the last step ran; a disabled scaler runs every step. Waits for a CUDA device."""
         last = self._last
         if last is not None and last.fused is not None and last.knower() is None:
             return not any(map(float, last.found.values()))
         return not self._enabled or self.report().applied
 
     def _views(self, optimizer: torch.optim.Optimizer) -> tuple[list[View], list[torch.Tensor]]:
-        """The gradients that the core can read, and their parameters."""
+        """Views of the gradients that the core can read, and their parameters."""
         views, owners = [], []
         for group in optimizer.param_groups:
             for param in group["params"]:
@@ -153,7 +153,7 @@ class GradScaler(torch.amp.GradScaler):
         found_inf: torch.Tensor,
         allow_fp16: bool,
     ) -> dict[torch.device, torch.Tensor]:
-        # As torch's, with one look at each gradient, and BF16 on CUDA to Headroom's kernel.
+        # Like torch's method, but accesses each gradient once and unscales BF16 on CUDA with Headroom's kernel.
         lists: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
         for group in optimizer.param_groups:
             for param in group["params"]:
@@ -184,7 +184,7 @@ class GradScaler(torch.amp.GradScaler):
                 if views is None or None in views:
                     inverse = inverses.get(device)
                     torch._amp_foreach_non_finite_check_and_unscale_(grads, found, inverse)
-                    if dtype is torch.float16:  # a scale below 1 may have made inf of them: once more
+                    if dtype is torch.float16:  # with a scale below 1 unscaling may overflow: check again
                         torch._amp_foreach_non_finite_check_and_unscale_(
                             grads, found, torch.ones_like(inverse))
                 elif not _core.unscale_(views, float(inv_scale), stream=stream_of(device)).ok:
@@ -208,7 +208,7 @@ class GradScaler(torch.amp.GradScaler):
         *args: Any,
         **kwargs: Any,
     ) -> Optional[float]:
-        # As torch's, which waits for the flags here.
+        # Like torch's method, which waits for the flags here too.
         if not sum(found.item() for found in optimizer_state["found_inf_per_device"].values()):
             return optimizer.step(*args, **kwargs)
         self._find_culprit(optimizer)
@@ -227,14 +227,14 @@ class GradScaler(torch.amp.GradScaler):
         if self._last is not None and fused:
             self._last.fused, self._last.walked = weakref.ref(optimizer), optimizer.walked
         elif self._last is not None and not self._last.culprit:
-            found = self._last.found.values()  # on CUDA, asking a fused optimizer's would wait
+            found = self._last.found.values()  # on CUDA reading the flags of a fused optimizer would wait
             if all(flag.is_cpu for flag in found) and any(map(float, found)):
                 self._find_culprit(optimizer)
         return result
 
     def _step_told(self, optimizer: FusedOptimizer, *args: Any, **kwargs: Any) -> Optional[float]:
-        """torch's way, and what the optimizer skips for reasons of its own counts as well: nan that
-        came in after unscale_()."""
+        """Torch's step(). A step that the optimizer itself skips, because of nan introduced after unscale_(),
+        counts as skipped too."""
         told = torch.zeros(1, device=optimizer.listed[0].device)
         optimizer.skipped_there = told
         try:
@@ -246,8 +246,8 @@ class GradScaler(torch.amp.GradScaler):
         return result
 
     def _can_walk(self, optimizer: FusedOptimizer) -> bool:
-        """Whether all is in order for a step in which the optimizer itself looks for inf and nan; if
-        not, torch's way says so, or goes about it."""
+        """Whether the optimizer can check for inf and nan in its own pass. If not, torch's step() handles the
+        case or raises."""
         state = self._per_optimizer_states[id(optimizer)]
         return (
             self._scale is not None
@@ -258,7 +258,7 @@ class GradScaler(torch.amp.GradScaler):
 
     def _step_fused(self, optimizer: FusedOptimizer) -> None:
         state = self._per_optimizer_states[id(optimizer)]
-        found = self._flags.get(optimizer)  # in which the step says whether it skipped
+        found = self._flags.get(optimizer)  # receives 1 if the step is skipped
         if found is None:
             found = self._flags[optimizer] = torch.empty_like(self._scale, dtype=torch.float32)
         seen = _Seen(None, {found.device: found}, weakref.ref(optimizer))
@@ -267,7 +267,7 @@ class GradScaler(torch.amp.GradScaler):
         try:
             optimizer.step()
         except BaseException:
-            state["found_inf_per_device"] = {found.device: found.zero_()}  # update() goes on from here
+            state["found_inf_per_device"] = {found.device: found.zero_()}  # so that update() can follow
             raise
         finally:
             del optimizer.grad_scale, optimizer.skipped_there
@@ -275,7 +275,7 @@ class GradScaler(torch.amp.GradScaler):
         state["found_inf_per_device"] = seen.found
         seen.walked = optimizer.walked
         self._stepped = True
-        if optimizer.walked == walked:  # a hook or a subclass made no step of it
+        if optimizer.walked == walked:  # a hook or a subclass prevented the step
             found.zero_()
             self._last = None
         else:
