@@ -6,6 +6,7 @@
 #include <exception>
 #include <new>
 #include <stdexcept>
+#include <utility>
 
 namespace headroom::c {
 namespace {
@@ -21,6 +22,7 @@ static_assert(static_cast<int>(ErrorCode::kBadState) + 1 == HR_ERROR_BAD_STATE);
 static_assert(static_cast<int>(ErrorCode::kScaleCollapsed) + 1 == HR_ERROR_SCALE_COLLAPSED);
 static_assert(static_cast<int>(ErrorCode::kRanksDiffer) + 1 == HR_ERROR_RANKS_DIFFER);
 
+// Writes "function: message" to last_error, truncated. Core errors pass an empty function.
 hr_status store_error(hr_status status, std::string_view function, std::string_view message) {
   const size_t start = function.empty() ? 0 : function.size() + 2;
   copy_truncated(function, last_error, sizeof(last_error));
@@ -83,32 +85,30 @@ void write_text(std::string_view text, char* buffer, size_t capacity, size_t* ne
 
 using namespace headroom::c;
 
+// Valid until this thread's next failure, as the buffer is overwritten in place.
 const char* hr_last_error(void) { return last_error; }
 
 const char* hr_status_name(hr_status status) {
   if (status >= HR_ERROR_INVALID_ARGUMENT && status <= HR_ERROR_RANKS_DIFFER) {
     return headroom::to_string(headroom::ErrorCode{status - 1});
   }
-  switch (status) {
-    case HR_OK:
-      return "ok";
-    case HR_ERROR_NULL:
-      return "null argument";
-    case HR_ERROR_BAD_HANDLE:
-      return "bad handle";
-    case HR_ERROR_VERSION:
-      return "version";
-    case HR_ERROR_BUFFER_TOO_SMALL:
-      return "buffer too small";
-    case HR_ERROR_CALLBACK:
-      return "callback failed";
-    case HR_ERROR_INTERNAL:
-      return "internal error";
-    default:
-      return "unknown";
+  // The statuses that only the C API has.
+  static constexpr std::pair<hr_status, const char*> kNames[] = {
+      {HR_OK, "ok"},
+      {HR_ERROR_NULL, "null argument"},
+      {HR_ERROR_BAD_HANDLE, "bad handle"},
+      {HR_ERROR_VERSION, "version"},
+      {HR_ERROR_BUFFER_TOO_SMALL, "buffer too small"},
+      {HR_ERROR_CALLBACK, "callback failed"},
+      {HR_ERROR_INTERNAL, "internal error"},
+  };
+  for (const auto& [known, name] : kNames) {
+    if (known == status) return name;
   }
+  return "unknown";
 }
 
+// Takes effect in the next call: this one has created its ThreadStreamScope already.
 hr_status hr_set_stream(void* cuda_stream) {
   return guarded(__func__, [&] {
     if (cuda_stream != nullptr && !headroom::cuda_available()) {

@@ -36,6 +36,7 @@ void CallMutex::unlock() {
   mutex_.unlock();
 }
 
+// Allocated with new and never deleted; the order of static destructors does not matter then.
 Registry<ScalerEntry, hr_scaler>& scalers() {
   static auto& all = *new Registry<ScalerEntry, hr_scaler>;
   return all;
@@ -67,8 +68,8 @@ SteppedCall::SteppedCall(SteppedOptimizers* stepped, hr_optimizer* handle) {
   // All threads lock in the same order, so that no two wait for each other. Accumulators come
   // first, because hr_accumulator_step() locks the accumulator before the optimizers it steps.
   std::sort(entries_.begin(), entries_.end(), [](const auto& a, const auto& b) {
-    return std::pair(a->accumulator == nullptr, a->number) <
-           std::pair(b->accumulator == nullptr, b->number);
+    return std::pair(a->accumulator == nullptr, a.get()) <
+           std::pair(b->accumulator == nullptr, b.get());
   });
   for (const auto& entry : entries_) locks_.emplace_back(entry->mutex);
   if (chosen_ != nullptr && chosen_->object == nullptr) throw_bad_handle("optimizer");

@@ -41,7 +41,6 @@ struct OptimizerEntry;
 using SteppedOptimizers = std::vector<std::weak_ptr<OptimizerEntry>>;
 
 struct OptimizerEntry {
-  uintptr_t number = 0;
   CallMutex mutex;
   std::unique_ptr<Optimizer> object;       // null after destroy
   GradAccumulator* accumulator = nullptr;  // `object`, if it is an accumulator
@@ -52,7 +51,6 @@ struct OptimizerEntry {
 };
 
 struct ScalerEntry {
-  uintptr_t number = 0;
   CallMutex mutex;
   std::unique_ptr<GradScaler> object;  // null after destroy
   SteppedOptimizers stepped;
@@ -66,7 +64,6 @@ class Registry {
   Handle* add(std::shared_ptr<Entry> entry) {
     const std::lock_guard lock(mutex_);
     last_ += 4;
-    entry->number = last_;
     entries_[last_] = std::move(entry);
     return reinterpret_cast<Handle*>(last_);
   }

@@ -36,10 +36,6 @@ hr_status hr_simd_target(char* buffer, size_t capacity, size_t* needed) {
   return guarded(__func__, [&] { write_text(headroom::simd_target(), buffer, capacity, needed); });
 }
 
-hr_status hr_set_simd_target(const char* name) {
-  return guarded(__func__, [&] { headroom::set_simd_target(require(name, "name")); });
-}
-
 hr_status hr_cuda_available(int32_t* available) {
   return guarded(__func__, [&] { *require(available, "available") = headroom::cuda_available(); });
 }
@@ -50,6 +46,7 @@ hr_status hr_convert(const hr_tensor* from, const hr_tensor* to) {
   });
 }
 
+// The result is a view: `managed` is neither copied nor released.
 hr_status hr_from_dlpack(const struct DLManagedTensor* managed, hr_tensor* tensor) {
   return guarded(__func__, [&] {
     require(tensor, "tensor");
@@ -57,6 +54,7 @@ hr_status hr_from_dlpack(const struct DLManagedTensor* managed, hr_tensor* tenso
   });
 }
 
+// The caller owns *managed and calls its deleter, which does not free the data.
 hr_status hr_to_dlpack(const hr_tensor* tensor, struct DLManagedTensor** managed) {
   return guarded(__func__, [&] {
     require(managed, "managed");
@@ -64,6 +62,7 @@ hr_status hr_to_dlpack(const hr_tensor* tensor, struct DLManagedTensor** managed
   });
 }
 
+// Counting by magnitude costs time, so the core is asked for it only if `detail` is not null.
 hr_status hr_measure(const hr_tensor* tensors, size_t count, hr_stats* stats, hr_detail* detail) {
   static_assert(HR_HISTOGRAM_BINS == headroom::GradDetail::kBins);
   static_assert(HR_HISTOGRAM_MIN_EXPONENT == headroom::GradDetail::kMinExponent);

@@ -14,7 +14,8 @@ using headroom::SGDOptions;
 
 namespace {
 
-/// Calls the functions of another language.
+/// An optimizer whose update is a function of another language. Copies the callbacks; `user`
+/// belongs to the caller. Gradients are scaled in memory, and the callback gets the multiplier.
 class CallbackOptimizer : public Optimizer {
  public:
   CallbackOptimizer(std::vector<Parameter> parameters, const hr_optimizer_callbacks& callbacks)
@@ -83,6 +84,7 @@ Options options_from(const hr_fused_options* given) {
   return options;
 }
 
+// Reads the defaults of C++, so that they are defined once.
 hr_precision default_precision() {
   const Precision precision;
   return {0, precision.seed, precision.master_weights, precision.stochastic_rounding};
@@ -117,6 +119,7 @@ void with_fused(hr_optimizer* handle, const Use& use) {
   use(call.as<headroom::AdamW>("SGD, Adam or AdamW"));
 }
 
+// Registers an optimizer and returns its handle. The registry owns it until hr_optimizer_destroy().
 hr_optimizer* add_optimizer(std::unique_ptr<Optimizer> object) {
   auto entry = std::make_shared<OptimizerEntry>();
   entry->accumulator = dynamic_cast<GradAccumulator*>(object.get());
@@ -152,6 +155,7 @@ hr_status hr_fused_create(int32_t kind, const hr_parameter* parameters, size_t c
   });
 }
 
+// Strong guarantee: if a parameter or option is invalid, the core adds nothing.
 hr_status hr_fused_add_group(hr_optimizer* optimizer, const hr_parameter* parameters, size_t count,
                              const hr_fused_options* options, size_t* group) {
   return guarded(__func__, [&] {
@@ -207,6 +211,7 @@ hr_status hr_accumulator_create(const hr_parameter* parameters, size_t count,
   });
 }
 
+// The name and the sums belong to the accumulator and live as long as it does.
 hr_status hr_accumulator_summed(hr_optimizer* accumulator, size_t index, hr_parameter* parameter) {
   return guarded(__func__, [&] {
     require(parameter, "parameter");
@@ -217,6 +222,7 @@ hr_status hr_accumulator_summed(hr_optimizer* accumulator, size_t index, hr_para
   });
 }
 
+// Locks the accumulator, then the optimizer and those stepped by it before.
 hr_status hr_accumulator_step(hr_optimizer* accumulator, hr_optimizer* optimizer,
                               const hr_step_options* options, hr_report* report) {
   return guarded(__func__, [&] {
@@ -236,6 +242,7 @@ hr_status hr_accumulator_step(hr_optimizer* accumulator, hr_optimizer* optimizer
   });
 }
 
+// As hr_scaler_destroy(). A scaler that has stepped the optimizer drops it by itself.
 hr_status hr_optimizer_destroy(hr_optimizer* optimizer) {
   return guarded(__func__, [&] {
     OptimizerCall call(optimizer);

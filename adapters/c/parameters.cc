@@ -8,6 +8,7 @@ using headroom::OptimizerState;
 
 namespace {
 
+// Throws HR_ERROR_UNSUPPORTED for optimizers made of callbacks, whose state the core does not have.
 FusedOptimizer& fused(OptimizerCall& call) {
   return call.as<FusedOptimizer>("SGD, Adam or AdamW, which have a state");
 }
@@ -18,6 +19,7 @@ hr_status hr_optimizer_zero_grad(hr_optimizer* optimizer) {
   return guarded(__func__, [&] { OptimizerCall(optimizer)->zero_grad(); });
 }
 
+// Null, or an hr_tensor whose members are all 0, removes the gradient.
 hr_status hr_optimizer_set_grad(hr_optimizer* optimizer, size_t index, const hr_tensor* grad) {
   return guarded(__func__, [&] {
     const auto view = grad != nullptr ? view_from(*grad) : headroom::TensorView{};
@@ -25,6 +27,7 @@ hr_status hr_optimizer_set_grad(hr_optimizer* optimizer, size_t index, const hr_
   });
 }
 
+// The core checks all parameters before it replaces any.
 hr_status hr_optimizer_rebind(hr_optimizer* optimizer, const hr_parameter* parameters,
                               size_t count) {
   return guarded(__func__, [&] {
@@ -40,6 +43,8 @@ hr_status hr_optimizer_refresh_masters(hr_optimizer* optimizer) {
   });
 }
 
+// The entry stores what `state` points to. Both vectors are complete before the old ones are
+// replaced, so a failure leaves the pointers of the previous call valid.
 hr_status hr_optimizer_get_state(hr_optimizer* optimizer, hr_optimizer_state* state) {
   return guarded(__func__, [&] {
     check_output(require(state, "state"), "state");
@@ -60,6 +65,7 @@ hr_status hr_optimizer_get_state(hr_optimizer* optimizer, hr_optimizer_state* st
   });
 }
 
+// Converts without copying the tensors: the core reads the caller's memory during this call only.
 hr_status hr_optimizer_load_state(hr_optimizer* optimizer, const hr_optimizer_state* state) {
   return guarded(__func__, [&] {
     const hr_optimizer_state given = read_struct(require(state, "state"), {}, "state");

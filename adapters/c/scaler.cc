@@ -17,12 +17,15 @@ using headroom::StepReport;
 
 namespace {
 
+// Zeros except `enabled`. write_struct() sets `size`.
 hr_scaler_options default_options() {
   hr_scaler_options options = {};
   options.enabled = 1;
   return options;
 }
 
+// The alarm callback and its `user` pointer are copied; the strings of hr_alarm live until the
+// callback returns. An exception of the callback becomes a status; update() is complete by then.
 ScalerOptions options_from(const hr_scaler_options& given) {
   ScalerOptions options;
   options.enabled = given.enabled != 0;
@@ -40,6 +43,7 @@ ScalerOptions options_from(const hr_scaler_options& given) {
   return options;
 }
 
+// Null is the default policy.
 headroom::ScalePolicy policy_from(const char* text) {
   return text != nullptr ? headroom::parse_policy(text) : headroom::ScalePolicy{};
 }
@@ -76,6 +80,8 @@ hr_status hr_scaler_create(const char* policy, const hr_scaler_options* options,
   });
 }
 
+// Removes the handle first, so that no new call finds it. Calls in other threads that already wait
+// for the lock find a null object and return HR_ERROR_BAD_HANDLE.
 hr_status hr_scaler_destroy(hr_scaler* scaler) {
   return guarded(__func__, [&] {
     ScalerCall call(scaler);
@@ -88,6 +94,7 @@ hr_status hr_scaler_scale(hr_scaler* scaler, float loss, float* scaled) {
   return get(__func__, scaler, scaled, "scaled", [&](GradScaler& s) { return s.scale(loss); });
 }
 
+// Enqueued on the thread's stream for CUDA tensors.
 hr_status hr_scaler_scale_tensor(hr_scaler* scaler, const hr_tensor* loss,
                                  const hr_tensor* scaled) {
   return guarded(__func__, [&] {
@@ -143,6 +150,7 @@ hr_status hr_scaler_discard(hr_scaler* scaler) {
   return guarded(__func__, [&] { ScalerCall(scaler)->discard(); });
 }
 
+// A null optimizer is allowed here: the last step of any optimizer is reported.
 hr_status hr_scaler_report(hr_scaler* scaler, hr_optimizer* optimizer, hr_report* report) {
   return guarded(__func__, [&] {
     check_output(require(report, "report"), "report");
@@ -152,6 +160,7 @@ hr_status hr_scaler_report(hr_scaler* scaler, hr_optimizer* optimizer, hr_report
   });
 }
 
+// Where C++ returns no value, C gets a report that is pending.
 hr_status hr_scaler_try_report(hr_scaler* scaler, hr_optimizer* optimizer, hr_report* report) {
   return guarded(__func__, [&] {
     check_output(require(report, "report"), "report");
@@ -198,6 +207,7 @@ hr_status hr_scaler_get_policy(hr_scaler* scaler, char* buffer, size_t capacity,
   });
 }
 
+// The text is parsed before the scaler is locked; an invalid one changes nothing.
 hr_status hr_scaler_set_policy(hr_scaler* scaler, const char* policy) {
   return guarded(__func__, [&] {
     const headroom::ScalePolicy parsed = headroom::parse_policy(require(policy, "policy"));

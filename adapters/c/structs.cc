@@ -21,6 +21,7 @@ Parameter parameter_from(const hr_parameter& parameter) {
 
 }  // namespace
 
+// The enumerators of C have the values of the C++ ones; enum_from() checks the range.
 Device device_from(int32_t type, int32_t index) {
   return {enum_from(type, DeviceType::kCUDA, "device_type"), index};
 }
@@ -52,6 +53,8 @@ std::vector<Parameter> parameters_from(const hr_parameter* parameters, size_t co
   return convert_list(parameters, count, "parameters", &parameter_from);
 }
 
+// Null options, and a struct of zeros, are the defaults of C++. A null stream stays unset, so that
+// the stream of hr_set_stream() is used.
 StepOptions step_options_from(const hr_step_options* options) {
   const hr_step_options given = read_struct(options, {}, "options");
   StepOptions step;
@@ -62,6 +65,7 @@ StepOptions step_options_from(const hr_step_options* options) {
   return step;
 }
 
+// The norm is computed here: C has no methods. Squares and ranks are not exported.
 hr_stats c_stats(const GradStats& stats) {
   hr_stats out = {};
   out.count = stats.count;
@@ -77,6 +81,7 @@ hr_stats c_stats(const GradStats& stats) {
   return out;
 }
 
+// hr_report has a fixed size, so the culprit's name is truncated; stats.culprit is its index.
 hr_report c_report(const StepReport& report) {
   hr_report out = {};
   out.pending = report.pending;

@@ -7,6 +7,8 @@
 
 #include <string>
 
+#include "tensors.h"
+
 namespace headroom::libtorch {
 namespace {
 
@@ -53,8 +55,8 @@ void set_dtype(torch::DeviceType device, torch::ScalarType dtype) {
 // Throws unless autocast supports this device and type.
 torch::DeviceType checked(torch::Device device, torch::ScalarType dtype) {
   if (!device.is_cpu() && !device.is_cuda()) {
-    throw Error(ErrorCode::kUnsupported,
-                "Autocast does not support device " + device.str() + "; use cpu or cuda.");
+    internal::unsupported("Autocast does not support device " + device.str() +
+                          "; use cpu or cuda.");
   }
   if (dtype != torch::kHalf && dtype != torch::kBFloat16) {
     throw Error(ErrorCode::kInvalidArgument, std::string("Autocast does not support type ") +
@@ -75,6 +77,7 @@ Autocast::Autocast(torch::Device device, torch::ScalarType dtype, bool enabled, 
       cache_before_(at::autocast::is_autocast_cache_enabled()),
       dtype_before_(get_dtype(device_)),
       emulated_before_(emulated) {
+  // With emulation LibTorch's own autocast is off, and its dtype is left alone.
   const bool emulate = needs_emulation(device_, dtype);
   if (device_ == torch::kCPU) {
     emulated = emulate && enabled ? dtype : torch::ScalarType::Undefined;
@@ -85,6 +88,7 @@ Autocast::Autocast(torch::Device device, torch::ScalarType dtype, bool enabled, 
   at::autocast::set_autocast_cache_enabled(cache);
 }
 
+// Like torch.autocast, drops the cached 16-bit weights at the end of the outermost scope.
 Autocast::~Autocast() {
   if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
   at::autocast::set_autocast_cache_enabled(cache_before_);

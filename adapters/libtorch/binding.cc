@@ -23,12 +23,13 @@ void Names::add(const torch::nn::Module& module) {
 
 std::string Names::of(const torch::Tensor& parameter, size_t group, size_t index) const {
   const auto found = names_.find(parameter.unsafeGetTensorImpl());
-  if (found != names_.end() && found->second.first.lock().defined()) return found->second.second;
+  if (found != names_.end()) return found->second.second;
   std::ostringstream name;
   name << "param_groups[" << group << "].params[" << index << "] of size " << parameter.sizes();
   return name.str();
 }
 
+// Compares first, without allocating: in most steps nothing has changed.
 void Binding::list(torch::optim::Optimizer& optimizer, const Names& names) {
   size_t at = 0;
   bool same = names_revision_ == names.revision();
@@ -52,7 +53,7 @@ void Binding::list(torch::optim::Optimizer& optimizer, const Names& names) {
   }
   std::sort(sorted_.begin(), sorted_.end());
   if (std::adjacent_find(sorted_.begin(), sorted_.end()) != sorted_.end()) {
-    weak_.clear();
+    weak_.clear();  // so that the next call does not take the list for valid
     throw Error(ErrorCode::kInvalidArgument,
                 "A parameter is listed twice in this optimizer; list it once.");
   }
@@ -63,12 +64,7 @@ bool Binding::shares_parameter(const Binding& other) const {
   std::vector<const c10::TensorImpl*> both;
   std::set_intersection(sorted_.begin(), sorted_.end(), other.sorted_.begin(), other.sorted_.end(),
                         std::back_inserter(both));
-  return std::any_of(both.begin(), both.end(), [&](const c10::TensorImpl* id) {
-    const auto alive = [&](const WeakTensor& parameter) {
-      return parameter.id() == id && parameter.lock().defined();
-    };
-    return std::any_of(other.weak_.begin(), other.weak_.end(), alive);
-  });
+  return !both.empty();
 }
 
 void PlainBinding::bind(torch::optim::Optimizer& optimizer, const Names& names) {
@@ -76,6 +72,7 @@ void PlainBinding::bind(torch::optim::Optimizer& optimizer, const Names& names) 
   torch_ = &optimizer;
 }
 
+// A parameter that no longer exists has no gradient.
 void PlainBinding::refresh() {
   bool changed = parameters().size() != weak_.size();
   for (size_t i = 0; i < weak_.size(); ++i) {
@@ -85,6 +82,7 @@ void PlainBinding::refresh() {
   if (!changed) return;
   std::vector<Parameter> now;
   now.reserve(weak_.size());
+  // Without weights: torch's optimizer updates them.
   for (size_t i = 0; i < weak_.size(); ++i) now.push_back({names_[i], {}, gradients_.view(i)});
   rebind(std::move(now));
 }

@@ -18,7 +18,8 @@
 
 namespace headroom::libtorch::internal {
 
-/// A reference to a parameter that does not keep it alive.
+/// A reference to a parameter that does not keep its data alive. It does keep the TensorImpl
+/// allocated, so equal id()s always mean the same tensor: no new one can have the same address.
 class WeakTensor {
  public:
   explicit WeakTensor(const torch::Tensor& tensor) : impl_(tensor.getIntrusivePtr()) {}
@@ -39,7 +40,6 @@ class Names {
   int64_t revision() const { return revision_; }
 
  private:
-  // The weak reference detects an address that another tensor has taken over.
   std::unordered_map<const c10::TensorImpl*, std::pair<WeakTensor, std::string>> names_;
   int64_t revision_ = 0;
 };
@@ -64,7 +64,7 @@ class Binding {
   /// Drops all views of gradients, because another optimizer uses them now.
   virtual void forget_gradients() = 0;
 
-  /// Whether a living parameter is in both.
+  /// Whether a parameter is in both.
   bool shares_parameter(const Binding& other) const;
 
  protected:

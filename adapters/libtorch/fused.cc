@@ -1,3 +1,4 @@
+// FusedBody, and the methods of FusedOptimizer that forward to it.
 #include "fused.h"
 
 #include <headroom/error.h>
@@ -8,30 +9,34 @@ namespace headroom::libtorch {
 namespace internal {
 namespace {
 
+// Torch's counter of in-place writes to a tensor.
 int64_t version_of(const torch::Tensor& tensor) {
   return static_cast<int64_t>(tensor.unsafeGetTensorImpl()->version_counter().current_version());
+}
+
+// A tensor over an FP32 state tensor of the core, on the device of `weight`. The core owns the
+// memory.
+torch::Tensor state_memory(const NamedTensor& state, const torch::Tensor& weight,
+                           torch::IntArrayRef strides) {
+  return torch::from_blob(state.tensor.data, weight.sizes(), strides,
+                          weight.options().dtype(torch::kFloat).requires_grad(false));
 }
 
 }  // namespace
 
 void FusedBody::bind(torch::optim::Optimizer& optimizer, const Names& names) {
   list(optimizer, names);
-  check_same_parameters(optimizer);
+  check_same_parameters();
   sync_groups(optimizer);
 }
 
 // The parameters bound earlier must be the first ones of the groups, in the same order.
-void FusedBody::check_same_parameters(const torch::optim::Optimizer& optimizer) const {
-  size_t at = 0;
-  for (const auto& group : optimizer.param_groups()) {
-    for (const torch::Tensor& parameter : group.params()) {
-      if (at < tensors_.size() && !tensors_[at].is_same(parameter)) {
-        throw Error(ErrorCode::kUnsupported,
-                    "The parameters of a group were changed after the optimizer was used; add "
-                    "parameters as a new group, or create a new optimizer.");
-      }
-      ++at;
-    }
+void FusedBody::check_same_parameters() const {
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    if (i < weak_.size() && weak_[i].id() == tensors_[i].unsafeGetTensorImpl()) continue;
+    unsupported(
+        "The parameters of a group were changed after the optimizer was used; add parameters as a "
+        "new group, or create a new optimizer.");
   }
 }
 
@@ -40,13 +45,11 @@ std::vector<Parameter> FusedBody::new_parameters(const std::vector<torch::Tensor
   for (const torch::Tensor& parameter : params) {
     const std::string& name = names_[tensors_.size() + added.size()];
     if (!is_dense(parameter)) {
-      throw Error(ErrorCode::kUnsupported, "The weight of " + name +
-                                               " is not dense in memory; create the parameter from "
-                                               "a contiguous tensor.");
+      unsupported("The weight of " + name +
+                  " is not dense in memory; create the parameter from a contiguous tensor.");
     }
     if (parameter.is_complex()) {
-      throw Error(ErrorCode::kUnsupported,
-                  "The weight of " + name + " is complex; use torch's optimizers for it.");
+      unsupported("The weight of " + name + " is complex; use torch's optimizers for it.");
     }
     check_storage(parameter, "weight", name);
     added.push_back({name, view_of(parameter, "The weight of " + name), {}});
@@ -79,6 +82,8 @@ bool FusedBody::weights_moved() {
   return moved;
 }
 
+// Order matters: reorder_state() needs the strides in bound_ from before, and rebind() checks the
+// new views against the core's state. Only then bound_ is updated.
 void FusedBody::refresh(bool with_gradients) {
   const bool moved = weights_moved();
   const std::vector<Parameter>& before = fused().parameters();
@@ -102,7 +107,7 @@ void FusedBody::refresh(bool with_gradients) {
   }
   for (size_t i = 0; i < tensors_.size(); ++i) {
     BoundWeight& weight = bound_[i];
-    if (version_of(tensors_[i]) != weight.version) {
+    if (version_of(tensors_[i]) != weight.version) {  // others have written to the weight
       fused().follow_weight(i);
       weight.version = version_of(tensors_[i]);
     }
@@ -122,13 +127,9 @@ void FusedBody::reorder_state() {
     const torch::Tensor& weight = tensors_[named.parameter];
     const BoundWeight& before = bound_[named.parameter];
     if (weight.strides() == torch::IntArrayRef(before.strides) || weight.numel() == 0) continue;
-    const auto options = weight.options().dtype(torch::kFloat).requires_grad(false);
-    const auto memory = [&](torch::IntArrayRef sizes, torch::IntArrayRef strides) {
-      return torch::from_blob(named.tensor.data, sizes, strides, options);
-    };
-    moves.emplace_back(memory(weight.sizes(), weight.strides()),
-                       torch::empty_strided(weight.sizes(), weight.strides(), options)
-                           .copy_(memory(before.sizes, before.strides)));
+    const torch::Tensor to = state_memory(named, weight, weight.strides());
+    moves.emplace_back(to,
+                       torch::empty_like(to).copy_(state_memory(named, weight, before.strides)));
   }
   for (const auto& [to, from] : moves) to.copy_(from);
 }
@@ -159,14 +160,15 @@ FusedState FusedBody::state() {
   state.steps = core_state.steps;
   for (const NamedTensor& named : core_state.tensors) {
     const torch::Tensor& like = tensors_[named.parameter];
-    state.tensors.push_back(
-        {named.parameter, named.name.substr(named.name.rfind('/') + 1),
-         torch::from_blob(named.tensor.data, like.sizes(), like.strides(),
-                          like.options().dtype(torch::kFloat).requires_grad(false))});
+    // "embed.weight/exp_avg" becomes "exp_avg": parameters are known by index here.
+    state.tensors.push_back({named.parameter, named.name.substr(named.name.rfind('/') + 1),
+                             state_memory(named, like, like.strides())});
   }
   return state;
 }
 
+// Checks names and sizes; the core checks step counts and values, and writes masters to the
+// weights.
 void FusedBody::load_state(const FusedState& state) {
   const torch::NoGradGuard no_grad;
   const std::vector<StateTensor> present = this->state().tensors;
@@ -211,6 +213,7 @@ internal::BoundBody FusedOptimizer::bind(bool with_gradients) {
   return {*body_, *this, with_gradients};
 }
 
+// Without a scaler: gradients are used as they are, and inf and nan reach the weights, as in torch.
 torch::Tensor FusedOptimizer::step(LossClosure closure) {
   torch::Tensor loss;
   if (closure != nullptr) {

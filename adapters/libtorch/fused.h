@@ -56,7 +56,7 @@ class FusedBody : public Binding {
     int64_t version = 0;   // torch's version counter when the master was last up to date
   };
 
-  void check_same_parameters(const torch::optim::Optimizer& optimizer) const;
+  void check_same_parameters() const;
   bool weights_moved();
   void reorder_state();
   void mark_masters_current();

@@ -72,6 +72,7 @@ class Bindings {
       return plain;
     }
   };
+  // By address. An address may be reused by another optimizer: bind() then replaces the parameters.
   std::map<const torch::optim::Optimizer*, Entry> entries_;
 };
 
@@ -114,6 +115,7 @@ StepReport run(torch::optim::Optimizer& optimizer,
   return report;
 }
 
+// Whether any parameter has a gradient, without binding the optimizer.
 bool has_gradient(const torch::optim::Optimizer& optimizer) {
   for (const auto& group : optimizer.param_groups()) {
     for (const torch::Tensor& parameter : group.params()) {
@@ -131,6 +133,7 @@ using internal::OnTorchStream;
 
 namespace {
 
+// The constructor of a scaler on a CUDA device enqueues the initial state.
 std::unique_ptr<headroom::GradScaler> make_core(const ScalePolicy& policy, ScalerOptions options) {
   const internal::TorchStream stream;
   return std::make_unique<headroom::GradScaler>(policy, std::move(options));
@@ -168,6 +171,7 @@ torch::Tensor GradScaler::scale(const torch::Tensor& loss) {
                 "The argument of scale() is undefined or not of a floating-point type; pass the "
                 "loss.");
   }
+  // FP16 cannot hold loss x scale.
   const torch::Tensor wide = loss.element_size() < 4 ? loss.to(torch::kFloat) : loss;
   const torch::Tensor scaled = on_device_
                                    ? wide * scale_on_device(loss)
@@ -205,12 +209,14 @@ GradStats GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   return core_->unscale_(bound.core());
 }
 
+// Torch's optimizers need the verdict on the host, so their step waits; fused ones do not.
 StepReport GradScaler::step(torch::optim::Optimizer& optimizer, const StepOptions& options) {
   if (!is_enabled() && single_rank_ && !internal::has_gradient(optimizer)) {
     return internal::run(optimizer, nullptr);  // PyTorch does this, and the core would refuse it
   }
   Bound bound(optimizer, *bindings_, *core_);
   const StepReport report = core_->step(bound.core(), options);
+  // A pending step may turn out to be skipped; an unneeded version increment does no harm.
   if (report.applied || report.pending) bound->weights_written();
   return report;
 }
@@ -221,10 +227,10 @@ StepReport GradScaler::step(torch::optim::Optimizer& optimizer,
   if (closure == nullptr) return step(optimizer, options);
   if (dynamic_cast<torch::optim::LBFGS*>(&optimizer) != nullptr) {
     if (!is_enabled()) return internal::run(optimizer, closure);
-    throw Error(ErrorCode::kUnsupported,
-                "LBFGS calls its closure several times in one step and changes the weights in "
-                "between, so the step cannot be skipped as a whole. Use it without a scaler, in "
-                "FP32 or BF16.");
+    internal::unsupported(
+        "LBFGS calls its closure several times in one step and changes the weights in "
+        "between, so the step cannot be skipped as a whole. Use it without a scaler, in "
+        "FP32 or BF16.");
   }
   {
     const torch::AutoGradMode with_grad(true);
@@ -235,6 +241,7 @@ StepReport GradScaler::step(torch::optim::Optimizer& optimizer,
 
 void GradScaler::update() { OnTorchStream(*core_)->update(); }
 
+// Disabled scalers have an empty state dict, as in PyTorch.
 StateDict GradScaler::state_dict() const {
   if (!is_enabled()) return {};
   save();  // only for its check: throws between step() and update()
@@ -263,11 +270,13 @@ void GradScaler::update(double new_scale) {
   set_record(record, "update(new_scale)");
 }
 
+// Replaces policy and numbers; throws in the name of `call` if losses or gradients wait for a step.
 void GradScaler::set_record(const ScaleRecord& record, const char* call) {
   const internal::TorchStream stream;
   ScalerAccess::set_record(*core_, record, call);
 }
 
+// item() waits for a tensor on a CUDA device.
 void GradScaler::update(const torch::Tensor& new_scale) {
   if (!is_enabled()) return;
   if (!new_scale.defined() || new_scale.numel() != 1 || new_scale.requires_grad()) {

@@ -5,6 +5,7 @@
 
 namespace headroom::libtorch {
 
+// `stream` is in effect as long as the object lives, as its header promises.
 struct ModuleGradients::Impl {
   internal::TorchStream stream;
   internal::Gradients gradients;

@@ -109,6 +109,7 @@ class Emulation {
 
 }  // namespace
 
+// Torch converts what the core does not: CUDA, FP64, sparse and integer tensors.
 Tensor cast(const Tensor& tensor, torch::ScalarType dtype) {
   if (tensor.scalar_type() == dtype) return tensor;
   if (!core_converts(tensor, dtype)) return tensor.to(dtype);

@@ -50,8 +50,7 @@ struct AdamRule {
 
   static CoreOptions core_options(const Options& options) {
     if (options.amsgrad()) {
-      throw Error(ErrorCode::kUnsupported,
-                  "The fused Adam and AdamW have no amsgrad; use torch's optimizers for it.");
+      unsupported("The fused Adam and AdamW have no amsgrad; use torch's optimizers for it.");
     }
     CoreOptions core;
     core.lr = options.lr();
@@ -195,15 +194,16 @@ void FusedOf<Rule>::load(torch::optim::Optimizer& optimizer,
     state.steps[i] = saved == nullptr ? 0 : Rule::steps(*saved);
     if (counted) state.steps[i] = steps[static_cast<int64_t>(i)].template item<int64_t>();
   }
-  std::vector<size_t> taken(tensors_.size(), 0);
+  // The state's tensors are in the core's order, and Rule::tensors() lists moments in that order.
+  std::vector<size_t> next_buffer(tensors_.size(), 0);
   for (StateTensor& item : state.tensors) {
     const Tensor& parameter = tensors_[item.parameter];
     Tensor value;
     if (item.name == kMaster) {
       if (has_ours) ours.try_read(master_key(item.parameter), value);
-      if (!value.defined()) value = parameter.detach();
+      if (!value.defined()) value = parameter.detach();  // torch's file has no masters
     } else if (!buffers[item.parameter].empty()) {
-      value = buffers[item.parameter].at(taken[item.parameter]++);
+      value = buffers[item.parameter].at(next_buffer[item.parameter]++);
     }
     item.tensor = value.defined() ? value : torch::zeros_like(item.tensor);
   }

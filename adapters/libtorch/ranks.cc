@@ -17,6 +17,7 @@ ProcessGroupRanks::ProcessGroupRanks(Group group, std::chrono::milliseconds time
   }
 }
 
+// Gathers all messages on `device_` and combines them on the host; waits at most the time limit.
 void ProcessGroupRanks::reduce(double* sums, size_t sum_count, double* maxima,
                                size_t maximum_count) {
   if (lost_) throw_lost_before();
@@ -50,6 +51,9 @@ void ProcessGroupRanks::reduce(double* sums, size_t sum_count, double* maxima,
   }
 }
 
+// Tensors over the scaler's device memory; the group's all-reduces run on torch's current stream,
+// which is the one that the scaler uses. Capture in a CUDA graph is possible if the group allows
+// it.
 void ProcessGroupRanks::enqueue(double* sums, size_t sum_count, double* maxima,
                                 size_t maximum_count, void* stream) {
   if (!enqueues()) return Ranks::enqueue(sums, sum_count, maxima, maximum_count, stream);

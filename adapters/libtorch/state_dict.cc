@@ -20,6 +20,7 @@ constexpr const char* kGrowthTracker = "_growth_tracker";
 
 [[noreturn]] void bad(const std::string& sentence) { throw Error(ErrorCode::kBadState, sentence); }
 
+// Both throw Error(kBadState) if the key is missing; integer_at() also if the value is no int32_t.
 double number_at(const StateDict& state, const char* key) {
   const auto found = state.find(key);
   if (found == state.end()) bad(std::string("The scaler's state dict has no \"") + key + "\".");
@@ -70,6 +71,8 @@ StateDict internal::to_state_dict(const ScaleRecord& scaler) {
           {kGrowthTracker, std::max(scaler.numbers.dynamic.growth_tracker, 0)}};
 }
 
+// PyTorch's state dict always means a dynamic rule; settings that it does not have (bounds,
+// hysteresis) stay those of the scaler. The range of the scale is checked by set_record().
 internal::ScaleRecord internal::with_state_dict(const ScaleRecord& scaler, const StateDict& saved) {
   if (saved.empty()) {
     bad("The scaler's state dict is empty; the scaler that saved it may have been disabled.");

@@ -4,6 +4,7 @@
 #include <ATen/MemoryOverlap.h>
 #include <headroom/error.h>
 
+#include <map>
 #include <sstream>
 #include <utility>
 
@@ -15,10 +16,6 @@
 namespace headroom::libtorch {
 namespace internal {
 namespace {
-
-[[noreturn]] void unsupported(const std::string& sentence) {
-  throw Error(ErrorCode::kUnsupported, sentence);
-}
 
 // Sums duplicates in FP32: partial sums of FP16 could overflow although the total does not.
 torch::Tensor coalesced(const torch::Tensor& sparse) {
@@ -45,15 +42,17 @@ bool same_order(const torch::Tensor& a, const torch::Tensor& b) {
 void check_gradient(const torch::Tensor& parameter, const torch::Tensor& grad,
                     const std::string& name) {
   if (grad.sizes() != parameter.sizes()) {
-    std::ostringstream sentence;
-    sentence << name << " has size " << parameter.sizes() << " and a gradient of size "
-             << grad.sizes() << "; they must be equal.";
-    throw Error(ErrorCode::kMismatch, sentence.str());
+    std::ostringstream message;
+    message << name << " has size " << parameter.sizes() << " and a gradient of size "
+            << grad.sizes() << "; they must be equal.";
+    throw Error(ErrorCode::kMismatch, message.str());
   }
   check_storage(grad, "gradient", name);
 }
 
 }  // namespace
+
+void unsupported(const std::string& message) { throw Error(ErrorCode::kUnsupported, message); }
 
 bool is_sixteen_bit(torch::ScalarType type) {
   return type == torch::kHalf || type == torch::kBFloat16;
@@ -126,13 +125,15 @@ torch::Tensor Gradients::stage(const torch::Tensor& parameter, const torch::Tens
 torch::Tensor Gradients::make_dense(const torch::Tensor& parameter, Order order,
                                     const std::string& name) {
   const torch::Tensor grad = parameter.grad();
+  // The core reads the values of a coalesced gradient in place. The parameter gets it as its
+  // gradient, so that torch's optimizer sees the unscaled values.
   if (grad.layout() == torch::kSparse && order == Order::kAny) {
     const torch::Tensor sums = coalesced(grad);
     if (!sums.is_same(grad)) parameter.mutable_grad() = sums;
     const torch::Tensor values = sums._values();
     return is_dense(values) ? values : stage({}, values, values.contiguous());
   }
-  if (grad.layout() == torch::kSparse) {
+  if (grad.layout() == torch::kSparse) {  // a fused optimizer needs all elements
     const torch::Tensor full = coalesced(grad).to_dense();
     return stage(parameter, grad, torch::empty_like(parameter).copy_(full));
   }
@@ -164,7 +165,7 @@ bool Gradients::update(size_t index, const torch::Tensor& parameter, Order order
   }
   const bool dense = is_dense(grad) && grad.sizes() == parameter.sizes() &&
                      (order == Order::kAny || same_order(grad, parameter));
-  if (dense && Place(grad) == place) {
+  if (dense && Place(grad) == place) {  // the common case, without any allocation
     held_.push_back(grad);
     return false;
   }
@@ -198,22 +199,14 @@ void Gradients::write_back() {
 
 TensorView view_of(const torch::Tensor& tensor, const std::string& name) {
   const torch::Tensor plain = internal::as_real(tensor);
-  DType dtype = DType::kF32;
-  switch (plain.scalar_type()) {
-    case torch::kHalf:
-      dtype = DType::kF16;
-      break;
-    case torch::kBFloat16:
-      dtype = DType::kBF16;
-      break;
-    case torch::kFloat:
-      break;
-    case torch::kDouble:
-      dtype = DType::kF64;
-      break;
-    default:
-      internal::unsupported(name + " has type " + torch::toString(tensor.scalar_type()) +
-                            "; use half, bfloat16, float, double or a complex type.");
+  static const std::map<torch::ScalarType, DType> types = {{torch::kHalf, DType::kF16},
+                                                           {torch::kBFloat16, DType::kBF16},
+                                                           {torch::kFloat, DType::kF32},
+                                                           {torch::kDouble, DType::kF64}};
+  const auto dtype = types.find(plain.scalar_type());
+  if (dtype == types.end()) {
+    internal::unsupported(name + " has type " + torch::toString(tensor.scalar_type()) +
+                          "; use half, bfloat16, float, double or a complex type.");
   }
   Device device;
   if (tensor.is_cuda()) {
@@ -221,7 +214,7 @@ TensorView view_of(const torch::Tensor& tensor, const std::string& name) {
   } else if (!tensor.is_cpu()) {
     internal::unsupported(name + " is on device " + tensor.device().str() + "; use cpu or cuda.");
   }
-  return view(plain.data_ptr(), dtype, plain.numel(), device);
+  return view(plain.data_ptr(), dtype->second, plain.numel(), device);
 }
 
 }  // namespace headroom::libtorch

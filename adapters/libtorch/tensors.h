@@ -16,6 +16,9 @@
 
 namespace headroom::libtorch::internal {
 
+/// Throws Error(kUnsupported).
+[[noreturn]] void unsupported(const std::string& message);
+
 bool is_sixteen_bit(torch::ScalarType type);
 
 /// Throws Error(kInvalidArgument) if the storage has been freed or shrunk below the tensor's size.

@@ -88,6 +88,8 @@ struct MpiRanks::Exchange {
   }
 };
 
+// MPI_ERRORS_RETURN: a failed call returns a status, which check() throws, instead of ending the
+// job.
 MpiRanks::MpiRanks(MPI_Comm communicator, std::chrono::milliseconds time_limit)
     : time_limit_(time_limit), exchange_(std::make_unique<Exchange>()) {
   int initialized = 0;
@@ -111,6 +113,8 @@ MpiRanks::~MpiRanks() {
   if (exchange_->lost) static_cast<void>(exchange_.release());
 }
 
+// Reduce and broadcast share one time limit. Rank 0's result is broadcast, because an all-reduce
+// may add in a different order on each rank.
 void MpiRanks::reduce(double* sums, size_t sum_count, double* maxima, size_t maximum_count) {
   Exchange& exchange = *exchange_;
   if (exchange.lost) throw_lost_before();

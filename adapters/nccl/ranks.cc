@@ -29,6 +29,7 @@ void check(cudaError_t error, const char* call) {
       std::string(call) + " failed: " + cudaGetErrorString(error) + ".");
 }
 
+// Checks a call of NCCL or CUDA; the error message contains its source text.
 #define HEADROOM_CHECK(call) check((call), #call)
 
 // Makes the communicator's device the current one, and restores the previous one at the end.
@@ -79,6 +80,8 @@ NcclRanks::NcclRanks(ncclComm_t communicator, std::chrono::milliseconds time_lim
 
 NcclRanks::~NcclRanks() = default;
 
+// In one group, so that NCCL launches both all-reduces together. In place: nothing is allocated,
+// and the calls can be captured in a CUDA graph.
 void NcclRanks::enqueue(double* sums, size_t sum_count, double* maxima, size_t maximum_count,
                         void* stream) {
   const auto to = static_cast<cudaStream_t>(stream);
@@ -89,6 +92,8 @@ void NcclRanks::enqueue(double* sums, size_t sum_count, double* maxima, size_t m
   HEADROOM_CHECK(ncclGroupEnd());
 }
 
+// Copies to the device, enqueues on a stream of its own, and polls until done or the limit is
+// reached.
 void NcclRanks::reduce(double* sums, size_t sum_count, double* maxima, size_t maximum_count) {
   Exchange& exchange = *exchange_;
   if (exchange.lost) throw_lost_before();

@@ -27,6 +27,7 @@ void bind_measure(py::module_& m) {
                     "Nonzero elements that unscale_ turned into zero.")
       .def_property_readonly("ok", &GradStats::ok,
                              "All elements are finite, before and after unscale_.");
+  // A dict instead of 277 counts, most of which are zero.
   py::class_<GradDetail>(m, "GradDetail", "Element counts by magnitude.")
       .def_readonly("zeros", &GradDetail::zeros)
       .def_readonly("subnormals", &GradDetail::subnormals)
@@ -43,6 +44,7 @@ void bind_measure(py::module_& m) {
           },
           "{e: number of elements with 2^e <= |x| < 2^(e+1)}, without zero counts.");
 
+  // Views are converted with the interpreter lock, and read without it.
   m.def(
       "measure",
       [](const py::sequence& grads, uintptr_t stream) {

@@ -72,14 +72,6 @@ void bind_policy(py::module_& m) {
   bind_rule<DynamicScale>(m, "DynamicScale", "The rule of torch.amp.GradScaler and its variants.");
   bind_rule<HeadroomScale>(m, "HeadroomScale",
                            "Headroom's own rule: the scale follows the largest gradient.");
-  m.def("settings", [] {
-    py::list all;
-    for (const SettingInfo& info : policy_settings()) {
-      all.append(py::make_tuple(to_string(info.rule), info.name, info.default_value, info.allowed,
-                                info.summary));
-    }
-    return all;
-  });
   m.def("preset", &preset);
   m.def("presets", [] {
     py::dict all;

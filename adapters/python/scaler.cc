@@ -10,6 +10,7 @@
 namespace headroom::python {
 namespace {
 
+// Indexed by the enumerators' values.
 const char* name_of(Skip skip) {
   const char* const names[] = {"", "not finite", "unscale overflow", "norm too large"};
   return names[static_cast<int>(skip)];
@@ -50,6 +51,8 @@ void bind_scaler(py::module_& m) {
       .def_readonly("culprit", &AlarmReport::culprit)
       .def("__str__", [](const AlarmReport& a) { return a.sentence; });
 
+  // Methods that may wait for a device or for memory release the interpreter lock. on_alarm
+  // acquires it again: pybind11's std::function does that in every call.
   py::class_<GradScaler>(m, "GradScaler")
       .def(py::init([](const ScalePolicy& policy, bool enabled, int device,
                        std::function<void(const AlarmReport&)> on_alarm, uintptr_t stream) {

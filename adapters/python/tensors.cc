@@ -5,7 +5,6 @@
 #include <headroom/error.h>
 #include <pybind11/stl.h>
 
-#include <cstring>
 #include <optional>
 #include <utility>
 
@@ -48,6 +47,7 @@ DType dtype_of_format(const char* format, Py_ssize_t size, std::optional<DType> 
           "dtype=\"bfloat16\" or \"float16\".");
 }
 
+// Holds the Py_buffer, and with it the exporter, as long as the Tensor exists.
 Tensor from_buffer(py::object object, std::optional<DType> wanted) {
   auto release = [](Py_buffer* buffer) {
     const py::gil_scoped_acquire lock;
@@ -84,6 +84,7 @@ std::shared_ptr<Managed> take(py::capsule& capsule, const char* used) {
           }};
 }
 
+// Accepts capsules of DLPack 1 and the unversioned ones before it, which have no read-only flag.
 Tensor from_capsule(py::capsule capsule) {
   const std::string name = capsule.name() == nullptr ? "" : capsule.name();
   if (name == "dltensor") {
@@ -131,19 +132,7 @@ py::capsule to_capsule(const Tensor& tensor) {
   });
 }
 
-Tensor copy_of(const Tensor& tensor) {
-  if (tensor.view.device.type != DeviceType::kCPU) {
-    throw py::buffer_error(
-        "This tensor is on a CUDA device; take it without copy=True and copy it afterwards.");
-  }
-  auto memory = std::shared_ptr<char[]>(new char[tensor.view.bytes()]);
-  if (tensor.view.count > 0) std::memcpy(memory.get(), tensor.view.data, tensor.view.bytes());
-  Tensor copy{tensor.view, memory};
-  if (copy.view.count > 0) copy.view.data = memory.get();
-  copy.view.read_only = false;
-  return copy;
-}
-
+// Raises TypeError for CUDA memory, which the buffer protocol cannot describe.
 py::buffer_info to_buffer(const Tensor& tensor) {
   const TensorView& view = tensor.view;
   if (view.device.type != DeviceType::kCPU) {
@@ -228,9 +217,10 @@ void bind_tensors(py::module_& m) {
       .def("__len__", [](const Tensor& t) { return t.view.count; })
       .def("__dlpack__",
            [](const Tensor& t, const py::kwargs& options) {
-             const bool copy =
-                 options.contains("copy") && py::object(options["copy"]).is(py::bool_(true));
-             return to_capsule(copy ? copy_of(t) : t);
+             if (options.contains("copy") && py::object(options["copy"]).is(py::bool_(true))) {
+               throw py::buffer_error("A Tensor exports views only; copy the result.");
+             }
+             return to_capsule(t);
            })
       .def("__dlpack_device__",
            [](const Tensor& t) {

@@ -71,14 +71,12 @@ HR_API hr_status hr_check_version(int32_t major, int32_t minor);
 HR_API hr_status hr_set_num_threads(int32_t threads);
 HR_API hr_status hr_num_threads(int32_t* threads);
 
-/// The SIMD instruction set in use. All functions that return text do it like this one: the text
-/// is written to `buffer`, terminated by 0, and `*needed` (if not null) is set to its size in
-/// bytes, including the 0. A null buffer with a capacity of 0 only sets `*needed`. If the buffer is
-/// too small, `*needed` is set and HR_ERROR_BUFFER_TOO_SMALL returned.
+/// The SIMD instruction set in use; the environment variable HEADROOM_SIMD forces another. All
+/// functions that return text do it like this one: the text is written to `buffer`, terminated by
+/// 0, and `*needed` (if not null) is set to its size in bytes, including the 0. A null buffer with
+/// a capacity of 0 only sets `*needed`. If the buffer is too small, `*needed` is set and
+/// HR_ERROR_BUFFER_TOO_SMALL returned.
 HR_API hr_status hr_simd_target(char* buffer, size_t capacity, size_t* needed);
-
-/// Selects another instruction set. No other thread may be inside the library.
-HR_API hr_status hr_set_simd_target(const char* name);
 
 HR_API hr_status hr_cuda_available(int32_t* available);
 

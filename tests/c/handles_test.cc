@@ -143,7 +143,8 @@ TEST(Errors, EveryStatusHasAName) {
 
 TEST(Errors, ALongMessageIsTruncated) {
   const std::string name(5000, 'n');
-  EXPECT_EQ(hr_set_simd_target(name.c_str()), HR_ERROR_INVALID_ARGUMENT);
+  hr_scaler* scaler = nullptr;
+  EXPECT_EQ(hr_scaler_create(name.c_str(), nullptr, &scaler), HR_ERROR_INVALID_ARGUMENT);
   EXPECT_EQ(std::string(hr_last_error()).size(), 1023u);
 }
 
