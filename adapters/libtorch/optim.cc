@@ -174,7 +174,8 @@ void FusedOf<Rule>::save(const torch::optim::Optimizer& optimizer,
   archive.write(kOurPart, ours);
 }
 
-// Everything is read and checked before anything changes.
+// If this throws, weights, state and torch's options are unchanged. The core may then have the new
+// options, until the next bind() sets torch's again.
 template <typename Rule>
 void FusedOf<Rule>::load(torch::optim::Optimizer& optimizer,
                          torch::serialize::InputArchive& archive) {

@@ -381,7 +381,7 @@ HR_API hr_status hr_scaler_device_scale(hr_scaler* scaler, const float** scale);
 
 /// Divides the gradients by the scale in place, so that the caller can clip or inspect them before
 /// the step. If no step follows, the update multiplies them by the scale again. `stats` may be
-/// null.
+/// null; with a scaler on a CUDA device it is empty.
 HR_API hr_status hr_scaler_unscale(hr_scaler* scaler, hr_optimizer* optimizer, hr_stats* stats);
 
 /// Measures the gradients, decides, and applies or skips the step. Null options: the defaults;
