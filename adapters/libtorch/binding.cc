@@ -111,17 +111,16 @@ bool PlainBinding::overflows(float multiplier) const {
 void PlainBinding::apply(float multiplier, bool clear_grads) {
   std::vector<TensorView> grads;
   for (const Parameter& parameter : parameters()) grads.push_back(parameter.grad);
-  if (multiplier != 1.0f) {
-    headroom::unscale_(grads, multiplier);
+  const auto multiply = [&](float factor) {
+    if (factor == 1.0f) return;
+    headroom::unscale_(grads, factor);
     gradients_changed();
-  }
+  };
+  multiply(multiplier);
   try {
     torch_->step();
-  } catch (...) {  // restore the scaled gradients, so that the step can be retried
-    if (multiplier != 1.0f) {
-      headroom::unscale_(grads, 1.0f / multiplier);
-      gradients_changed();
-    }
+  } catch (...) {
+    multiply(1.0f / multiplier);  // restore the scaled gradients, so that the step can be retried
     throw;
   }
   if (clear_grads) {

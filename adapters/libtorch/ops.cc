@@ -78,34 +78,29 @@ bool is_castable(const Tensor& tensor) {
 }
 
 // The type in which a product with these operands runs: the autocast type, or that of `input`.
-torch::ScalarType compute_type(const Tensor& input, const Tensor& other, const Tensor& bias = {}) {
+torch::ScalarType compute_type(const Tensor& input, const Tensor& other, const Tensor& bias) {
   const torch::ScalarType active = Autocast::active(input.device());
   const bool castable = is_castable(input) && is_castable(other) && is_castable(bias);
   if (!castable) return torch::kDouble;  // not a 16-bit type: torch computes it
   return is_sixteen_bit(active) ? active : input.scalar_type();
 }
 
-// Whether this LibTorch lacks 16-bit products on the CPU.
-bool emulates(const Tensor& input, torch::ScalarType type) {
-  return !kNativeHalfOnCpu && input.is_cpu() && is_sixteen_bit(type);
+// op(input, other, bias) in the type that autocast asks for. Where this LibTorch has no 16-bit op,
+// or `emulate_half` says that its FP16 op on the CPU is not good enough, the operands are rounded
+// to that type, widened and multiplied in FP32 with autocast off, and the result is rounded.
+template <typename Op>
+Tensor product(const Tensor& input, const Tensor& other, const Tensor& bias, bool emulate_half,
+               const Op& op) {
+  const torch::ScalarType type = compute_type(input, other, bias);
+  const bool emulate =
+      (!kNativeHalfOnCpu && is_sixteen_bit(type)) || (emulate_half && type == torch::kHalf);
+  if (!input.is_cpu() || !emulate) return op(input, other, bias);
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::DispatchKey::AutocastCPU);
+  const auto rounded = [type](const Tensor& tensor) {
+    return tensor.defined() ? cast(cast(tensor, type), torch::kFloat) : tensor;
+  };
+  return cast(op(rounded(input), rounded(other), rounded(bias)), type);
 }
-
-// Computes a product in FP32: in() rounds an operand to `type` and widens it, out() rounds the
-// result. Autocast is off meanwhile.
-class Emulation {
- public:
-  explicit Emulation(torch::ScalarType type)
-      : type_(type), no_autocast_(c10::DispatchKey::AutocastCPU) {}
-
-  Tensor in(const Tensor& tensor) const {
-    return tensor.defined() ? cast(cast(tensor, type_), torch::kFloat) : tensor;
-  }
-  Tensor out(const Tensor& tensor) const { return cast(tensor, type_); }
-
- private:
-  torch::ScalarType type_;
-  c10::impl::ExcludeDispatchKeyGuard no_autocast_;
-};
 
 }  // namespace
 
@@ -117,31 +112,24 @@ Tensor cast(const Tensor& tensor, torch::ScalarType dtype) {
 }
 
 Tensor linear(const Tensor& input, const Tensor& weight, const Tensor& bias) {
-  const torch::ScalarType type = compute_type(input, weight, bias);
-  if (!emulates(input, type)) return torch::linear(input, weight, bias);
-  const Emulation wide(type);
-  return wide.out(torch::linear(wide.in(input), wide.in(weight), wide.in(bias)));
+  return product(input, weight, bias, false, [](const Tensor& x, const Tensor& w, const Tensor& b) {
+    return torch::linear(x, w, b);
+  });
 }
 
 Tensor matmul(const Tensor& a, const Tensor& b) {
-  const torch::ScalarType type = compute_type(a, b);
-  if (!emulates(a, type)) return torch::matmul(a, b);
-  const Emulation wide(type);
-  return wide.out(torch::matmul(wide.in(a), wide.in(b)));
+  return product(a, b, {}, false, [](const Tensor& x, const Tensor& y, const Tensor&) {
+    return torch::matmul(x, y);
+  });
 }
 
+// LibTorch 2.3 and later convolve FP16 on the CPU, but accumulate in FP16.
 Tensor conv2d(const Tensor& input, const Tensor& weight, const Tensor& bias,
               torch::IntArrayRef stride, torch::IntArrayRef padding, torch::IntArrayRef dilation,
               int64_t groups) {
-  const torch::ScalarType type = compute_type(input, weight, bias);
-  // LibTorch 2.3 and later convolve FP16 on the CPU, but accumulate in FP16.
-  const bool fp16_sums = input.is_cpu() && type == torch::kHalf;
-  if (!emulates(input, type) && !fp16_sums) {
-    return torch::conv2d(input, weight, bias, stride, padding, dilation, groups);
-  }
-  const Emulation wide(type);
-  return wide.out(torch::conv2d(wide.in(input), wide.in(weight), wide.in(bias), stride, padding,
-                                dilation, groups));
+  return product(input, weight, bias, true, [&](const Tensor& x, const Tensor& w, const Tensor& b) {
+    return torch::conv2d(x, w, b, stride, padding, dilation, groups);
+  });
 }
 
 CastMeter::CastMeter() {

@@ -18,7 +18,7 @@ namespace headroom::libtorch {
 /// A state tensor of one parameter.
 struct StateTensor {
   size_t parameter = 0;  // index over all groups
-  std::string name;      // "master", "exp_avg", "exp_avg_sq", "momentum_buffer"
+  std::string name;      // "master", "exp_avg", "exp_avg_sq", "momentum"
   torch::Tensor tensor;  // FP32, of the parameter's size
 };
 
