@@ -24,10 +24,16 @@ static_assert(static_cast<int>(ErrorCode::kRanksDiffer) + 1 == HR_ERROR_RANKS_DI
 
 // Writes "function: message" to last_error, truncated. Core errors pass an empty function.
 hr_status store_error(hr_status status, std::string_view function, std::string_view message) {
-  const size_t start = function.empty() ? 0 : function.size() + 2;
-  copy_truncated(function, last_error, sizeof(last_error));
-  if (start > 0) std::memcpy(last_error + start - 2, ": ", 2);
-  copy_truncated(message, last_error + start, sizeof(last_error) - start);
+  size_t length = 0;
+  const auto append = [&](std::string_view text) {
+    copy_truncated(text, last_error + length, sizeof(last_error) - length);
+    length += text.size();
+  };
+  if (!function.empty()) {  // the name of an hr_ function, which always fits
+    append(function);
+    append(": ");
+  }
+  append(message);
   return status;
 }
 

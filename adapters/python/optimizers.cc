@@ -92,7 +92,7 @@ void bind_optimizers(py::module_& m) {
       .def("follow_weight", on_stream(&FusedOptimizer::follow_weight))
       .def(
           "state",
-          [](py::object self) {
+          [](const py::object& self) {
             const OptimizerState state = self.cast<FusedOptimizer&>().state();
             py::list tensors;
             for (const NamedTensor& named : state.tensors) {
