@@ -1,4 +1,8 @@
-// The C API. Everything that C calls runs inside guarded(), which lets no exception out.
+// adapters/c implements include/headroom/c.h: it converts handles, structs and strings and calls
+// the C++ library. No rule of training is decided here.
+//
+// This header has what every function of the C API needs: guarded(), which turns exceptions into
+// statuses, and checks of pointers and text buffers.
 #ifndef HEADROOM_ADAPTERS_C_ERRORS_H_
 #define HEADROOM_ADAPTERS_C_ERRORS_H_
 
@@ -12,27 +16,27 @@
 
 namespace headroom::c {
 
-/// What only a caller from C can do wrong. The sentence gets the function's name before it.
+/// An error that only the C API has. hr_last_error() shows the function's name before `message`.
 struct Failure {
   hr_status status;
-  std::string sentence;
+  std::string message;
 };
 
-/// Turns the exception being handled into a status and this thread's last error.
-hr_status caught(const char* function) noexcept;
+/// Converts the exception being handled to a status and stores its message for hr_last_error().
+hr_status handle_exception(const char* function) noexcept;
 
-/// While it lives, the stream that this thread has set is in force.
-class StreamInForce {
+/// Makes the stream of hr_set_stream() the core's current stream during its lifetime.
+class ThreadStreamScope {
  public:
-  StreamInForce();
+  ThreadStreamScope();
 
  private:
   std::optional<StreamScope> scope_;
 };
 
-/// Calls body(), and on_exception() if it throws. Where a callback ends its thread (pthread_exit or
-/// cancellation, with glibc) the stack is unwound by something that is no C++ exception and must
-/// not be stopped; std::current_exception() does not know it. Our locks are released on its way.
+/// Returns body(), or on_exception() if it throws. A thread that ends inside a callback
+/// (pthread_exit or cancellation, with glibc) unwinds the stack with a forced exception, which
+/// must be rethrown or glibc aborts. std::current_exception() is null for it.
 template <typename Body, typename Handler>
 auto call_and_catch(const Body& body, const Handler& on_exception) {
   try {
@@ -43,31 +47,34 @@ auto call_and_catch(const Body& body, const Handler& on_exception) {
   }
 }
 
+/// Runs the body of a C function: on this thread's stream, with every exception converted to a
+/// status.
 template <typename Body>
 hr_status guarded(const char* function, const Body& body) {
   return call_and_catch(
       [&]() -> hr_status {
-        const StreamInForce stream;
+        const ThreadStreamScope stream;
         body();
         return HR_OK;
       },
-      [&] { return caught(function); });
+      [&] { return handle_exception(function); });
 }
 
-/// The pointer, if it is one.
+/// Returns `pointer`; throws Failure(HR_ERROR_NULL) if it is null.
 template <typename T>
-T* need(T* pointer, const char* name) {
+T* require(T* pointer, const char* name) {
   if (pointer == nullptr) {
-    throw Failure{HR_ERROR_NULL, "'" + std::string(name) + "' is null; pass one."};
+    throw Failure{HR_ERROR_NULL, "'" + std::string(name) + "' is null; pass a valid pointer."};
   }
   return pointer;
 }
 
-/// Copies as much of `text` as fits, whole UTF-8 characters and a 0 at the end.
-void copy_cut(std::string_view text, char* buffer, size_t capacity) noexcept;
+/// Copies `text` to `buffer`, terminated by 0. Text that does not fit is truncated between UTF-8
+/// characters.
+void copy_truncated(std::string_view text, char* buffer, size_t capacity) noexcept;
 
-/// Gives a text to a caller's buffer by the rule of hr_simd_target.
-void give_text(std::string_view text, char* buffer, size_t capacity, size_t* needed);
+/// Writes `text` to the caller's buffer as documented at hr_simd_target().
+void write_text(std::string_view text, char* buffer, size_t capacity, size_t* needed);
 
 }  // namespace headroom::c
 

@@ -5,36 +5,38 @@
 namespace headroom::c {
 namespace {
 
-[[noreturn]] void bad_handle(const char* kind) {
-  throw Failure{HR_ERROR_BAD_HANDLE, "this is no handle of a living " + std::string(kind) +
-                                         "; it was destroyed, is of another kind, or never was."};
+[[noreturn]] void throw_bad_handle(const char* kind) {
+  throw Failure{HR_ERROR_BAD_HANDLE,
+                "the handle is not that of a living " + std::string(kind) +
+                    "; it was destroyed, is of the other kind, or is invalid."};
 }
 
+// The entry of an optimizer, not locked yet.
 std::shared_ptr<OptimizerEntry> find_optimizer(hr_optimizer* handle, const char* name) {
-  std::shared_ptr<OptimizerEntry> entry = optimizers().find(need(handle, name));
-  if (entry == nullptr) bad_handle("optimizer");
+  std::shared_ptr<OptimizerEntry> entry = optimizers().find(require(handle, name));
+  if (entry == nullptr) throw_bad_handle("optimizer");
   return entry;
 }
 
 }  // namespace
 
-void Turn::lock() {
+void CallMutex::lock() {
+  // No race: only this thread can store its own id.
   if (holder_.load() == std::this_thread::get_id()) {
-    throw Failure{
-        HR_ERROR_WRONG_ORDER,
-        "this handle is in use by the call that this callback came from, was passed twice, "
-        "or a callback left that call by longjmp, which is not allowed; use it after that "
-        "call."};
+    throw Failure{HR_ERROR_WRONG_ORDER,
+                  "this thread is inside another call with the same handle: a callback used it, it "
+                  "was passed twice, or a callback was left by longjmp, which is not allowed."};
   }
   mutex_.lock();
   holder_.store(std::this_thread::get_id());
 }
 
-void Turn::unlock() {
+void CallMutex::unlock() {
   holder_.store({});
   mutex_.unlock();
 }
 
+// Allocated with new and never deleted; the order of static destructors does not matter then.
 Registry<ScalerEntry, hr_scaler>& scalers() {
   static auto& all = *new Registry<ScalerEntry, hr_scaler>;
   return all;
@@ -45,37 +47,40 @@ Registry<OptimizerEntry, hr_optimizer>& optimizers() {
   return all;
 }
 
+// Each constructor checks the object after locking: another thread may have destroyed it while this
+// one waited for the lock.
 OptimizerCall::OptimizerCall(hr_optimizer* handle, const char* name)
-    : entry_(find_optimizer(handle, name)), lock_(entry_->turn) {
-  if (entry_->object == nullptr) bad_handle("optimizer");  // destroyed while this call waited
+    : entry_(find_optimizer(handle, name)), lock_(entry_->mutex) {
+  if (entry_->object == nullptr) throw_bad_handle("optimizer");
 }
 
-CircleCall::CircleCall(Circle* circle, hr_optimizer* handle) {
-  std::erase_if(*circle, [](const auto& entry) { return entry.expired(); });
+SteppedCall::SteppedCall(SteppedOptimizers* stepped, hr_optimizer* handle) {
+  std::erase_if(*stepped, [](const auto& entry) { return entry.expired(); });
   if (handle != nullptr) {
     chosen_ = find_optimizer(handle, "optimizer");
-    const bool known = std::any_of(circle->begin(), circle->end(),
-                                   [&](const auto& entry) { return entry.lock() == chosen_; });
-    if (!known) circle->push_back(chosen_);
+    const bool listed = std::any_of(stepped->begin(), stepped->end(),
+                                    [&](const auto& entry) { return entry.lock() == chosen_; });
+    if (!listed) stepped->push_back(chosen_);
   }
-  for (const auto& entry : *circle) {
+  for (const auto& entry : *stepped) {
     if (auto living = entry.lock()) entries_.push_back(std::move(living));
   }
-  // Accumulators come first, because their own calls lock them before they know of the rest.
+  // All threads lock in the same order, so that no two wait for each other. Accumulators come
+  // first, because hr_accumulator_step() locks the accumulator before the optimizers it steps.
   std::sort(entries_.begin(), entries_.end(), [](const auto& a, const auto& b) {
-    return std::pair(a->accumulator == nullptr, a->number) <
-           std::pair(b->accumulator == nullptr, b->number);
+    return std::pair(a->accumulator == nullptr, a.get()) <
+           std::pair(b->accumulator == nullptr, b.get());
   });
-  for (const auto& entry : entries_) locks_.emplace_back(entry->turn);
-  if (chosen_ != nullptr && chosen_->object == nullptr) bad_handle("optimizer");
+  for (const auto& entry : entries_) locks_.emplace_back(entry->mutex);
+  if (chosen_ != nullptr && chosen_->object == nullptr) throw_bad_handle("optimizer");
 }
 
 ScalerCall::ScalerCall(hr_scaler* handle, hr_optimizer* optimizer)
-    : entry_(scalers().find(need(handle, "scaler"))) {
-  if (entry_ == nullptr) bad_handle("scaler");
-  lock_ = std::unique_lock(entry_->turn);
-  if (entry_->object == nullptr) bad_handle("scaler");
-  circle_.emplace(&entry_->circle, optimizer);
+    : entry_(scalers().find(require(handle, "scaler"))) {
+  if (entry_ == nullptr) throw_bad_handle("scaler");
+  lock_ = std::unique_lock(entry_->mutex);
+  if (entry_->object == nullptr) throw_bad_handle("scaler");
+  stepped_.emplace(&entry_->stepped, optimizer);
 }
 
 }  // namespace headroom::c

@@ -1,5 +1,5 @@
-// Handles: numbers that are looked up, so that a stale or foreign one is told apart from a good
-// one, and locks, so that calls on the same handle wait for one another.
+// Handles and locks. A handle is a number that a registry maps to an object, so that stale and
+// foreign handles are detected. Calls on the same handle are serialized.
 #ifndef HEADROOM_ADAPTERS_C_HANDLES_H_
 #define HEADROOM_ADAPTERS_C_HANDLES_H_
 
@@ -22,8 +22,9 @@
 
 namespace headroom::c {
 
-/// A mutex that refuses the thread which has it already: a callback that calls back.
-class Turn {
+/// A mutex whose lock() throws Failure(HR_ERROR_WRONG_ORDER) if this thread holds it already, which
+/// happens when a callback uses the handles of the call that it was called from.
+class CallMutex {
  public:
   void lock();
   void unlock();
@@ -35,36 +36,34 @@ class Turn {
 
 struct OptimizerEntry;
 
-/// The optimizers that a scaler or an accumulator may look at in any of its calls.
-using Circle = std::vector<std::weak_ptr<OptimizerEntry>>;
+/// The optimizers that a scaler or an accumulator has stepped. The core may access any of them in
+/// every call, so every call locks all of them.
+using SteppedOptimizers = std::vector<std::weak_ptr<OptimizerEntry>>;
 
 struct OptimizerEntry {
-  uintptr_t number = 0;
-  Turn turn;
-  std::unique_ptr<Optimizer> object;       // null once destroyed
-  GradAccumulator* accumulator = nullptr;  // the object, if it is one
-  Circle circle;                           // of an accumulator
-  OptimizerState state;                    // what hr_optimizer_get_state gave last
+  CallMutex mutex;
+  std::unique_ptr<Optimizer> object;       // null after destroy
+  GradAccumulator* accumulator = nullptr;  // `object`, if it is an accumulator
+  SteppedOptimizers stepped;               // by the accumulator
+  // Storage of the last hr_optimizer_get_state().
+  OptimizerState state;
   std::vector<hr_state_tensor> state_tensors;
 };
 
 struct ScalerEntry {
-  uintptr_t number = 0;
-  Turn turn;
-  std::unique_ptr<GradScaler> object;  // null once destroyed
-  Circle circle;
-  Device device = {};
+  CallMutex mutex;
+  std::unique_ptr<GradScaler> object;  // null after destroy
+  SteppedOptimizers stepped;
 };
 
-/// All living objects of one kind. Never destroyed itself, since other languages may call until the
-/// very end of the process.
+/// All objects of one kind. Entries are shared, so that destroy does not free a mutex on which
+/// another thread waits.
 template <typename Entry, typename Handle>
 class Registry {
  public:
   Handle* add(std::shared_ptr<Entry> entry) {
     const std::lock_guard lock(mutex_);
     last_ += 4;
-    entry->number = last_;
     entries_[last_] = std::move(entry);
     return reinterpret_cast<Handle*>(last_);
   }
@@ -83,14 +82,15 @@ class Registry {
  private:
   std::mutex mutex_;
   std::unordered_map<uintptr_t, std::shared_ptr<Entry>> entries_;
-  // Odd, like no address of an object, and of another remainder for each kind of handle.
+  // Handles are odd, unlike the address of an object, and differ modulo 4 between the two kinds.
   uintptr_t last_ = std::is_same_v<Handle, hr_scaler> ? 1 : 3;
 };
 
+/// Never destroyed: other languages may call during process exit.
 Registry<ScalerEntry, hr_scaler>& scalers();
 Registry<OptimizerEntry, hr_optimizer>& optimizers();
 
-/// An optimizer and the right to use it, for the time of a call.
+/// Locks one optimizer for the duration of a call.
 class OptimizerCall {
  public:
   explicit OptimizerCall(hr_optimizer* handle, const char* name = "optimizer");
@@ -98,46 +98,46 @@ class OptimizerCall {
   Optimizer& operator*() { return *entry_->object; }
   Optimizer* operator->() { return entry_->object.get(); }
 
-  /// The optimizer as one of the fused ones, or as one of a kind of them.
-  template <typename Kind>
-  Kind& as(const char* what) {
-    auto* const found = dynamic_cast<Kind*>(entry_->object.get());
+  /// The optimizer as a derived type; throws Failure(HR_ERROR_UNSUPPORTED) if it is another one.
+  template <typename Derived>
+  Derived& as(const char* description) {
+    auto* const found = dynamic_cast<Derived*>(entry_->object.get());
     if (found == nullptr) {
-      throw Failure{HR_ERROR_UNSUPPORTED, "this optimizer is not " + std::string(what) + "."};
+      throw Failure{HR_ERROR_UNSUPPORTED,
+                    "this optimizer is not " + std::string(description) + "."};
     }
     return *found;
   }
 
  private:
   std::shared_ptr<OptimizerEntry> entry_;
-  std::unique_lock<Turn> lock_;
+  std::unique_lock<CallMutex> lock_;
 };
 
-/// A circle and one more optimizer, all locked in an order that is the same in every thread.
-class CircleCall {
+/// Locks `handle` (may be null), after adding it to `stepped`, and all optimizers in `stepped`.
+class SteppedCall {
  public:
-  /// `handle` may be null; otherwise it joins the circle.
-  CircleCall(Circle* circle, hr_optimizer* handle);
+  SteppedCall(SteppedOptimizers* stepped, hr_optimizer* handle);
   Optimizer& operator*() { return *chosen_->object; }
 
  private:
   std::shared_ptr<OptimizerEntry> chosen_;
   std::vector<std::shared_ptr<OptimizerEntry>> entries_;
-  std::vector<std::unique_lock<Turn>> locks_;
+  std::vector<std::unique_lock<CallMutex>> locks_;
 };
 
-/// A scaler, the optimizers it knows, and one that it is called with (or null).
+/// Locks a scaler, the optimizers that it has stepped, and `optimizer` (may be null).
 class ScalerCall {
  public:
   explicit ScalerCall(hr_scaler* handle, hr_optimizer* optimizer = nullptr);
   ScalerEntry& entry() { return *entry_; }
   GradScaler* operator->() { return entry_->object.get(); }
-  Optimizer& optimizer() { return **circle_; }
+  Optimizer& optimizer() { return **stepped_; }
 
  private:
   std::shared_ptr<ScalerEntry> entry_;
-  std::unique_lock<Turn> lock_;
-  std::optional<CircleCall> circle_;
+  std::unique_lock<CallMutex> lock_;
+  std::optional<SteppedCall> stepped_;
 };
 
 }  // namespace headroom::c

@@ -1,11 +1,12 @@
+// SGD, Adam and AdamW, optimizers made of callbacks, and accumulators.
+#include <type_traits>
+
 #include "adapters/c/handles.h"
 #include "adapters/c/structs.h"
 
 using namespace headroom::c;
 using headroom::AdamOptions;
-using headroom::AdamWOptions;
 using headroom::GradAccumulator;
-using headroom::GroupedOptimizer;
 using headroom::Optimizer;
 using headroom::Parameter;
 using headroom::Precision;
@@ -13,7 +14,8 @@ using headroom::SGDOptions;
 
 namespace {
 
-/// An optimizer of another language.
+/// An optimizer whose update is a function of another language. Copies the callbacks; `user`
+/// belongs to the caller. Gradients are scaled in memory, and the callback gets the multiplier.
 class CallbackOptimizer : public Optimizer {
  public:
   CallbackOptimizer(std::vector<Parameter> parameters, const hr_optimizer_callbacks& callbacks)
@@ -21,254 +23,230 @@ class CallbackOptimizer : public Optimizer {
 
   void apply(float multiplier, bool clear_grads) override {
     int32_t failed = 0;
-    guard("apply", [&] { failed = callbacks_.apply(multiplier, clear_grads, callbacks_.user); });
+    call("apply", [&] { failed = callbacks_.apply(multiplier, clear_grads, callbacks_.user); });
     if (failed == 0) return;
     throw Failure{HR_ERROR_CALLBACK, "the optimizer's apply callback returned " +
-                                         std::to_string(failed) +
-                                         "; look into it, the step is not counted."};
+                                         std::to_string(failed) + "; the step is not counted."};
   }
 
   void skipped(const std::string& culprit) override {
     if (callbacks_.skipped == nullptr) return;
-    guard("skipped", [&] { callbacks_.skipped(culprit.c_str(), callbacks_.user); });
+    call("skipped", [&] { callbacks_.skipped(culprit.c_str(), callbacks_.user); });
   }
 
  private:
-  template <typename Call>
-  static void guard(const char* name, const Call& call) {
-    call_and_catch(call, [&] {
-      throw Failure{HR_ERROR_CALLBACK, "the optimizer's " + std::string(name) +
-                                           " callback left by an exception; let none out of it."};
+  template <typename Callback>
+  static void call(const char* name, const Callback& callback) {
+    call_and_catch(callback, [&] {
+      throw Failure{HR_ERROR_CALLBACK, "the optimizer's " + std::string(name) + " callback threw."};
     });
   }
 
   hr_optimizer_callbacks callbacks_;
 };
 
-hr_sgd_options c_options(const SGDOptions& options) {
-  return {
-      sizeof(hr_sgd_options), options.lr, options.momentum, options.dampening, options.weight_decay,
-      options.nesterov,       0};
+// Adam and AdamW have options of the same members. Momentum and the rest of SGD's are 0.
+template <typename Adam>
+hr_fused_options c_options(const Adam& options) {
+  hr_fused_options out = {};
+  out.lr = options.lr;
+  out.weight_decay = options.weight_decay;
+  out.beta1 = options.beta1;
+  out.beta2 = options.beta2;
+  out.eps = options.eps;
+  return out;
+}
+
+hr_fused_options c_options(const SGDOptions& options) {
+  hr_fused_options out = c_options(AdamOptions{});
+  out.lr = options.lr;
+  out.weight_decay = options.weight_decay;
+  out.momentum = options.momentum;
+  out.dampening = options.dampening;
+  out.nesterov = options.nesterov;
+  return out;
 }
 
 template <typename Adam>
-hr_adam_options c_options(const Adam& options) {
-  return {sizeof(hr_adam_options), options.lr,  options.beta1,
-          options.beta2,           options.eps, options.weight_decay};
+void convert(const hr_fused_options& from, Adam* to) {
+  *to = {from.lr, from.beta1, from.beta2, from.eps, from.weight_decay};
 }
 
-SGDOptions options_from(const hr_sgd_options* given, SGDOptions defaults) {
-  const hr_sgd_options options = taken(given, c_options(defaults), "options");
-  return {options.lr, options.momentum, options.dampening, options.weight_decay,
-          options.nesterov != 0};
+void convert(const hr_fused_options& from, SGDOptions* to) {
+  *to = {from.lr, from.momentum, from.dampening, from.weight_decay, from.nesterov != 0};
 }
 
-template <typename Adam>
-Adam options_from(const hr_adam_options* given, Adam defaults) {
-  const hr_adam_options options = taken(given, c_options(defaults), "options");
-  return {options.lr, options.beta1, options.beta2, options.eps, options.weight_decay};
+// The caller's options, or the defaults of this kind of optimizer.
+template <typename Options>
+Options options_from(const hr_fused_options* given) {
+  Options options;
+  convert(read_struct(given, c_options(options), "options"), &options);
+  return options;
 }
 
+// Reads the defaults of C++, so that they are defined once.
 hr_precision default_precision() {
   const Precision precision;
-  return {sizeof(hr_precision), precision.seed, precision.master_weights,
-          precision.stochastic_rounding};
+  return {0, precision.seed, precision.master_weights, precision.stochastic_rounding};
 }
 
-template <typename Made, typename CppOptions, typename COptions>
-void create(const hr_parameter* parameters, size_t count, const COptions* options,
-            const hr_precision* precision, hr_optimizer** optimizer) {
-  need(optimizer, "optimizer");
-  const hr_precision given = taken(precision, default_precision(), "precision");
+// The options type of headroom::SGD, Adam or AdamW.
+template <typename Fused>
+using OptionsOf = std::decay_t<decltype(std::declval<Fused>().options())>;
+
+// Calls use(std::type_identity<Fused>) with the class of this kind of optimizer.
+template <typename Use>
+void with_kind(int32_t kind, const Use& use) {
+  switch (kind) {
+    case HR_SGD:
+      return use(std::type_identity<headroom::SGD>());
+    case HR_ADAM:
+      return use(std::type_identity<headroom::Adam>());
+    case HR_ADAMW:
+      return use(std::type_identity<headroom::AdamW>());
+    default:
+      throw Failure{HR_ERROR_INVALID_ARGUMENT,
+                    "'kind' is " + std::to_string(kind) + "; use HR_SGD, HR_ADAM or HR_ADAMW."};
+  }
+}
+
+// Locks the optimizer and calls use(optimizer) with its class.
+template <typename Use>
+void with_fused(hr_optimizer* handle, const Use& use) {
+  OptimizerCall call(handle);
+  if (auto* const sgd = dynamic_cast<headroom::SGD*>(&*call)) return use(*sgd);
+  if (auto* const adam = dynamic_cast<headroom::Adam*>(&*call)) return use(*adam);
+  use(call.as<headroom::AdamW>("SGD, Adam or AdamW"));
+}
+
+// Registers an optimizer and returns its handle. The registry owns it until hr_optimizer_destroy().
+hr_optimizer* add_optimizer(std::unique_ptr<Optimizer> object) {
   auto entry = std::make_shared<OptimizerEntry>();
-  entry->object = std::make_unique<Made>(
-      parameters_from(parameters, count), options_from(options, CppOptions{}),
-      Precision{given.master_weights != 0, given.stochastic_rounding != 0, given.seed});
-  *optimizer = optimizers().add(std::move(entry));
-}
-
-// Calls `use` with the optimizer as SGD, or as Adam or AdamW, whichever it is.
-template <typename Use>
-void with_sgd(OptimizerCall& call, const Use& use) {
-  use(call.as<GroupedOptimizer<SGDOptions>>("SGD"));
-}
-template <typename Use>
-void with_adam(OptimizerCall& call, const Use& use) {
-  if (auto* const adamw = dynamic_cast<GroupedOptimizer<AdamWOptions>*>(&*call)) return use(*adamw);
-  use(call.as<GroupedOptimizer<AdamOptions>>("Adam or AdamW"));
+  entry->accumulator = dynamic_cast<GradAccumulator*>(object.get());
+  entry->object = std::move(object);
+  return optimizers().add(std::move(entry));
 }
 
 }  // namespace
 
-hr_status hr_sgd_options_init(hr_sgd_options* options, size_t size) {
+hr_status hr_fused_options_init(hr_fused_options* options, size_t size, int32_t kind) {
   return guarded(__func__, [&] {
-    check_size<hr_sgd_options>(size, "options");
-    give(c_options(SGDOptions{}), need(options, "options"), size);
-  });
-}
-
-hr_status hr_adam_options_init(hr_adam_options* options, size_t size) {
-  return guarded(__func__, [&] {
-    check_size<hr_adam_options>(size, "options");
-    give(c_options(AdamOptions{}), need(options, "options"), size);
-  });
-}
-
-hr_status hr_adamw_options_init(hr_adam_options* options, size_t size) {
-  return guarded(__func__, [&] {
-    check_size<hr_adam_options>(size, "options");
-    give(c_options(AdamWOptions{}), need(options, "options"), size);
+    with_kind(kind, [&]<typename Fused>(std::type_identity<Fused>) {
+      init_struct(options, size, c_options(OptionsOf<Fused>{}), "options");
+    });
   });
 }
 
 hr_status hr_precision_init(hr_precision* precision, size_t size) {
-  return guarded(__func__, [&] {
-    check_size<hr_precision>(size, "precision");
-    give(default_precision(), need(precision, "precision"), size);
-  });
+  return guarded(__func__, [&] { init_struct(precision, size, default_precision(), "precision"); });
 }
 
-hr_status hr_sgd_create(const hr_parameter* parameters, size_t count, const hr_sgd_options* options,
-                        const hr_precision* precision, hr_optimizer** optimizer) {
-  return guarded(__func__, [&] {
-    create<headroom::SGD, SGDOptions>(parameters, count, options, precision, optimizer);
-  });
-}
-
-hr_status hr_adam_create(const hr_parameter* parameters, size_t count,
-                         const hr_adam_options* options, const hr_precision* precision,
-                         hr_optimizer** optimizer) {
-  return guarded(__func__, [&] {
-    create<headroom::Adam, AdamOptions>(parameters, count, options, precision, optimizer);
-  });
-}
-
-hr_status hr_adamw_create(const hr_parameter* parameters, size_t count,
-                          const hr_adam_options* options, const hr_precision* precision,
+hr_status hr_fused_create(int32_t kind, const hr_parameter* parameters, size_t count,
+                          const hr_fused_options* options, const hr_precision* precision,
                           hr_optimizer** optimizer) {
   return guarded(__func__, [&] {
-    create<headroom::AdamW, AdamWOptions>(parameters, count, options, precision, optimizer);
+    require(optimizer, "optimizer");
+    const hr_precision given = read_struct(precision, default_precision(), "precision");
+    with_kind(kind, [&]<typename Fused>(std::type_identity<Fused>) {
+      *optimizer = add_optimizer(std::make_unique<Fused>(
+          parameters_from(parameters, count), options_from<OptionsOf<Fused>>(options),
+          Precision{given.master_weights != 0, given.stochastic_rounding != 0, given.seed}));
+    });
   });
+}
+
+// Strong guarantee: if a parameter or option is invalid, the core adds nothing.
+hr_status hr_fused_add_group(hr_optimizer* optimizer, const hr_parameter* parameters, size_t count,
+                             const hr_fused_options* options, size_t* group) {
+  return guarded(__func__, [&] {
+    with_fused(optimizer, [&]<typename Fused>(Fused& fused) {
+      const size_t added = fused.add_group(parameters_from(parameters, count),
+                                           options_from<OptionsOf<Fused>>(options));
+      if (group != nullptr) *group = added;
+    });
+  });
+}
+
+hr_status hr_fused_set_options(hr_optimizer* optimizer, size_t group,
+                               const hr_fused_options* options) {
+  return guarded(__func__, [&] {
+    require(options, "options");
+    with_fused(optimizer, [&]<typename Fused>(Fused& fused) {
+      fused.set_options(options_from<OptionsOf<Fused>>(options), group);
+    });
+  });
+}
+
+hr_status hr_fused_get_options(hr_optimizer* optimizer, size_t group, hr_fused_options* options) {
+  return guarded(__func__, [&] {
+    check_output(require(options, "options"), "options");
+    with_fused(optimizer,
+               [&](auto& fused) { write_struct(c_options(fused.options(group)), options); });
+  });
+}
+
+hr_status hr_optimizer_set_lr(hr_optimizer* optimizer, double lr) {
+  return guarded(__func__, [&] { with_fused(optimizer, [&](auto& fused) { fused.set_lr(lr); }); });
 }
 
 hr_status hr_optimizer_create(const hr_parameter* parameters, size_t count,
                               const hr_optimizer_callbacks* callbacks, hr_optimizer** optimizer) {
   return guarded(__func__, [&] {
-    need(optimizer, "optimizer");
-    const hr_optimizer_callbacks given = taken(need(callbacks, "callbacks"), {}, "callbacks");
+    require(optimizer, "optimizer");
+    const auto given = read_struct(require(callbacks, "callbacks"), {}, "callbacks");
     if (given.apply == nullptr) {
       throw Failure{HR_ERROR_NULL, "'callbacks->apply' is null; pass a function."};
     }
-    auto entry = std::make_shared<OptimizerEntry>();
-    entry->object = std::make_unique<CallbackOptimizer>(parameters_from(parameters, count), given);
-    *optimizer = optimizers().add(std::move(entry));
+    *optimizer = add_optimizer(
+        std::make_unique<CallbackOptimizer>(parameters_from(parameters, count), given));
   });
 }
 
 hr_status hr_accumulator_create(const hr_parameter* parameters, size_t count,
                                 hr_optimizer** accumulator) {
   return guarded(__func__, [&] {
-    need(accumulator, "accumulator");
-    auto entry = std::make_shared<OptimizerEntry>();
-    auto made = std::make_unique<GradAccumulator>(parameters_from(parameters, count));
-    entry->accumulator = made.get();
-    entry->object = std::move(made);
-    *accumulator = optimizers().add(std::move(entry));
+    require(accumulator, "accumulator");
+    *accumulator =
+        add_optimizer(std::make_unique<GradAccumulator>(parameters_from(parameters, count)));
   });
 }
 
+// The name and the sums belong to the accumulator and live as long as it does.
 hr_status hr_accumulator_summed(hr_optimizer* accumulator, size_t index, hr_parameter* parameter) {
   return guarded(__func__, [&] {
-    need(parameter, "parameter");
+    require(parameter, "parameter");
     OptimizerCall call(accumulator, "accumulator");
     const auto& summed = call.as<GradAccumulator>("an accumulator").summed();
-    *parameter = parameter_from(at(summed, index, "parameters"));
+    const Parameter& found = at(summed, index, "parameters");
+    *parameter = {found.name.c_str(), c_tensor(found.weight), c_tensor(found.grad)};
   });
 }
 
+// Locks the accumulator, then the optimizer and those stepped by it before.
 hr_status hr_accumulator_step(hr_optimizer* accumulator, hr_optimizer* optimizer,
                               const hr_step_options* options, hr_report* report) {
   return guarded(__func__, [&] {
-    check_to_fill(report, "report");
+    check_output(report, "report");
     const headroom::StepOptions given = step_options_from(options);
-    OptimizerCall sums(accumulator, "accumulator");
-    auto& sum = sums.as<GradAccumulator>("an accumulator");
-    if (const auto entry = optimizers().find(need(optimizer, "optimizer"));
+    OptimizerCall call(accumulator, "accumulator");
+    auto& sums = call.as<GradAccumulator>("an accumulator");
+    // Stepping one accumulator by another would break the order in which locks are taken.
+    if (const auto entry = optimizers().find(require(optimizer, "optimizer"));
         entry != nullptr && entry->accumulator != nullptr) {
       throw Failure{HR_ERROR_UNSUPPORTED,
-                    "an accumulator cannot be stepped by another; pass the "
-                    "optimizer that was made on its sums."};
+                    "an accumulator cannot step another one; pass the optimizer that was created "
+                    "on its sums."};
     }
-    CircleCall stepped(&sums.entry().circle, optimizer);
-    give(report_from(sum.step(*stepped, given)), report);
+    SteppedCall stepped(&call.entry().stepped, optimizer);
+    write_struct(c_report(sums.step(*stepped, given)), report);
   });
 }
 
+// As hr_scaler_destroy(). A scaler that has stepped the optimizer drops it by itself.
 hr_status hr_optimizer_destroy(hr_optimizer* optimizer) {
   return guarded(__func__, [&] {
     OptimizerCall call(optimizer);
     optimizers().remove(optimizer);
     call.entry().object.reset();
-  });
-}
-
-hr_status hr_sgd_add_group(hr_optimizer* optimizer, const hr_parameter* parameters, size_t count,
-                           const hr_sgd_options* options, size_t* group) {
-  return guarded(__func__, [&] {
-    OptimizerCall call(optimizer);
-    with_sgd(call, [&](auto& sgd) {
-      const size_t made =
-          sgd.add_group(parameters_from(parameters, count), options_from(options, SGDOptions{}));
-      if (group != nullptr) *group = made;
-    });
-  });
-}
-
-hr_status hr_sgd_set_options(hr_optimizer* optimizer, size_t group, const hr_sgd_options* options) {
-  return guarded(__func__, [&] {
-    need(options, "options");
-    OptimizerCall call(optimizer);
-    with_sgd(call, [&](auto& sgd) { sgd.set_options(options_from(options, SGDOptions{}), group); });
-  });
-}
-
-hr_status hr_sgd_get_options(hr_optimizer* optimizer, size_t group, hr_sgd_options* options) {
-  return guarded(__func__, [&] {
-    check_to_fill(need(options, "options"), "options");
-    OptimizerCall call(optimizer);
-    with_sgd(call, [&](auto& sgd) { give(c_options(sgd.options(group)), options); });
-  });
-}
-
-hr_status hr_adam_add_group(hr_optimizer* optimizer, const hr_parameter* parameters, size_t count,
-                            const hr_adam_options* options, size_t* group) {
-  return guarded(__func__, [&] {
-    OptimizerCall call(optimizer);
-    with_adam(call, [&](auto& adam) {
-      using Options = std::decay_t<decltype(adam.options())>;
-      const size_t made =
-          adam.add_group(parameters_from(parameters, count), options_from(options, Options{}));
-      if (group != nullptr) *group = made;
-    });
-  });
-}
-
-hr_status hr_adam_set_options(hr_optimizer* optimizer, size_t group,
-                              const hr_adam_options* options) {
-  return guarded(__func__, [&] {
-    need(options, "options");
-    OptimizerCall call(optimizer);
-    with_adam(call, [&](auto& adam) {
-      using Options = std::decay_t<decltype(adam.options())>;
-      adam.set_options(options_from(options, Options{}), group);
-    });
-  });
-}
-
-hr_status hr_adam_get_options(hr_optimizer* optimizer, size_t group, hr_adam_options* options) {
-  return guarded(__func__, [&] {
-    check_to_fill(need(options, "options"), "options");
-    OptimizerCall call(optimizer);
-    with_adam(call, [&](auto& adam) { give(c_options(adam.options(group)), options); });
   });
 }

@@ -1,47 +1,25 @@
-// What all optimizers have in common: parameters, learning rate, state.
+// Gradients, weights and state of an optimizer.
 #include "adapters/c/handles.h"
 #include "adapters/c/structs.h"
 
 using namespace headroom::c;
-using headroom::AdamOptions;
-using headroom::AdamWOptions;
 using headroom::FusedOptimizer;
-using headroom::GroupedOptimizer;
 using headroom::OptimizerState;
-using headroom::SGDOptions;
 
 namespace {
 
+// Throws HR_ERROR_UNSUPPORTED for optimizers made of callbacks, whose state the core does not have.
 FusedOptimizer& fused(OptimizerCall& call) {
   return call.as<FusedOptimizer>("SGD, Adam or AdamW, which have a state");
 }
 
-template <typename Options>
-bool set_lr(OptimizerCall& call, double lr) {
-  auto* const found = dynamic_cast<GroupedOptimizer<Options>*>(&*call);
-  if (found != nullptr) found->set_lr(lr);
-  return found != nullptr;
-}
-
 }  // namespace
-
-hr_status hr_optimizer_set_lr(hr_optimizer* optimizer, double lr) {
-  return guarded(__func__, [&] {
-    OptimizerCall call(optimizer);
-    if (set_lr<SGDOptions>(call, lr) || set_lr<AdamOptions>(call, lr) ||
-        set_lr<AdamWOptions>(call, lr)) {
-      return;
-    }
-    throw Failure{HR_ERROR_UNSUPPORTED,
-                  "this optimizer has no learning rate that Headroom knows of; set it where its "
-                  "callbacks are."};
-  });
-}
 
 hr_status hr_optimizer_zero_grad(hr_optimizer* optimizer) {
   return guarded(__func__, [&] { OptimizerCall(optimizer)->zero_grad(); });
 }
 
+// Null, or an hr_tensor whose members are all 0, removes the gradient.
 hr_status hr_optimizer_set_grad(hr_optimizer* optimizer, size_t index, const hr_tensor* grad) {
   return guarded(__func__, [&] {
     const auto view = grad != nullptr ? view_from(*grad) : headroom::TensorView{};
@@ -49,26 +27,12 @@ hr_status hr_optimizer_set_grad(hr_optimizer* optimizer, size_t index, const hr_
   });
 }
 
+// The core checks all parameters before it replaces any.
 hr_status hr_optimizer_rebind(hr_optimizer* optimizer, const hr_parameter* parameters,
                               size_t count) {
   return guarded(__func__, [&] {
     auto list = parameters_from(parameters, count);
     OptimizerCall(optimizer)->rebind(std::move(list));
-  });
-}
-
-hr_status hr_optimizer_parameter_count(hr_optimizer* optimizer, size_t* count) {
-  return guarded(__func__, [&] {
-    need(count, "count");
-    *count = OptimizerCall(optimizer)->parameters().size();
-  });
-}
-
-hr_status hr_optimizer_parameter(hr_optimizer* optimizer, size_t index, hr_parameter* parameter) {
-  return guarded(__func__, [&] {
-    need(parameter, "parameter");
-    OptimizerCall call(optimizer);
-    *parameter = parameter_from(at(call->parameters(), index, "parameters"));
   });
 }
 
@@ -79,41 +43,44 @@ hr_status hr_optimizer_refresh_masters(hr_optimizer* optimizer) {
   });
 }
 
+// The entry stores what `state` points to. Both vectors are complete before the old ones are
+// replaced, so a failure leaves the pointers of the previous call valid.
 hr_status hr_optimizer_get_state(hr_optimizer* optimizer, hr_optimizer_state* state) {
   return guarded(__func__, [&] {
-    check_to_fill(need(state, "state"), "state");
+    check_output(require(state, "state"), "state");
     OptimizerCall call(optimizer);
     OptimizerEntry& entry = call.entry();
     OptimizerState now = fused(call).state();
     std::vector<hr_state_tensor> tensors;
     tensors.reserve(now.tensors.size());
     for (const headroom::NamedTensor& tensor : now.tensors) {
-      tensors.push_back({tensor.name.c_str(), tensor_from(tensor.tensor),
-                         static_cast<int64_t>(tensor.parameter)});
+      tensors.push_back(
+          {tensor.name.c_str(), c_tensor(tensor.tensor), static_cast<int64_t>(tensor.parameter)});
     }
-    entry.state = std::move(now);  // the names move along without being copied
+    entry.state = std::move(now);  // moving keeps the strings in place, so `tensors` stays valid
     entry.state_tensors = std::move(tensors);
-    give({sizeof(hr_optimizer_state), entry.state.steps.size(), entry.state.steps.data(),
-          entry.state_tensors.size(), entry.state_tensors.data()},
-         state);
+    write_struct({0, entry.state.steps.size(), entry.state.steps.data(), entry.state_tensors.size(),
+                  entry.state_tensors.data()},
+                 state);
   });
 }
 
+// Converts without copying the tensors: the core reads the caller's memory during this call only.
 hr_status hr_optimizer_load_state(hr_optimizer* optimizer, const hr_optimizer_state* state) {
   return guarded(__func__, [&] {
-    const hr_optimizer_state given = taken(need(state, "state"), {}, "state");
+    const hr_optimizer_state given = read_struct(require(state, "state"), {}, "state");
     OptimizerState saved;
-    saved.steps.reserve(given.step_count);  // a count beyond all memory ends here
+    saved.steps.reserve(given.step_count);  // throws for a count that no memory can hold
     saved.tensors.reserve(given.tensor_count);
     if (given.step_count > 0) {
-      need(given.steps, "state->steps");
+      require(given.steps, "state->steps");
       saved.steps.assign(given.steps, given.steps + given.step_count);
     }
-    if (given.tensor_count > 0) need(given.tensors, "state->tensors");
+    if (given.tensor_count > 0) require(given.tensors, "state->tensors");
     for (size_t i = 0; i < given.tensor_count; ++i) {
       const hr_state_tensor& tensor = given.tensors[i];
-      saved.tensors.push_back({need(tensor.name, "state->tensors[].name"), view_from(tensor.tensor),
-                               static_cast<size_t>(tensor.parameter)});
+      saved.tensors.push_back({require(tensor.name, "state->tensors[].name"),
+                               view_from(tensor.tensor), static_cast<size_t>(tensor.parameter)});
     }
     OptimizerCall call(optimizer);
     fused(call).load_state(saved);

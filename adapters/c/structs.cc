@@ -1,29 +1,27 @@
 #include "adapters/c/structs.h"
 
-#include <algorithm>
-
 namespace headroom::c {
 namespace {
 
-// A number of C as an enumerator, if there is one for it.
-template <typename Enum>
-Enum enum_from(int32_t value, Enum last, const char* name) {
-  if (value < 0 || value > static_cast<int32_t>(last)) {
-    throw Failure{HR_ERROR_INVALID_ARGUMENT,
-                  "'" + std::string(name) + "' is " + std::to_string(value) +
-                      "; use one of the constants of headroom/c.h, 0 to " +
-                      std::to_string(static_cast<int32_t>(last)) + "."};
-  }
-  return static_cast<Enum>(value);
+// Converts `count` elements; the list may be null if there are none.
+template <typename To, typename From>
+std::vector<To> convert_list(const From* list, size_t count, const char* name,
+                             To (*convert)(const From&)) {
+  if (count > 0) require(list, name);
+  std::vector<To> converted;
+  converted.reserve(count);  // throws for a count that no memory can hold, before reading the list
+  for (size_t i = 0; i < count; ++i) converted.push_back(convert(list[i]));
+  return converted;
 }
 
-template <typename T>
-void check_list(const T* list, size_t count, const char* name) {
-  if (count > 0) need(list, name);
+Parameter parameter_from(const hr_parameter& parameter) {
+  return {parameter.name != nullptr ? parameter.name : "", view_from(parameter.weight),
+          view_from(parameter.grad)};
 }
 
 }  // namespace
 
+// The enumerators of C have the values of the C++ ones; enum_from() checks the range.
 Device device_from(int32_t type, int32_t index) {
   return {enum_from(type, DeviceType::kCUDA, "device_type"), index};
 }
@@ -38,7 +36,7 @@ TensorView view_from(const hr_tensor& tensor) {
   return view;
 }
 
-hr_tensor tensor_from(const TensorView& view) {
+hr_tensor c_tensor(const TensorView& view) {
   return {view.data,
           view.count,
           static_cast<int32_t>(view.dtype),
@@ -48,33 +46,17 @@ hr_tensor tensor_from(const TensorView& view) {
 }
 
 std::vector<TensorView> views_from(const hr_tensor* tensors, size_t count) {
-  check_list(tensors, count, "tensors");
-  std::vector<TensorView> views;
-  views.reserve(count);
-  for (size_t i = 0; i < count; ++i) views.push_back(view_from(tensors[i]));
-  return views;
+  return convert_list(tensors, count, "tensors", &view_from);
 }
 
 std::vector<Parameter> parameters_from(const hr_parameter* parameters, size_t count) {
-  check_list(parameters, count, "parameters");
-  std::vector<Parameter> list;
-  list.reserve(count);
-  for (size_t i = 0; i < count; ++i) {
-    const hr_parameter& parameter = parameters[i];
-    list.push_back({parameter.name != nullptr ? parameter.name : "", view_from(parameter.weight),
-                    view_from(parameter.grad)});
-  }
-  return list;
+  return convert_list(parameters, count, "parameters", &parameter_from);
 }
 
-hr_parameter parameter_from(const Parameter& parameter) {
-  return {parameter.name.c_str(), tensor_from(parameter.weight), tensor_from(parameter.grad)};
-}
-
+// Null options, and a struct of zeros, are the defaults of C++. A null stream stays unset, so that
+// the stream of hr_set_stream() is used.
 StepOptions step_options_from(const hr_step_options* options) {
-  hr_step_options defaults = {};
-  defaults.size = sizeof(defaults);
-  const hr_step_options given = taken(options, defaults, "options");
+  const hr_step_options given = read_struct(options, {}, "options");
   StepOptions step;
   step.max_norm = given.max_norm;
   step.skip_above_norm = given.skip_above_norm;
@@ -83,34 +65,9 @@ StepOptions step_options_from(const hr_step_options* options) {
   return step;
 }
 
-hr_report report_from(const StepReport& report) {
-  hr_report out = {};
-  out.size = sizeof(out);
-  out.pending = report.pending;
-  out.applied = report.applied;
-  out.skip = static_cast<int32_t>(report.skip);
-  out.scale = report.scale;
-  out.grad_norm = report.grad_norm;
-  out.clip_factor = report.clip_factor;
-  out.steps = report.steps;
-  out.skipped = report.skipped;
-  out.count = report.stats.count;
-  out.inf_count = report.stats.inf_count;
-  out.nan_count = report.stats.nan_count;
-  out.amax = report.stats.amax;
-  out.norm = report.stats.norm();
-  out.culprit = report.stats.culprit;
-  out.culprit_inf = report.stats.culprit_inf;
-  out.culprit_nan = report.stats.culprit_nan;
-  copy_cut(report.culprit, out.culprit_text, sizeof(out.culprit_text));
-  return out;
-}
-
-hr_stats stats_from(const GradStats& stats, const GradDetail& detail) {
-  static_assert(HR_HISTOGRAM_BINS == GradDetail::kBins);
-  static_assert(HR_HISTOGRAM_MIN_EXPONENT == GradDetail::kMinExponent);
+// The norm is computed here: C has no methods. Squares and ranks are not exported.
+hr_stats c_stats(const GradStats& stats) {
   hr_stats out = {};
-  out.size = sizeof(out);
   out.count = stats.count;
   out.inf_count = stats.inf_count;
   out.nan_count = stats.nan_count;
@@ -119,15 +76,25 @@ hr_stats stats_from(const GradStats& stats, const GradDetail& detail) {
   out.culprit = stats.culprit;
   out.culprit_inf = stats.culprit_inf;
   out.culprit_nan = stats.culprit_nan;
-  out.zeros = detail.zeros;
-  out.subnormals = detail.subnormals;
-  std::copy(detail.histogram.begin(), detail.histogram.end(), out.histogram);
+  out.new_inf = stats.new_inf;
+  out.new_zeros = stats.new_zeros;
   return out;
 }
 
-hr_unscale_result unscale_result_from(const GradStats& result) {
-  return {sizeof(hr_unscale_result), result.inf_count, result.nan_count, result.new_inf,
-          result.new_zeros,          result.culprit,   result.norm()};
+// hr_report has a fixed size, so the culprit's name is truncated; stats.culprit is its index.
+hr_report c_report(const StepReport& report) {
+  hr_report out = {};
+  out.pending = report.pending;
+  out.applied = report.applied;
+  out.skip = static_cast<int32_t>(report.skip);
+  out.scale = report.scale;
+  out.grad_norm = report.grad_norm;
+  out.clip_factor = report.clip_factor;
+  out.steps = report.steps;
+  out.skipped = report.skipped;
+  out.stats = c_stats(report.stats);
+  copy_truncated(report.culprit, out.culprit_text, sizeof(out.culprit_text));
+  return out;
 }
 
 }  // namespace headroom::c

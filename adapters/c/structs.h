@@ -1,4 +1,5 @@
-// Structs that cross the border: the sizes that tell their version, and their C++ counterparts.
+// Conversion between the structs of the C API and the C++ types, and the `size` members that give
+// a struct's version.
 #ifndef HEADROOM_ADAPTERS_C_STRUCTS_H_
 #define HEADROOM_ADAPTERS_C_STRUCTS_H_
 
@@ -15,8 +16,8 @@
 
 namespace headroom::c {
 
-/// The size of a struct in the first version that had it. When members are added it becomes a
-/// number, and every caller compiled since then is still served.
+/// The size of a struct in the first version that had it. Specialize this with a number when
+/// members are added, so that programs compiled before then keep working.
 template <typename Struct>
 inline constexpr size_t kFirstSize = sizeof(Struct);
 
@@ -25,62 +26,75 @@ template <typename Struct>
 void check_size(size_t size, const char* name) {
   static_assert(std::is_trivially_copyable_v<Struct>);
   if (size >= kFirstSize<Struct> && size <= sizeof(Struct)) return;
-  throw Failure{HR_ERROR_VERSION, "'" + std::string(name) + "' says it has " +
-                                      std::to_string(size) + " bytes, and this library (" +
-                                      HEADROOM_VERSION + ") knows it with " +
+  throw Failure{HR_ERROR_VERSION, "'" + std::string(name) + "' has size " + std::to_string(size) +
+                                      ", and this library (" + HEADROOM_VERSION + ") expects " +
                                       std::to_string(sizeof(Struct)) +
-                                      "; set its size to sizeof, or install the library that "
-                                      "belongs to the header."};
+                                      "; set its size to sizeof, or install the library of the "
+                                      "header that the program was compiled with."};
 }
 
-/// The caller's struct; members that it does not have yet are those of `defaults`.
+/// A copy of the caller's struct. Members that the caller's version lacks, or all of them if `from`
+/// is null, have the values of `defaults`.
 template <typename Struct>
-Struct taken(const Struct* from, Struct defaults, const char* name) {
+Struct read_struct(const Struct* from, Struct defaults, const char* name) {
   if (from == nullptr) return defaults;
   check_size<Struct>(from->size, name);
   std::memcpy(&defaults, from, from->size);
   return defaults;
 }
 
-/// Fills as much of the caller's struct as it has. Its size was checked before.
+/// Checks a struct that write_struct() will fill, before the call has any effect. `to` may be null.
 template <typename Struct>
-void give(const Struct& value, Struct* to, size_t size) {
+void check_output(const Struct* to, const char* name) {
+  if (to != nullptr) check_size<Struct>(to->size, name);
+}
+
+/// Writes the members that the caller's version has, unless `to` is null. Its size is valid.
+template <typename Struct>
+void write_struct(const Struct& value, Struct* to) {
+  if (to == nullptr) return;
+  const size_t size = to->size;
   std::memcpy(to, &value, size);
   to->size = size;
 }
 
-/// Fills it, unless it is null.
+/// The body of the init functions: fills an uninitialized struct of `size` bytes.
 template <typename Struct>
-void give(const Struct& value, Struct* to) {
-  if (to != nullptr) give(value, to, to->size);
+void init_struct(Struct* to, size_t size, const Struct& defaults, const char* name) {
+  check_size<Struct>(size, name);
+  require(to, name)->size = size;
+  write_struct(defaults, to);
 }
 
-/// Checks a struct that will be filled, before anything happens. Null is nothing to fill.
-template <typename Struct>
-void check_to_fill(const Struct* to, const char* name) {
-  if (to != nullptr) check_size<Struct>(to->size, name);
-}
-
-/// The element, if there is one.
+/// list[index]; throws Failure(HR_ERROR_INVALID_ARGUMENT) if the index is out of range.
 template <typename T>
 const T& at(const std::vector<T>& list, size_t index, const char* what) {
   if (index < list.size()) return list[index];
-  throw Failure{HR_ERROR_INVALID_ARGUMENT, "the index is " + std::to_string(index) +
-                                               ", but there are " + std::to_string(list.size()) +
-                                               " " + what + "; count from 0."};
+  throw Failure{HR_ERROR_INVALID_ARGUMENT, "index " + std::to_string(index) +
+                                               " is out of range; there are " +
+                                               std::to_string(list.size()) + " " + what + "."};
 }
 
-Device device_from(int32_t type, int32_t index);
+/// `value` as an enumerator; throws Failure(HR_ERROR_INVALID_ARGUMENT) unless it is 0 to `last`.
+template <typename Enum>
+Enum enum_from(int32_t value, Enum last, const char* name) {
+  if (value >= 0 && value <= static_cast<int32_t>(last)) return static_cast<Enum>(value);
+  throw Failure{HR_ERROR_INVALID_ARGUMENT, "'" + std::string(name) + "' is " +
+                                               std::to_string(value) +
+                                               "; use a constant of headroom/c.h, from 0 to " +
+                                               std::to_string(static_cast<int32_t>(last)) + "."};
+}
+
+/// Views do not own: the caller's memory must outlive them. Names of parameters are copied.
 TensorView view_from(const hr_tensor& tensor);
-hr_tensor tensor_from(const TensorView& view);
 std::vector<TensorView> views_from(const hr_tensor* tensors, size_t count);
 std::vector<Parameter> parameters_from(const hr_parameter* parameters, size_t count);
-hr_parameter parameter_from(const Parameter& parameter);
-
+Device device_from(int32_t type, int32_t index);
 StepOptions step_options_from(const hr_step_options* options);
-hr_report report_from(const StepReport& report);
-hr_stats stats_from(const GradStats& stats, const GradDetail& detail);
-hr_unscale_result unscale_result_from(const GradStats& result);
+
+hr_tensor c_tensor(const TensorView& view);
+hr_stats c_stats(const GradStats& stats);
+hr_report c_report(const StepReport& report);
 
 }  // namespace headroom::c
 

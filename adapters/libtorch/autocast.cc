@@ -1,3 +1,4 @@
+// Autocast: sets LibTorch's thread-local autocast flags and restores them.
 #include <ATen/autocast_mode.h>
 #include <headroom/error.h>
 #include <headroom/libtorch/autocast.h>
@@ -6,10 +7,13 @@
 
 #include <string>
 
+#include "tensors.h"
+
 namespace headroom::libtorch {
 namespace {
 
-// FP16 on the CPU where LibTorch has none; Undefined where its own autocast does the work.
+// The innermost FP16 scope on the CPU of a LibTorch that has no FP16 there; ops.h emulates it.
+// Undefined if LibTorch's own autocast is used.
 thread_local torch::ScalarType emulated = torch::ScalarType::Undefined;
 
 bool needs_emulation(torch::DeviceType device, torch::ScalarType dtype) {
@@ -29,7 +33,7 @@ void set_dtype(torch::DeviceType device, torch::ScalarType dtype) {
   at::autocast::set_autocast_dtype(device, dtype);
 }
 
-#else  // one set of functions for each kind of device
+#else  // before 2.4 the CPU and CUDA have separate functions
 
 bool is_enabled(torch::DeviceType device) {
   return device == torch::kCPU ? at::autocast::is_cpu_enabled() : at::autocast::is_enabled();
@@ -48,13 +52,14 @@ void set_dtype(torch::DeviceType device, torch::ScalarType dtype) {
 
 #endif
 
+// Throws unless autocast supports this device and type.
 torch::DeviceType checked(torch::Device device, torch::ScalarType dtype) {
   if (!device.is_cpu() && !device.is_cuda()) {
-    throw Error(ErrorCode::kUnsupported,
-                "Autocast was asked for on device " + device.str() + "; use cpu or cuda.");
+    internal::unsupported("Autocast does not support device " + device.str() +
+                          "; use cpu or cuda.");
   }
   if (dtype != torch::kHalf && dtype != torch::kBFloat16) {
-    throw Error(ErrorCode::kInvalidArgument, std::string("Autocast was asked for type ") +
+    throw Error(ErrorCode::kInvalidArgument, std::string("Autocast does not support type ") +
                                                  torch::toString(dtype) +
                                                  "; use torch::kHalf or torch::kBFloat16.");
   }
@@ -72,6 +77,7 @@ Autocast::Autocast(torch::Device device, torch::ScalarType dtype, bool enabled, 
       cache_before_(at::autocast::is_autocast_cache_enabled()),
       dtype_before_(get_dtype(device_)),
       emulated_before_(emulated) {
+  // With emulation LibTorch's own autocast is off, and its dtype is left alone.
   const bool emulate = needs_emulation(device_, dtype);
   if (device_ == torch::kCPU) {
     emulated = emulate && enabled ? dtype : torch::ScalarType::Undefined;
@@ -82,6 +88,7 @@ Autocast::Autocast(torch::Device device, torch::ScalarType dtype, bool enabled, 
   at::autocast::set_autocast_cache_enabled(cache);
 }
 
+// Like torch.autocast, drops the cached 16-bit weights at the end of the outermost scope.
 Autocast::~Autocast() {
   if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
   at::autocast::set_autocast_cache_enabled(cache_before_);

@@ -23,12 +23,13 @@ void Names::add(const torch::nn::Module& module) {
 
 std::string Names::of(const torch::Tensor& parameter, size_t group, size_t index) const {
   const auto found = names_.find(parameter.unsafeGetTensorImpl());
-  if (found != names_.end() && found->second.first.lock().defined()) return found->second.second;
+  if (found != names_.end()) return found->second.second;
   std::ostringstream name;
   name << "param_groups[" << group << "].params[" << index << "] of size " << parameter.sizes();
   return name.str();
 }
 
+// Compares first, without allocating: in most steps nothing has changed.
 void Binding::list(torch::optim::Optimizer& optimizer, const Names& names) {
   size_t at = 0;
   bool same = names_revision_ == names.revision();
@@ -52,9 +53,9 @@ void Binding::list(torch::optim::Optimizer& optimizer, const Names& names) {
   }
   std::sort(sorted_.begin(), sorted_.end());
   if (std::adjacent_find(sorted_.begin(), sorted_.end()) != sorted_.end()) {
-    weak_.clear();
+    weak_.clear();  // so that the next call does not take the list for valid
     throw Error(ErrorCode::kInvalidArgument,
-                "A parameter is listed twice in this optimizer; list each one once.");
+                "A parameter is listed twice in this optimizer; list it once.");
   }
   names_revision_ = names.revision();
 }
@@ -63,12 +64,7 @@ bool Binding::shares_parameter(const Binding& other) const {
   std::vector<const c10::TensorImpl*> both;
   std::set_intersection(sorted_.begin(), sorted_.end(), other.sorted_.begin(), other.sorted_.end(),
                         std::back_inserter(both));
-  return std::any_of(both.begin(), both.end(), [&](const c10::TensorImpl* id) {
-    const auto alive = [&](const WeakTensor& parameter) {
-      return parameter.id() == id && parameter.lock().defined();
-    };
-    return std::any_of(other.weak_.begin(), other.weak_.end(), alive);
-  });
+  return !both.empty();
 }
 
 void PlainBinding::bind(torch::optim::Optimizer& optimizer, const Names& names) {
@@ -76,15 +72,17 @@ void PlainBinding::bind(torch::optim::Optimizer& optimizer, const Names& names) 
   torch_ = &optimizer;
 }
 
+// A parameter that no longer exists has no gradient.
 void PlainBinding::refresh() {
   bool changed = parameters().size() != weak_.size();
   for (size_t i = 0; i < weak_.size(); ++i) {
-    changed |= gradients_.look(i, weak_[i].lock(), Gradients::Order::kAny, names_[i]);
+    changed |= gradients_.update(i, weak_[i].lock(), Gradients::Order::kAny, names_[i]);
     changed = changed || parameters()[i].name != names_[i];
   }
   if (!changed) return;
   std::vector<Parameter> now;
   now.reserve(weak_.size());
+  // Without weights: torch's optimizer updates them.
   for (size_t i = 0; i < weak_.size(); ++i) now.push_back({names_[i], {}, gradients_.view(i)});
   rebind(std::move(now));
 }
@@ -99,30 +97,30 @@ void PlainBinding::forget_gradients() {
   rebind({});
 }
 
-// torch's optimizers take gradients that are unscaled in place.
+// Torch's optimizers read gradients that were unscaled in place, so an FP16 gradient must still fit
+// in FP16 after unscaling with a scale below 1.
 bool PlainBinding::overflows(float multiplier) const {
   std::vector<TensorView> halves;
   for (const Parameter& parameter : parameters()) {
     if (parameter.grad.dtype == DType::kF16) halves.push_back(parameter.grad);
   }
-  constexpr double kRoundsToInf = 65520.0;
+  constexpr double kRoundsToInf = 65520.0;  // halfway between 65504, the FP16 maximum, and 2^16
   return measure(halves).amax * static_cast<double>(multiplier) >= kRoundsToInf;
 }
 
 void PlainBinding::apply(float multiplier, bool clear_grads) {
   std::vector<TensorView> grads;
   for (const Parameter& parameter : parameters()) grads.push_back(parameter.grad);
-  if (multiplier != 1.0f) {
-    headroom::unscale_(grads, multiplier);
+  const auto multiply = [&](float factor) {
+    if (factor == 1.0f) return;
+    headroom::unscale_(grads, factor);
     gradients_changed();
-  }
+  };
+  multiply(multiplier);
   try {
     torch_->step();
   } catch (...) {
-    if (multiplier != 1.0f) {
-      headroom::unscale_(grads, 1.0f / multiplier);
-      gradients_changed();
-    }
+    multiply(1.0f / multiplier);  // restore the scaled gradients, so that the step can be retried
     throw;
   }
   if (clear_grads) {

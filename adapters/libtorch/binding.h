@@ -1,5 +1,6 @@
-// How a torch optimizer looks to the core: a list of parameters. It is bound once; before each use
-// the core calls refresh(), which binds again only what torch has moved.
+// Bindings present torch optimizers to the core as headroom::Optimizer. An optimizer is bound once;
+// before each use the core calls refresh(), which updates the views of tensors that torch has
+// moved.
 #ifndef HEADROOM_ADAPTERS_LIBTORCH_BINDING_H_
 #define HEADROOM_ADAPTERS_LIBTORCH_BINDING_H_
 
@@ -17,21 +18,24 @@
 
 namespace headroom::libtorch::internal {
 
-/// A parameter that is not kept alive.
+/// A reference to a parameter that does not keep its data alive. It does keep the TensorImpl
+/// allocated, so equal id()s always mean the same tensor: no new one can have the same address.
 class WeakTensor {
  public:
   explicit WeakTensor(const torch::Tensor& tensor) : impl_(tensor.getIntrusivePtr()) {}
-  torch::Tensor lock() const;  // undefined if it is gone
+  torch::Tensor lock() const;  // undefined if the tensor no longer exists
   const c10::TensorImpl* id() const { return impl_._unsafe_get_target(); }
 
  private:
   c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> impl_;
 };
 
-/// What reports call a parameter.
+/// Names of parameters for reports.
 class Names {
  public:
   void add(const torch::nn::Module& module);
+
+  /// The name in a module passed to add(), or "param_groups[0].params[2] of size [4, 4]".
   std::string of(const torch::Tensor& parameter, size_t group, size_t index) const;
   int64_t revision() const { return revision_; }
 
@@ -44,39 +48,39 @@ class Binding {
  public:
   virtual ~Binding() = default;
 
-  /// What the core works on.
+  /// The optimizer that the core steps.
   virtual headroom::Optimizer& core() = 0;
 
-  /// Takes over parameters, names and options as the optimizer has them now. Until release() the
-  /// core may step it.
+  /// Reads the present parameters, names and options of `optimizer`. The core may use core() until
+  /// release(). Throws Error(kInvalidArgument) if a parameter is listed twice.
   virtual void bind(torch::optim::Optimizer& optimizer, const Names& names) = 0;
 
-  /// The core has written to weights.
+  /// Call this after the core has written to weights.
   virtual void weights_written() {}
 
-  /// Lets go of all gradients, so that torch can free them.
+  /// Drops the references to gradients, so that torch can free them.
   virtual void release() { gradients_.release(); }
 
-  /// Forgets where gradients are: another optimizer uses them now.
+  /// Drops all views of gradients, because another optimizer uses them now.
   virtual void forget_gradients() = 0;
 
-  /// True if a living parameter is in both.
+  /// Whether a parameter is in both.
   bool shares_parameter(const Binding& other) const;
 
  protected:
-  /// Makes weak_ and names_ those of the optimizer's groups, if they are others.
+  /// Sets weak_ and names_ from the optimizer's groups, if they have changed.
   void list(torch::optim::Optimizer& optimizer, const Names& names);
 
-  std::vector<WeakTensor> weak_;  // of all groups in their order
+  std::vector<WeakTensor> weak_;  // the parameters of all groups
   std::vector<std::string> names_;
   Gradients gradients_;
 
  private:
   int64_t names_revision_ = -1;
-  std::vector<const c10::TensorImpl*> sorted_;
+  std::vector<const c10::TensorImpl*> sorted_;  // the parameters by address
 };
 
-/// Any torch::optim optimizer: gradients are unscaled in place, then its own step() runs.
+/// Any torch::optim optimizer. Gradients are unscaled in place, then its own step() runs.
 class PlainBinding : public Binding, private headroom::Optimizer {
  public:
   PlainBinding() : headroom::Optimizer({}) {}

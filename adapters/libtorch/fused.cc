@@ -1,3 +1,4 @@
+// FusedBody, and the methods of FusedOptimizer that forward to it.
 #include "fused.h"
 
 #include <headroom/error.h>
@@ -8,30 +9,34 @@ namespace headroom::libtorch {
 namespace internal {
 namespace {
 
+// Torch's counter of in-place writes to a tensor.
 int64_t version_of(const torch::Tensor& tensor) {
   return static_cast<int64_t>(tensor.unsafeGetTensorImpl()->version_counter().current_version());
+}
+
+// A tensor over an FP32 state tensor of the core, on the device of `weight`. The core owns the
+// memory.
+torch::Tensor state_memory(const NamedTensor& state, const torch::Tensor& weight,
+                           torch::IntArrayRef strides) {
+  return torch::from_blob(state.tensor.data, weight.sizes(), strides,
+                          weight.options().dtype(torch::kFloat).requires_grad(false));
 }
 
 }  // namespace
 
 void FusedBody::bind(torch::optim::Optimizer& optimizer, const Names& names) {
   list(optimizer, names);
-  check_same(optimizer);
+  check_same_parameters();
   sync_groups(optimizer);
 }
 
-// Parameters that are known have to be the first ones of the groups, in the same order.
-void FusedBody::check_same(const torch::optim::Optimizer& optimizer) const {
-  size_t at = 0;
-  for (const auto& group : optimizer.param_groups()) {
-    for (const torch::Tensor& parameter : group.params()) {
-      if (at < tensors_.size() && !tensors_[at].is_same(parameter)) {
-        throw Error(ErrorCode::kUnsupported,
-                    "The parameters of a group were changed after the optimizer was used; add new "
-                    "ones as a new group, or make a new optimizer.");
-      }
-      ++at;
-    }
+// The parameters bound earlier must be the first ones of the groups, in the same order.
+void FusedBody::check_same_parameters() const {
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    if (i < weak_.size() && weak_[i].id() == tensors_[i].unsafeGetTensorImpl()) continue;
+    unsupported(
+        "The parameters of a group were changed after the optimizer was used; add parameters as a "
+        "new group, or create a new optimizer.");
   }
 }
 
@@ -40,13 +45,11 @@ std::vector<Parameter> FusedBody::new_parameters(const std::vector<torch::Tensor
   for (const torch::Tensor& parameter : params) {
     const std::string& name = names_[tensors_.size() + added.size()];
     if (!is_dense(parameter)) {
-      throw Error(ErrorCode::kUnsupported, "The weight of " + name +
-                                               " is not dense in memory; make the parameter from a "
-                                               "contiguous tensor.");
+      unsupported("The weight of " + name +
+                  " is not dense in memory; create the parameter from a contiguous tensor.");
     }
     if (parameter.is_complex()) {
-      throw Error(ErrorCode::kUnsupported,
-                  "The weight of " + name + " is complex; use torch's optimizers for it.");
+      unsupported("The weight of " + name + " is complex; use torch's optimizers for it.");
     }
     check_storage(parameter, "weight", name);
     added.push_back({name, view_of(parameter, "The weight of " + name), {}});
@@ -54,22 +57,23 @@ std::vector<Parameter> FusedBody::new_parameters(const std::vector<torch::Tensor
   return added;
 }
 
-// Whether a weight is elsewhere, or has other strides, than when it was last shown.
+// Whether the memory or the strides of any weight have changed since the core's view was made.
 bool FusedBody::weights_moved() {
   bool moved = false;
   for (size_t i = 0; i < tensors_.size(); ++i) {
     const torch::Tensor& tensor = tensors_[i];
-    if (i == shown_.size()) {  // just added, and right
-      shown_.push_back({Place(tensor), tensor.sizes().vec(), tensor.strides().vec(),
+    if (i == bound_.size()) {  // of a new group: the core's view and master are up to date
+      bound_.push_back({Place(tensor), tensor.sizes().vec(), tensor.strides().vec(),
                         tensor.storage(), version_of(tensor)});
     }
-    const Shown& shown = shown_[i];
-    if (tensor.sizes() != torch::IntArrayRef(shown.sizes)) {
-      throw Error(ErrorCode::kMismatch,
-                  "The weight of " + names_[i] +
-                      " has another shape than when the optimizer was made; make a new one.");
+    const BoundWeight& bound = bound_[i];
+    if (tensor.sizes() != torch::IntArrayRef(bound.sizes)) {
+      throw Error(
+          ErrorCode::kMismatch,
+          "The weight of " + names_[i] +
+              " has another shape than when the optimizer was created; create a new optimizer.");
     }
-    if (Place(tensor) == shown.place && tensor.strides() == torch::IntArrayRef(shown.strides)) {
+    if (Place(tensor) == bound.place && tensor.strides() == torch::IntArrayRef(bound.strides)) {
       continue;
     }
     check_storage(tensor, "weight", names_[i]);
@@ -78,15 +82,17 @@ bool FusedBody::weights_moved() {
   return moved;
 }
 
+// Order matters: reorder_state() needs the strides in bound_ from before, and rebind() checks the
+// new views against the core's state. Only then bound_ is updated.
 void FusedBody::refresh(bool with_gradients) {
   const bool moved = weights_moved();
-  const std::vector<Parameter>& bound = fused().parameters();
+  const std::vector<Parameter>& before = fused().parameters();
   bool changed = moved;
   for (size_t i = 0; i < tensors_.size(); ++i) {
     if (with_gradients) {
-      changed |= gradients_.look(i, tensors_[i], Gradients::Order::kAsWeight, names_[i]);
+      changed |= gradients_.update(i, tensors_[i], Gradients::Order::kAsWeight, names_[i]);
     }
-    changed = changed || bound[i].name != names_[i];
+    changed = changed || before[i].name != names_[i];
   }
   if (changed) {
     std::vector<Parameter> now;
@@ -96,39 +102,36 @@ void FusedBody::refresh(bool with_gradients) {
       if (with_gradients) now.back().grad = gradients_.view(i);
     }
     if (!with_gradients) gradients_.clear();
-    reorder();
+    reorder_state();
     fused().rebind(std::move(now));
   }
   for (size_t i = 0; i < tensors_.size(); ++i) {
-    Shown& shown = shown_[i];
-    if (version_of(tensors_[i]) != shown.version) {
+    BoundWeight& weight = bound_[i];
+    if (version_of(tensors_[i]) != weight.version) {  // others have written to the weight
       fused().follow_weight(i);
-      shown.version = version_of(tensors_[i]);
+      weight.version = version_of(tensors_[i]);
     }
     if (!moved) continue;
-    shown.place = Place(tensors_[i]);
-    shown.strides = tensors_[i].strides().vec();
-    shown.held = tensors_[i].storage();
+    weight.place = Place(tensors_[i]);
+    weight.strides = tensors_[i].strides().vec();
+    weight.storage = tensors_[i].storage();
   }
 }
 
-// Brings masters and moments into the order of weights whose strides have changed.
-void FusedBody::reorder() {
+// Permutes masters and moments of weights whose strides have changed, because the core stores them
+// in the weight's element order. Copies are made first, so that an exception changes nothing.
+void FusedBody::reorder_state() {
   const torch::NoGradGuard no_grad;
-  std::vector<std::pair<torch::Tensor, torch::Tensor>> moves;  // to memory, from its new order
+  std::vector<std::pair<torch::Tensor, torch::Tensor>> moves;  // the core's memory, new values
   for (const NamedTensor& named : fused().state().tensors) {
     const torch::Tensor& weight = tensors_[named.parameter];
-    const Shown& before = shown_[named.parameter];
+    const BoundWeight& before = bound_[named.parameter];
     if (weight.strides() == torch::IntArrayRef(before.strides) || weight.numel() == 0) continue;
-    const auto options = weight.options().dtype(torch::kFloat).requires_grad(false);
-    const auto memory = [&](torch::IntArrayRef sizes, torch::IntArrayRef strides) {
-      return torch::from_blob(named.tensor.data, sizes, strides, options);
-    };
-    moves.emplace_back(memory(weight.sizes(), weight.strides()),
-                       torch::empty_strided(weight.sizes(), weight.strides(), options)
-                           .copy_(memory(before.sizes, before.strides)));
+    const torch::Tensor to = state_memory(named, weight, weight.strides());
+    moves.emplace_back(to,
+                       torch::empty_like(to).copy_(state_memory(named, weight, before.strides)));
   }
-  for (const auto& [to, from] : moves) to.copy_(from);  // nothing can fail any more
+  for (const auto& [to, from] : moves) to.copy_(from);
 }
 
 void FusedBody::forget_gradients() {
@@ -138,16 +141,17 @@ void FusedBody::forget_gradients() {
   fused().rebind(std::move(parameters));
 }
 
-void FusedBody::masters_are_right() {
-  for (size_t i = 0; i < shown_.size(); ++i) shown_[i].version = version_of(tensors_[i]);
+void FusedBody::mark_masters_current() {
+  for (size_t i = 0; i < bound_.size(); ++i) bound_[i].version = version_of(tensors_[i]);
 }
 
+// Increments torch's version counter of every updated weight, as torch's own optimizers do.
 void FusedBody::weights_written() {
   for (size_t i = 0; i < tensors_.size(); ++i) {
     if (fused().parameters()[i].grad.data == nullptr) continue;
     tensors_[i].unsafeGetTensorImpl()->bump_version();
   }
-  masters_are_right();
+  mark_masters_current();
 }
 
 FusedState FusedBody::state() {
@@ -156,23 +160,24 @@ FusedState FusedBody::state() {
   state.steps = core_state.steps;
   for (const NamedTensor& named : core_state.tensors) {
     const torch::Tensor& like = tensors_[named.parameter];
-    state.tensors.push_back(
-        {named.parameter, named.name.substr(named.name.rfind('/') + 1),
-         torch::from_blob(named.tensor.data, like.sizes(), like.strides(),
-                          like.options().dtype(torch::kFloat).requires_grad(false))});
+    // "embed.weight/exp_avg" becomes "exp_avg": parameters are known by index here.
+    state.tensors.push_back({named.parameter, named.name.substr(named.name.rfind('/') + 1),
+                             state_memory(named, like, like.strides())});
   }
   return state;
 }
 
+// Checks names and sizes; the core checks step counts and values, and writes masters to the
+// weights.
 void FusedBody::load_state(const FusedState& state) {
   const torch::NoGradGuard no_grad;
-  const std::vector<StateTensor> mine = this->state().tensors;
-  bool same = mine.size() == state.tensors.size();
-  for (size_t i = 0; same && i < mine.size(); ++i) {
-    const StateTensor& theirs = state.tensors[i];
-    same = mine[i].parameter == theirs.parameter && mine[i].name == theirs.name;
-    if (same && (!theirs.tensor.defined() || mine[i].tensor.sizes() != theirs.tensor.sizes())) {
-      throw Error(ErrorCode::kBadState, "The saved state of " + names_[theirs.parameter] +
+  const std::vector<StateTensor> present = this->state().tensors;
+  bool same = present.size() == state.tensors.size();
+  for (size_t i = 0; same && i < present.size(); ++i) {
+    const StateTensor& saved = state.tensors[i];
+    same = present[i].parameter == saved.parameter && present[i].name == saved.name;
+    if (same && (!saved.tensor.defined() || present[i].tensor.sizes() != saved.tensor.sizes())) {
+      throw Error(ErrorCode::kBadState, "The saved state of " + names_[saved.parameter] +
                                             " has another size; it belongs to another model.");
     }
   }
@@ -183,14 +188,14 @@ void FusedBody::load_state(const FusedState& state) {
   }
   OptimizerState core_state = fused().state();
   core_state.steps = state.steps;
-  std::vector<torch::Tensor> held;  // in the order of the core's memory
-  for (size_t i = 0; i < mine.size(); ++i) {
-    held.push_back(torch::empty_like(mine[i].tensor).copy_(state.tensors[i].tensor));
+  std::vector<torch::Tensor> held;  // copies in the core's element order
+  for (size_t i = 0; i < present.size(); ++i) {
+    held.push_back(torch::empty_like(present[i].tensor).copy_(state.tensors[i].tensor));
     core_state.tensors[i].tensor.data = held.back().data_ptr();
   }
   fused().load_state(core_state);
   for (const torch::Tensor& parameter : tensors_) parameter.unsafeGetTensorImpl()->bump_version();
-  masters_are_right();
+  mark_masters_current();
 }
 
 }  // namespace internal
@@ -199,29 +204,26 @@ FusedOptimizer::FusedOptimizer(std::vector<torch::optim::OptimizerParamGroup> gr
                                std::unique_ptr<torch::optim::OptimizerOptions> defaults,
                                std::shared_ptr<internal::FusedBody> body)
     : torch::optim::Optimizer(std::move(groups), std::move(defaults)), body_(std::move(body)) {
-  bound(false);
+  bind(false);
 }
 
 FusedOptimizer::~FusedOptimizer() = default;
 
-// The body with groups, weights and, if asked for, gradients as they are now.
-internal::FusedBody& FusedOptimizer::bound(bool with_gradients) {
-  const internal::TorchStream stream;
-  body_->bind(*this, {});
-  body_->refresh(with_gradients);
-  return *body_;
+internal::BoundBody FusedOptimizer::bind(bool with_gradients) {
+  return {*body_, *this, with_gradients};
 }
 
+// Without a scaler: gradients are used as they are, and inf and nan reach the weights, as in torch.
 torch::Tensor FusedOptimizer::step(LossClosure closure) {
   torch::Tensor loss;
   if (closure != nullptr) {
     const torch::AutoGradMode with_grad(true);
     loss = closure();
   }
-  const internal::TorchStream stream;
-  bound(true).fused().apply(1.0f, false);
-  body_->weights_written();
-  body_->release();
+  internal::BoundBody body = bind(true);
+  body->fused().apply(1.0f, false);
+  body->weights_written();
+  body->release();
   return loss;
 }
 
@@ -232,43 +234,25 @@ void FusedOptimizer::save(torch::serialize::OutputArchive& archive) const {
 }
 
 void FusedOptimizer::load(torch::serialize::InputArchive& archive) {
-  const internal::TorchStream stream;
-  bound(false).load(*this, archive);
+  bind(false)->load(*this, archive);
 }
 
 std::vector<torch::Tensor> FusedOptimizer::master_params() {
-  const internal::TorchStream stream;
-  bound(false);
   std::vector<torch::Tensor> masters;
   for (const auto& group : param_groups()) {
-    for (const torch::Tensor& parameter : group.params()) {
-      const float* const master = body_->fused().master(masters.size());
-      if (master == nullptr) {
-        masters.push_back(parameter.detach());
-        continue;
-      }
-      masters.push_back(
-          torch::from_blob(const_cast<float*>(master), parameter.sizes(), parameter.strides(),
-                           parameter.options().dtype(torch::kFloat).requires_grad(false)));
-    }
+    for (const torch::Tensor& parameter : group.params()) masters.push_back(parameter.detach());
+  }
+  for (const StateTensor& item : fused_state().tensors) {
+    if (item.name == "master") masters[item.parameter] = item.tensor;
   }
   return masters;
 }
 
-FusedState FusedOptimizer::fused_state() {
-  const internal::TorchStream stream;
-  return bound(false).state();
-}
+FusedState FusedOptimizer::fused_state() { return bind(false)->state(); }
 
-void FusedOptimizer::load_fused_state(const FusedState& state) {
-  const internal::TorchStream stream;
-  bound(false).load_state(state);
-}
+void FusedOptimizer::load_fused_state(const FusedState& state) { bind(false)->load_state(state); }
 
-void FusedOptimizer::refresh_masters() {
-  const internal::TorchStream stream;
-  bound(false).fused().refresh_masters();
-}
+void FusedOptimizer::refresh_masters() { bind(false)->fused().refresh_masters(); }
 
 int64_t FusedOptimizer::steps(size_t index) const { return body_->fused().steps(index); }
 

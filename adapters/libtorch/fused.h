@@ -1,4 +1,5 @@
-// What is inside a FusedOptimizer: the core's optimizer, kept in step with torch's groups.
+// The implementation of FusedOptimizer: the core's optimizer, synchronized with torch's parameter
+// groups and tensors.
 #ifndef HEADROOM_ADAPTERS_LIBTORCH_FUSED_H_
 #define HEADROOM_ADAPTERS_LIBTORCH_FUSED_H_
 
@@ -17,46 +18,65 @@ class FusedBody : public Binding {
   void forget_gradients() override;
   void weights_written() override;
 
-  /// Shows the core where weights and, if asked for, gradients are now; masters follow weights that
-  /// somebody has written to. Called by the core before it uses the parameters.
+  /// Updates the core's views of weights and, if asked for, of gradients. The master of a weight
+  /// that others have written to is updated from the weight. The core calls this before it uses the
+  /// parameters. Throws Error(kMismatch) if a weight has changed its shape.
   void refresh(bool with_gradients);
   void gradients_changed() { gradients_.write_back(); }
 
-  /// The core's state as torch tensors, and back. After bind() and refresh().
+  /// The core's state as torch tensors over the core's memory, and back. Call these after bind()
+  /// and refresh(). load_state() throws Error(kBadState), changing nothing, if the state does not
+  /// fit.
   FusedState state();
   void load_state(const FusedState& state);
 
-  /// Writes and reads torch's own format, and beside it what torch does not keep: masters.
+  /// Writes and reads torch's own format, plus what torch does not store: masters and step counts.
   virtual void save(const torch::optim::Optimizer& optimizer,
                     torch::serialize::OutputArchive& archive) = 0;
   virtual void load(torch::optim::Optimizer& optimizer,
                     torch::serialize::InputArchive& archive) = 0;
 
  protected:
-  /// Gives the core the options of all groups, and adds groups that are new.
+  /// Copies the options of all groups to the core, and adds new groups.
   virtual void sync_groups(torch::optim::Optimizer& optimizer) = 0;
 
-  /// The parameters of a new group, without gradients yet.
+  /// The parameters of a new group, without gradients. Throws Error(kUnsupported) for weights that
+  /// are complex or not dense.
   std::vector<Parameter> new_parameters(const std::vector<torch::Tensor>& params);
 
   std::vector<torch::Tensor> tensors_;  // the parameters, as in fused().parameters()
 
  private:
-  // How a weight was when it was last shown to the core.
-  struct Shown {
+  // A weight when the core's view of it was made.
+  struct BoundWeight {
     Place place;
     std::vector<int64_t> sizes;
     std::vector<int64_t> strides;
-    c10::Storage held;    // as long as it is held, no other weight can come to its address unseen
-    int64_t version = 0;  // when its master was last right
+    c10::Storage storage;  // kept alive, so that no other weight can be allocated at its address
+    int64_t version = 0;   // torch's version counter when the master was last up to date
   };
 
-  void check_same(const torch::optim::Optimizer& optimizer) const;
+  void check_same_parameters() const;
   bool weights_moved();
-  void reorder();
-  void masters_are_right();
+  void reorder_state();
+  void mark_masters_current();
 
-  std::vector<Shown> shown_;  // of tensors_
+  std::vector<BoundWeight> bound_;  // of tensors_
+};
+
+/// A FusedBody after bind() and refresh(), with the core on LibTorch's current stream.
+class BoundBody {
+ public:
+  BoundBody(FusedBody& body, torch::optim::Optimizer& optimizer, bool with_gradients)
+      : body_(body) {
+    body_.bind(optimizer, {});
+    body_.refresh(with_gradients);
+  }
+  FusedBody* operator->() { return &body_; }
+
+ private:
+  TorchStream stream_;
+  FusedBody& body_;
 };
 
 }  // namespace headroom::libtorch::internal

@@ -1,4 +1,5 @@
-// torch.amp.GradScaler's interface over the core's GradScaler: converts tensors, options and state.
+// torch.amp.GradScaler's interface on top of headroom::GradScaler. Converts tensors, options and
+// state; all rules are the core's. Work on CUDA tensors is enqueued on LibTorch's current stream.
 #include <headroom/error.h>
 #include <headroom/libtorch/grad_scaler.h>
 #include <headroom/libtorch/optim.h>
@@ -19,15 +20,16 @@ using headroom::internal::ScaleRecord;
 
 namespace internal {
 
-/// The bindings of all optimizers that a scaler has seen.
+/// The bindings of all optimizers that a scaler has used.
 class Bindings {
  public:
   Names names;
-  torch::Tensor one;  // what a scaler on a CUDA device multiplies there
+  torch::Tensor one;  // a 1 on the CUDA device, which the core multiplies by the scale there
 
-  /// The binding of an optimizer, with its parameters as they are now. A parameter may be in one
-  /// optimizer only in each round. Optimizers of earlier rounds that had it may be long gone; they
-  /// are forgotten.
+  /// The binding of an optimizer, updated to its present parameters. Throws
+  /// Error(kInvalidArgument) if another optimizer of this round has one of them. Bindings of
+  /// earlier rounds that share a parameter are dropped, because their optimizer may not exist any
+  /// more.
   Binding& bind(torch::optim::Optimizer& optimizer, int64_t round) {
     Entry& entry = entries_[&optimizer];
     const std::shared_ptr<Binding> binding = entry.binding_of(optimizer);
@@ -40,8 +42,8 @@ class Bindings {
         binding->release();
         throw Error(
             ErrorCode::kInvalidArgument,
-            "A parameter of this optimizer belongs to another optimizer that was used since "
-            "the last update() too; give each parameter to one optimizer only.");
+            "A parameter of this optimizer also belongs to another optimizer that was used since "
+            "the last update(); give each parameter to one optimizer only.");
       }
       if (shared) theirs->forget_gradients();
       other = shared || theirs == nullptr ? entries_.erase(other) : std::next(other);
@@ -52,9 +54,9 @@ class Bindings {
 
  private:
   struct Entry {
-    std::shared_ptr<PlainBinding> plain;  // of a torch optimizer, whose death goes unnoticed
-    std::weak_ptr<FusedBody> fused;
-    int64_t round = -1;  // in which it was last used
+    std::shared_ptr<PlainBinding> plain;  // of a torch optimizer, which cannot report its end
+    std::weak_ptr<FusedBody> fused;       // owned by our optimizer
+    int64_t round = -1;                   // of the last use
 
     std::shared_ptr<Binding> alive() const {
       if (plain != nullptr) return plain;
@@ -70,12 +72,13 @@ class Bindings {
       return plain;
     }
   };
+  // By address. An address may be reused by another optimizer: bind() then replaces the parameters.
   std::map<const torch::optim::Optimizer*, Entry> entries_;
 };
 
 namespace {
 
-/// Binds for one call of the core, and releases at its end.
+/// Binds an optimizer for one call of the core, on LibTorch's current stream.
 class Bound {
  public:
   Bound(torch::optim::Optimizer& optimizer, Bindings& bindings, const headroom::GradScaler& scaler)
@@ -92,6 +95,27 @@ class Bound {
   Binding& binding_;
 };
 
+/// The core with its work on LibTorch's current stream, for one expression.
+class OnTorchStream {
+ public:
+  explicit OnTorchStream(headroom::GradScaler& core) : core_(core) {}
+  headroom::GradScaler* operator->() { return &core_; }
+
+ private:
+  TorchStream stream_;
+  headroom::GradScaler& core_;
+};
+
+// Runs the optimizer without the core.
+StepReport run(torch::optim::Optimizer& optimizer,
+               const torch::optim::Optimizer::LossClosure& closure) {
+  optimizer.step(closure);
+  StepReport report;
+  report.applied = true;
+  return report;
+}
+
+// Whether any parameter has a gradient, without binding the optimizer.
 bool has_gradient(const torch::optim::Optimizer& optimizer) {
   for (const auto& group : optimizer.param_groups()) {
     for (const torch::Tensor& parameter : group.params()) {
@@ -105,9 +129,11 @@ bool has_gradient(const torch::optim::Optimizer& optimizer) {
 }  // namespace internal
 
 using internal::Bound;
+using internal::OnTorchStream;
 
 namespace {
 
+// The constructor of a scaler on a CUDA device enqueues the initial state.
 std::unique_ptr<headroom::GradScaler> make_core(const ScalePolicy& policy, ScalerOptions options) {
   const internal::TorchStream stream;
   return std::make_unique<headroom::GradScaler>(policy, std::move(options));
@@ -115,26 +141,6 @@ std::unique_ptr<headroom::GradScaler> make_core(const ScalePolicy& policy, Scale
 
 }  // namespace
 
-GradScalerOptions& GradScalerOptions::init_scale(double scale) {
-  policy_.set("init_scale", scale);
-  return *this;
-}
-GradScalerOptions& GradScalerOptions::growth_factor(double factor) {
-  policy_.set("growth_factor", factor);
-  return *this;
-}
-GradScalerOptions& GradScalerOptions::backoff_factor(double factor) {
-  policy_.set("backoff_factor", factor);
-  return *this;
-}
-GradScalerOptions& GradScalerOptions::growth_interval(int64_t steps) {
-  policy_.set("growth_interval", static_cast<double>(steps));
-  return *this;
-}
-GradScalerOptions& GradScalerOptions::enabled(bool enabled) {
-  scaler_.enabled = enabled;
-  return *this;
-}
 GradScalerOptions& GradScalerOptions::device(const torch::Device& device) {
   scaler_.device = internal::core_device(device, internal::current_cuda_device());
   return *this;
@@ -151,7 +157,7 @@ GradScalerOptions& GradScalerOptions::on_alarm(std::function<void(const AlarmRep
 
 GradScaler::GradScaler(GradScalerOptions options)
     : on_device_(options.scaler_.device.type == DeviceType::kCUDA),
-      alone_(options.scaler_.ranks == nullptr),
+      single_rank_(options.scaler_.ranks == nullptr),
       core_(make_core(options.policy_, std::move(options.scaler_))),
       bindings_(std::make_unique<internal::Bindings>()) {}
 GradScaler::~GradScaler() = default;
@@ -162,15 +168,16 @@ torch::Tensor GradScaler::scale(const torch::Tensor& loss) {
   if (!is_enabled()) return loss;
   if (!loss.defined() || !loss.is_floating_point()) {
     throw Error(ErrorCode::kInvalidArgument,
-                "scale() got a tensor that is undefined or not of a floating-point type; pass the "
+                "The argument of scale() is undefined or not of a floating-point type; pass the "
                 "loss.");
   }
+  // FP16 cannot hold loss x scale.
   const torch::Tensor wide = loss.element_size() < 4 ? loss.to(torch::kFloat) : loss;
   const torch::Tensor scaled = on_device_
                                    ? wide * scale_on_device(loss)
                                    : wide * static_cast<double>(ScalerAccess::begin_loss(*core_));
   if (scaled.requires_grad()) {
-    // Gradients exist once backward has run.
+    // The hook runs in backward, which may be long after this call or never.
     scaled.register_hook([core = core_, round = ScalerAccess::round(*core_)](const torch::Tensor&) {
       ScalerAccess::gradients_added(*core, round);
     });
@@ -178,7 +185,7 @@ torch::Tensor GradScaler::scale(const torch::Tensor& loss) {
   return scaled;
 }
 
-// The present scale as a tensor of its own, which later updates leave alone.
+// A copy of the device's scale, which later updates do not change.
 torch::Tensor GradScaler::scale_on_device(const torch::Tensor& loss) {
   const internal::TorchStream stream;
   if (!bindings_->one.defined()) {
@@ -202,15 +209,14 @@ GradStats GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   return core_->unscale_(bound.core());
 }
 
+// Torch's optimizers need the verdict on the host, so their step waits; fused ones do not.
 StepReport GradScaler::step(torch::optim::Optimizer& optimizer, const StepOptions& options) {
-  if (!is_enabled() && alone_ && !internal::has_gradient(optimizer)) {
-    optimizer.step();  // as in PyTorch, whatever that does
-    StepReport report;
-    report.applied = true;
-    return report;
+  if (!is_enabled() && single_rank_ && !internal::has_gradient(optimizer)) {
+    return internal::run(optimizer, nullptr);  // PyTorch does this, and the core would refuse it
   }
   Bound bound(optimizer, *bindings_, *core_);
   const StepReport report = core_->step(bound.core(), options);
+  // A pending step may turn out to be skipped; an unneeded version increment does no harm.
   if (report.applied || report.pending) bound->weights_written();
   return report;
 }
@@ -220,15 +226,11 @@ StepReport GradScaler::step(torch::optim::Optimizer& optimizer,
                             const StepOptions& options) {
   if (closure == nullptr) return step(optimizer, options);
   if (dynamic_cast<torch::optim::LBFGS*>(&optimizer) != nullptr) {
-    if (!is_enabled()) {
-      optimizer.step(closure);
-      StepReport report;
-      report.applied = true;
-      return report;
-    }
-    throw Error(ErrorCode::kUnsupported,
-                "LBFGS calls its closure many times in one step and moves the weights in between; "
-                "that cannot be skipped as a whole. Use it without a scaler, in FP32 or BF16.");
+    if (!is_enabled()) return internal::run(optimizer, closure);
+    internal::unsupported(
+        "LBFGS calls its closure several times in one step and changes the weights in "
+        "between, so the step cannot be skipped as a whole. Use it without a scaler, in "
+        "FP32 or BF16.");
   }
   {
     const torch::AutoGradMode with_grad(true);
@@ -237,14 +239,12 @@ StepReport GradScaler::step(torch::optim::Optimizer& optimizer,
   return step(optimizer, options);
 }
 
-void GradScaler::update() {
-  const internal::TorchStream stream;
-  core_->update();
-}
+void GradScaler::update() { OnTorchStream(*core_)->update(); }
 
+// Disabled scalers have an empty state dict, as in PyTorch.
 StateDict GradScaler::state_dict() const {
   if (!is_enabled()) return {};
-  save();  // throws between step() and update()
+  save();  // only for its check: throws between step() and update()
   return internal::to_state_dict(state().record());
 }
 
@@ -263,44 +263,37 @@ void GradScaler::update(double new_scale) {
                                                  headroom::internal::allowed_scales(policy()) +
                                                  ", in FP32.");
   }
+  // Unlike headroom::GradScaler::set_scale(), PyTorch keeps the growth count.
   ScaleRecord record = state().record();
   record.numbers.scale = record.numbers.dynamic.pending = scale;
   record.numbers.headroom = {};
   set_record(record, "update(new_scale)");
 }
 
+// Replaces policy and numbers; throws in the name of `call` if losses or gradients wait for a step.
 void GradScaler::set_record(const ScaleRecord& record, const char* call) {
   const internal::TorchStream stream;
   ScalerAccess::set_record(*core_, record, call);
 }
 
+// item() waits for a tensor on a CUDA device.
 void GradScaler::update(const torch::Tensor& new_scale) {
   if (!is_enabled()) return;
   if (!new_scale.defined() || new_scale.numel() != 1 || new_scale.requires_grad()) {
     throw Error(ErrorCode::kInvalidArgument,
-                "update(new_scale) takes a tensor with one element that needs no gradient.");
+                "update(new_scale) needs a tensor with one element that does not require grad.");
   }
   update(new_scale.item<double>());
 }
 
 void GradScaler::discard() { core_->discard(); }
 
-StepReport GradScaler::report() const {
-  const internal::TorchStream stream;
-  return core_->report();
-}
+StepReport GradScaler::report() const { return OnTorchStream(*core_)->report(); }
 std::optional<StepReport> GradScaler::try_report() const {
-  const internal::TorchStream stream;
-  return core_->try_report();
+  return OnTorchStream(*core_)->try_report();
 }
-bool GradScaler::retry() const {
-  const internal::TorchStream stream;
-  return core_->retry();
-}
-double GradScaler::get_scale() const {
-  const internal::TorchStream stream;
-  return core_->get_scale();
-}
+bool GradScaler::retry() const { return OnTorchStream(*core_)->retry(); }
+double GradScaler::get_scale() const { return OnTorchStream(*core_)->get_scale(); }
 double GradScaler::get_growth_factor() const { return policy().get("growth_factor"); }
 double GradScaler::get_backoff_factor() const { return policy().get("backoff_factor"); }
 int64_t GradScaler::get_growth_interval() const {
@@ -308,31 +301,21 @@ int64_t GradScaler::get_growth_interval() const {
 }
 bool GradScaler::is_enabled() const { return core_->enabled(); }
 
-void GradScaler::change(const char* setting, double value) {
+void GradScaler::set(const char* setting, double value) {
   ScalePolicy policy = core_->policy();
   policy.set(setting, value);
-  const internal::TorchStream stream;
-  core_->set_policy(policy);
+  OnTorchStream(*core_)->set_policy(policy);
 }
-void GradScaler::set_growth_factor(double factor) { change("growth_factor", factor); }
-void GradScaler::set_backoff_factor(double factor) { change("backoff_factor", factor); }
+void GradScaler::set_growth_factor(double factor) { set("growth_factor", factor); }
+void GradScaler::set_backoff_factor(double factor) { set("backoff_factor", factor); }
 void GradScaler::set_growth_interval(int64_t steps) {
-  change("growth_interval", static_cast<double>(steps));
+  set("growth_interval", static_cast<double>(steps));
 }
 
-std::string GradScaler::save() const {
-  const internal::TorchStream stream;
-  return core_->save();
-}
-void GradScaler::load(const std::string& json) {
-  const internal::TorchStream stream;
-  core_->load(json);
-}
+std::string GradScaler::save() const { return OnTorchStream(*core_)->save(); }
+void GradScaler::load(const std::string& json) { OnTorchStream(*core_)->load(json); }
 const ScalePolicy& GradScaler::policy() const { return core_->policy(); }
-ScaleState GradScaler::state() const {
-  const internal::TorchStream stream;
-  return core_->state();
-}
+ScaleState GradScaler::state() const { return OnTorchStream(*core_)->state(); }
 
 void GradScaler::name_parameters(const torch::nn::Module& module) { bindings_->names.add(module); }
 

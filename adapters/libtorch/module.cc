@@ -1,9 +1,11 @@
+// ModuleGradients: the gradients of a torch module as views for the core.
 #include <headroom/libtorch/module.h>
 
 #include "tensors.h"
 
 namespace headroom::libtorch {
 
+// `stream` is in effect as long as the object lives, as its header promises.
 struct ModuleGradients::Impl {
   internal::TorchStream stream;
   internal::Gradients gradients;
@@ -14,7 +16,7 @@ ModuleGradients::ModuleGradients(const torch::nn::Module& module)
     : impl_(std::make_unique<Impl>()) {
   for (const auto& item : module.named_parameters()) {
     const size_t index = impl_->parameters.size();
-    impl_->gradients.look(index, item.value(), internal::Gradients::Order::kAny, item.key());
+    impl_->gradients.update(index, item.value(), internal::Gradients::Order::kAny, item.key());
     impl_->parameters.push_back({item.key(), {}, impl_->gradients.view(index)});
   }
 }

@@ -1,3 +1,4 @@
+// cast(), linear(), matmul() and conv2d() in 16 bits with FP32 sums, and CastMeter.
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <headroom/error.h>
 #include <headroom/libtorch/autocast.h>
@@ -15,15 +16,14 @@ namespace {
 
 using torch::Tensor;
 
-// What the living CastMeter counts; backward may run in any thread.
+// Counters of the CastMeter. Atomic, because backward may run in any thread.
 std::atomic<bool> metering{false};
 std::atomic<int64_t> metered_values{0};
 std::atomic<int64_t> metered_zeroed{0};
 
-bool is_sixteen_bit(torch::ScalarType dtype) {
-  return dtype == torch::kHalf || dtype == torch::kBFloat16;
-}
+using internal::is_sixteen_bit;
 
+// Whether the core's conversion can be used: FP16, BF16 and FP32 on the CPU.
 bool core_converts(const Tensor& tensor, torch::ScalarType dtype) {
   const auto ours = [](torch::ScalarType type) {
     return is_sixteen_bit(type) || type == torch::kFloat;
@@ -32,6 +32,7 @@ bool core_converts(const Tensor& tensor, torch::ScalarType dtype) {
          ours(dtype);
 }
 
+// Keeps the strides of dense tensors; others become contiguous.
 Tensor converted(const Tensor& tensor, torch::ScalarType dtype) {
   const Tensor from = internal::is_dense(tensor) ? tensor : tensor.contiguous();
   const Tensor to = torch::empty_like(from, from.options().dtype(dtype));
@@ -39,6 +40,7 @@ Tensor converted(const Tensor& tensor, torch::ScalarType dtype) {
   return to;
 }
 
+// Adds to the CastMeter's counters.
 void count_loss(const Tensor& before, const Tensor& after) {
   const auto zeros = [](const Tensor& tensor) {
     if (tensor.numel() == 0) return int64_t{0};
@@ -52,6 +54,7 @@ void count_loss(const Tensor& before, const Tensor& after) {
   metered_zeroed += zeros(after) - zeros_before;
 }
 
+// The conversion as an autograd function: backward casts the gradient to the input's type.
 struct Cast : torch::autograd::Function<Cast> {
   static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& tensor,
                         int64_t dtype) {
@@ -68,42 +71,40 @@ struct Cast : torch::autograd::Function<Cast> {
   }
 };
 
-// What is casted: not FP64, integers and complex numbers.
+// Autocast leaves FP64, integers and complex numbers alone.
 bool is_castable(const Tensor& tensor) {
   return !tensor.defined() ||
          (tensor.is_floating_point() && tensor.scalar_type() != torch::kDouble);
 }
 
-// The type a product of `input` and others runs in now.
-torch::ScalarType compute_type(const Tensor& input, const Tensor& other, const Tensor& bias = {}) {
+// The type in which a product with these operands runs: the autocast type, or that of `input`.
+torch::ScalarType compute_type(const Tensor& input, const Tensor& other, const Tensor& bias) {
   const torch::ScalarType active = Autocast::active(input.device());
   const bool castable = is_castable(input) && is_castable(other) && is_castable(bias);
-  if (!castable) return torch::kDouble;  // left to torch
+  if (!castable) return torch::kDouble;  // not a 16-bit type: torch computes it
   return is_sixteen_bit(active) ? active : input.scalar_type();
 }
 
-bool emulates(const Tensor& input, torch::ScalarType type) {
-  return !kNativeHalfOnCpu && input.is_cpu() && is_sixteen_bit(type);
+// op(input, other, bias) in the type that autocast asks for. Where this LibTorch has no 16-bit op,
+// or `emulate_half` says that its FP16 op on the CPU is not good enough, the operands are rounded
+// to that type, widened and multiplied in FP32 with autocast off, and the result is rounded.
+template <typename Op>
+Tensor product(const Tensor& input, const Tensor& other, const Tensor& bias, bool emulate_half,
+               const Op& op) {
+  const torch::ScalarType type = compute_type(input, other, bias);
+  const bool emulate =
+      (!kNativeHalfOnCpu && is_sixteen_bit(type)) || (emulate_half && type == torch::kHalf);
+  if (!input.is_cpu() || !emulate) return op(input, other, bias);
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::DispatchKey::AutocastCPU);
+  const auto rounded = [type](const Tensor& tensor) {
+    return tensor.defined() ? cast(cast(tensor, type), torch::kFloat) : tensor;
+  };
+  return cast(op(rounded(input), rounded(other), rounded(bias)), type);
 }
-
-// FP32 tensors inside which every operand has been rounded to `type`, and the result will be.
-class Emulation {
- public:
-  explicit Emulation(torch::ScalarType type)
-      : type_(type), no_autocast_(c10::DispatchKey::AutocastCPU) {}
-
-  Tensor in(const Tensor& tensor) const {
-    return tensor.defined() ? cast(cast(tensor, type_), torch::kFloat) : tensor;
-  }
-  Tensor out(const Tensor& tensor) const { return cast(tensor, type_); }
-
- private:
-  torch::ScalarType type_;
-  c10::impl::ExcludeDispatchKeyGuard no_autocast_;
-};
 
 }  // namespace
 
+// Torch converts what the core does not: CUDA, FP64, sparse and integer tensors.
 Tensor cast(const Tensor& tensor, torch::ScalarType dtype) {
   if (tensor.scalar_type() == dtype) return tensor;
   if (!core_converts(tensor, dtype)) return tensor.to(dtype);
@@ -111,36 +112,30 @@ Tensor cast(const Tensor& tensor, torch::ScalarType dtype) {
 }
 
 Tensor linear(const Tensor& input, const Tensor& weight, const Tensor& bias) {
-  const torch::ScalarType type = compute_type(input, weight, bias);
-  if (!emulates(input, type)) return torch::linear(input, weight, bias);
-  const Emulation wide(type);
-  return wide.out(torch::linear(wide.in(input), wide.in(weight), wide.in(bias)));
+  return product(input, weight, bias, false, [](const Tensor& x, const Tensor& w, const Tensor& b) {
+    return torch::linear(x, w, b);
+  });
 }
 
 Tensor matmul(const Tensor& a, const Tensor& b) {
-  const torch::ScalarType type = compute_type(a, b);
-  if (!emulates(a, type)) return torch::matmul(a, b);
-  const Emulation wide(type);
-  return wide.out(torch::matmul(wide.in(a), wide.in(b)));
+  return product(a, b, {}, false, [](const Tensor& x, const Tensor& y, const Tensor&) {
+    return torch::matmul(x, y);
+  });
 }
 
+// LibTorch 2.3 and later convolve FP16 on the CPU, but accumulate in FP16.
 Tensor conv2d(const Tensor& input, const Tensor& weight, const Tensor& bias,
               torch::IntArrayRef stride, torch::IntArrayRef padding, torch::IntArrayRef dilation,
               int64_t groups) {
-  const torch::ScalarType type = compute_type(input, weight, bias);
-  // LibTorch's FP16 convolutions on the CPU, where it has them, add up in FP16.
-  const bool poor_sums = input.is_cpu() && type == torch::kHalf;
-  if (!emulates(input, type) && !poor_sums) {
-    return torch::conv2d(input, weight, bias, stride, padding, dilation, groups);
-  }
-  const Emulation wide(type);
-  return wide.out(torch::conv2d(wide.in(input), wide.in(weight), wide.in(bias), stride, padding,
-                                dilation, groups));
+  return product(input, weight, bias, true, [&](const Tensor& x, const Tensor& w, const Tensor& b) {
+    return torch::conv2d(x, w, b, stride, padding, dilation, groups);
+  });
 }
 
 CastMeter::CastMeter() {
   if (metering.exchange(true)) {
-    throw Error(ErrorCode::kWrongOrder, "A CastMeter lives already; one may live at a time.");
+    throw Error(ErrorCode::kWrongOrder,
+                "There is already a CastMeter; only one may exist at a time.");
   }
   metered_values = 0;
   metered_zeroed = 0;

@@ -1,4 +1,5 @@
-// FusedSGD, FusedAdam and FusedAdamW: torch's options and files for the core's three rules.
+// FusedSGD, FusedAdam and FusedAdamW: converts torch's options and checkpoint files for the core's
+// three optimizers.
 #include <headroom/error.h>
 #include <headroom/libtorch/optim.h>
 #include <torch/torch.h>
@@ -15,6 +16,8 @@ namespace {
 
 using torch::Tensor;
 
+// A rule: the core's optimizer, torch's types for the same one, and conversions between them.
+// `tensors` and `fill` convert torch's per-parameter state; `steps` is its step count.
 struct SgdRule {
   using Core = headroom::SGD;
   using CoreOptions = headroom::SGDOptions;
@@ -31,6 +34,7 @@ struct SgdRule {
     return core;
   }
   static std::vector<Tensor> tensors(const State& state) { return {state.momentum_buffer()}; }
+  // Torch does not count SGD's steps; for the core only 0 differs from the rest.
   static int64_t steps(const State& state) { return state.momentum_buffer().defined() ? 1 : 0; }
   static void fill(State* state, int64_t, const std::vector<Tensor>& tensors) {
     if (!tensors.empty()) state->momentum_buffer(tensors[0]);
@@ -46,8 +50,7 @@ struct AdamRule {
 
   static CoreOptions core_options(const Options& options) {
     if (options.amsgrad()) {
-      throw Error(ErrorCode::kUnsupported,
-                  "amsgrad is not part of the fused Adam and AdamW; use torch's for it.");
+      unsupported("The fused Adam and AdamW have no amsgrad; use torch's optimizers for it.");
     }
     CoreOptions core;
     core.lr = options.lr();
@@ -60,6 +63,7 @@ struct AdamRule {
   static std::vector<Tensor> tensors(const State& state) {
     return {state.exp_avg(), state.exp_avg_sq()};
   }
+  // Torch does not count SGD's steps; for the core only 0 differs from the rest.
   static int64_t steps(const State& state) { return state.step(); }
   static void fill(State* state, int64_t steps, const std::vector<Tensor>& tensors) {
     state->step(steps);
@@ -73,7 +77,7 @@ using AdamOnly = AdamRule<headroom::Adam, headroom::AdamOptions, torch::optim::A
 using AdamWOnly = AdamRule<headroom::AdamW, headroom::AdamWOptions, torch::optim::AdamWOptions,
                            torch::optim::AdamWParamState>;
 
-// A torch optimizer that does nothing: what torch's own functions save from and load into.
+// A torch optimizer without a step. Torch's serialization functions save from it and load into it.
 class Snapshot : public torch::optim::Optimizer {
  public:
   Snapshot(const std::vector<torch::optim::OptimizerParamGroup>& groups,
@@ -81,6 +85,7 @@ class Snapshot : public torch::optim::Optimizer {
       : Optimizer(groups, std::move(defaults)) {}
   Tensor step(LossClosure) override { return {}; }
 
+  // The state of a parameter. LibTorch before 2.0 uses its address as text for a key.
   auto& of(const Tensor& parameter) {
 #if TORCH_VERSION_MAJOR >= 2
     return state_[parameter.unsafeGetTensorImpl()];
@@ -90,7 +95,7 @@ class Snapshot : public torch::optim::Optimizer {
   }
 };
 
-constexpr const char* kBeside = "headroom";  // the part of the archive that torch does not read
+constexpr const char* kOurPart = "headroom";  // the part of the archive that torch ignores
 
 template <typename Rule>
 class FusedOf : public FusedBody {
@@ -107,7 +112,7 @@ class FusedOf : public FusedBody {
   void load(torch::optim::Optimizer& optimizer, torch::serialize::InputArchive& archive) override;
 
  protected:
-  // Group g of torch is group g + 1 of the core, whose first one is empty.
+  // Group g of torch is group g + 1 of the core: the core is created with an empty group 0.
   void sync_groups(torch::optim::Optimizer& optimizer) override {
     for (size_t g = 0; g < optimizer.param_groups().size(); ++g) {
       const auto& group = optimizer.param_groups()[g];
@@ -123,7 +128,8 @@ class FusedOf : public FusedBody {
   }
 
  private:
-  // The core's optimizer, which looks at torch's tensors whenever the scaler is about to use it.
+  // The core's optimizer. It updates its views of torch's tensors whenever the scaler is about to
+  // use it.
   class Core : public Rule::Core {
    public:
     Core(FusedBody* body, const Precision& precision)
@@ -147,12 +153,12 @@ template <typename Rule>
 void FusedOf<Rule>::save(const torch::optim::Optimizer& optimizer,
                          torch::serialize::OutputArchive& archive) {
   const FusedState state = this->state();
-  torch::serialize::OutputArchive beside(archive.compilation_unit());
-  beside.write("steps", torch::tensor(state.steps));
+  torch::serialize::OutputArchive ours(archive.compilation_unit());
+  ours.write("steps", torch::tensor(state.steps));
   std::vector<std::vector<Tensor>> buffers(tensors_.size());
   for (const StateTensor& item : state.tensors) {
     if (item.name == kMaster) {
-      beside.write(master_key(item.parameter), item.tensor.clone());
+      ours.write(master_key(item.parameter), item.tensor.clone());
     } else {
       buffers[item.parameter].push_back(item.tensor.clone());
     }
@@ -165,20 +171,22 @@ void FusedOf<Rule>::save(const torch::optim::Optimizer& optimizer,
     snapshot.of(tensors_[i]) = std::move(saved);
   }
   torch::optim::serialize<State, Options>(archive, snapshot);
-  archive.write(kBeside, beside);
+  archive.write(kOurPart, ours);
 }
 
+// If this throws, weights, state and torch's options are unchanged. The core may then have the new
+// options, until the next bind() sets torch's again.
 template <typename Rule>
 void FusedOf<Rule>::load(torch::optim::Optimizer& optimizer,
                          torch::serialize::InputArchive& archive) {
   Snapshot snapshot(optimizer.param_groups(), optimizer.defaults().clone());
   torch::optim::serialize<State, Options>(archive, snapshot);
-  torch::serialize::InputArchive beside;
-  const bool ours = archive.try_read(kBeside, beside);  // else torch's optimizer wrote it
+  torch::serialize::InputArchive ours;
+  const bool has_ours = archive.try_read(kOurPart, ours);  // else torch's optimizer wrote it
 
   FusedState state = this->state();
   Tensor steps;
-  if (ours) beside.read("steps", steps);
+  if (has_ours) ours.read("steps", steps);
   const bool counted = steps.defined() && steps.numel() == static_cast<int64_t>(tensors_.size());
   std::vector<std::vector<Tensor>> buffers(tensors_.size());
   for (size_t i = 0; i < tensors_.size(); ++i) {
@@ -187,29 +195,31 @@ void FusedOf<Rule>::load(torch::optim::Optimizer& optimizer,
     state.steps[i] = saved == nullptr ? 0 : Rule::steps(*saved);
     if (counted) state.steps[i] = steps[static_cast<int64_t>(i)].template item<int64_t>();
   }
-  std::vector<size_t> taken(tensors_.size(), 0);
+  // The state's tensors are in the core's order, and Rule::tensors() lists moments in that order.
+  std::vector<size_t> next_buffer(tensors_.size(), 0);
   for (StateTensor& item : state.tensors) {
     const Tensor& parameter = tensors_[item.parameter];
     Tensor value;
     if (item.name == kMaster) {
-      if (ours) beside.try_read(master_key(item.parameter), value);
-      if (!value.defined()) value = parameter.detach();
+      if (has_ours) ours.try_read(master_key(item.parameter), value);
+      if (!value.defined()) value = parameter.detach();  // torch's file has no masters
     } else if (!buffers[item.parameter].empty()) {
-      value = buffers[item.parameter].at(taken[item.parameter]++);
+      value = buffers[item.parameter].at(next_buffer[item.parameter]++);
     }
     item.tensor = value.defined() ? value : torch::zeros_like(item.tensor);
   }
-  // LibTorch before 2.0 reads the options of groups and drops them.
+  // LibTorch before 2.0 ignores the options of groups when it loads, so they are read here.
   torch::serialize::InputArchive groups;
   archive.read("param_groups", groups);
   std::vector<std::pair<std::vector<std::string>, std::unique_ptr<torch::optim::OptimizerOptions>>>
       options;
   torch::optim::detail::serialize<Options>(groups, options);
 
-  for (size_t g = 0; g < options.size(); ++g) {  // throws if momentum comes or goes
+  for (size_t g = 0; g < options.size(); ++g) {  // throws if momentum changes from or to 0
     core_.set_options(Rule::core_options(static_cast<const Options&>(*options[g].second)), g + 1);
   }
-  // The weights are the model's: masters that do not round to them follow, when next looked at.
+  // load_state() writes masters to the weights. Restore the weights, which belong to the model's
+  // own file; masters that do not round to them are updated by the next refresh().
   std::vector<std::pair<Tensor, Tensor>> weights;
   for (const Tensor& parameter : tensors_) {
     if (parameter.scalar_type() == torch::kFloat) continue;

@@ -1,3 +1,4 @@
+// ProcessGroupRanks: reductions through a c10d process group.
 #include <headroom/error.h>
 #include <headroom/libtorch/ranks.h>
 #include <torch/torch.h>
@@ -16,11 +17,12 @@ ProcessGroupRanks::ProcessGroupRanks(Group group, std::chrono::milliseconds time
   }
 }
 
+// Gathers all messages on `device_` and combines them on the host; waits at most the time limit.
 void ProcessGroupRanks::reduce(double* sums, size_t sum_count, double* maxima,
                                size_t maximum_count) {
   if (lost_) throw_lost_before();
-  lost_ = true;  // unless all goes well
-  // Tensors of their own: work that never ends may write to them at any time.
+  lost_ = true;  // cleared on success
+  // New tensors in every call: a collective that timed out may still write to its own later.
   const torch::Tensor mine =
       torch::empty({static_cast<int64_t>(sum_count + maximum_count)}, torch::kDouble);
   std::copy_n(sums, sum_count, mine.data_ptr<double>());
@@ -31,12 +33,13 @@ void ProcessGroupRanks::reduce(double* sums, size_t sum_count, double* maxima,
   try {
     group_.all_gather(to, from)->wait(time_limit_);
   } catch (const std::exception& error) {
-    std::string why = error.what();
+    std::string why = error.what();  // keep the first line, without the stack trace of c10d
     why = why.substr(0, why.find('\n'));
     if (!why.empty() && why.back() == '.') why.pop_back();
     throw_did_not_come("(" + why + ")");
   }
   lost_ = false;
+  // Every rank adds in the order of ranks, so that all get the same bits.
   for (int i = 0; i < group_.size; ++i) {
     const torch::Tensor theirs = to[0][static_cast<size_t>(i)].cpu();
     const double* const numbers = theirs.data_ptr<double>();
@@ -48,6 +51,9 @@ void ProcessGroupRanks::reduce(double* sums, size_t sum_count, double* maxima,
   }
 }
 
+// Tensors over the scaler's device memory; the group's all-reduces run on torch's current stream,
+// which is the one that the scaler uses. Capture in a CUDA graph is possible if the group allows
+// it.
 void ProcessGroupRanks::enqueue(double* sums, size_t sum_count, double* maxima,
                                 size_t maximum_count, void* stream) {
   if (!enqueues()) return Ranks::enqueue(sums, sum_count, maxima, maximum_count, stream);
@@ -60,7 +66,7 @@ void ProcessGroupRanks::enqueue(double* sums, size_t sum_count, double* maxima,
     c10d::AllreduceOptions options;
     options.reduceOp = op;
     options.timeout = time_limit_;
-    group_.all_reduce(tensors, options)->wait();  // lets the current stream wait, not the host
+    group_.all_reduce(tensors, options)->wait();  // makes the current stream wait, not the host
   };
   all_reduce(at(sums, sum_count), c10d::ReduceOp::SUM);
   all_reduce(at(maxima, maximum_count), c10d::ReduceOp::MAX);

@@ -1,5 +1,5 @@
-// A scaler's state in the form of torch.amp.GradScaler.state_dict(). Without torch, so that it can
-// be fuzzed.
+// The state of torch.amp.GradScaler.state_dict(). Does not use torch, so that the fuzzer can link
+// it.
 #include "state_dict.h"
 
 #include <headroom/error.h>
@@ -20,6 +20,7 @@ constexpr const char* kGrowthTracker = "_growth_tracker";
 
 [[noreturn]] void bad(const std::string& sentence) { throw Error(ErrorCode::kBadState, sentence); }
 
+// Both throw Error(kBadState) if the key is missing; integer_at() also if the value is no int32_t.
 double number_at(const StateDict& state, const char* key) {
   const auto found = state.find(key);
   if (found == state.end()) bad(std::string("The scaler's state dict has no \"") + key + "\".");
@@ -31,13 +32,14 @@ int32_t integer_at(const StateDict& state, const char* key) {
   const bool fits = value >= 0.0 && value <= std::numeric_limits<int32_t>::max();
   if (!fits || value != std::floor(value)) {
     bad(std::string("\"") + key + "\" in the scaler's state dict is " + std::to_string(value) +
-        "; it has to be a whole number from 0 to 2147483647.");
+        "; it must be an integer from 0 to 2147483647.");
   }
   return static_cast<int32_t>(value);
 }
 
 }  // namespace
 
+// Integers are written without a decimal point, as Python expects them.
 std::string to_json(const StateDict& state) {
   nlohmann::ordered_json object = nlohmann::ordered_json::object();
   for (const char* key : {kScale, kGrowthFactor, kBackoffFactor}) {
@@ -69,9 +71,11 @@ StateDict internal::to_state_dict(const ScaleRecord& scaler) {
           {kGrowthTracker, std::max(scaler.numbers.dynamic.growth_tracker, 0)}};
 }
 
+// PyTorch's state dict always means a dynamic rule; settings that it does not have (bounds,
+// hysteresis) stay those of the scaler. The range of the scale is checked by set_record().
 internal::ScaleRecord internal::with_state_dict(const ScaleRecord& scaler, const StateDict& saved) {
   if (saved.empty()) {
-    bad("The scaler's state dict is empty; it may come from a scaler that was disabled.");
+    bad("The scaler's state dict is empty; the scaler that saved it may have been disabled.");
   }
   DynamicScale rule = scaler.policy.dynamic();
   rule.growth_factor = number_at(saved, kGrowthFactor);
@@ -85,7 +89,7 @@ internal::ScaleRecord internal::with_state_dict(const ScaleRecord& scaler, const
   ScaleRecord next{rule, scaler.numbers};
   next.numbers.scale = static_cast<float>(number_at(saved, kScale));
   next.numbers.dynamic.pending = next.numbers.scale;
-  // torch leaves the count where it is when the interval is made shorter.
+  // When torch's interval is shortened, its count may exceed the new one.
   next.numbers.dynamic.growth_tracker =
       std::min(integer_at(saved, kGrowthTracker), rule.growth_interval - 1);
   return next;

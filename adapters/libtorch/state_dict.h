@@ -1,4 +1,4 @@
-// What a state dict says about a policy and a state. Needs no torch.
+// Conversion between PyTorch's state dict and the core's policy and state. Does not use torch.
 #ifndef HEADROOM_ADAPTERS_LIBTORCH_STATE_DICT_H_
 #define HEADROOM_ADAPTERS_LIBTORCH_STATE_DICT_H_
 
@@ -10,7 +10,8 @@ namespace headroom::libtorch::internal {
 
 using headroom::internal::ScaleRecord;
 
-/// What a scaler with this policy and state becomes when it loads `saved`. Throws Error(kBadState).
+/// The record of `scaler` after loading `saved`. Throws Error(kBadState) if a number is missing or
+/// out of range.
 ScaleRecord with_state_dict(const ScaleRecord& scaler, const StateDict& saved);
 StateDict to_state_dict(const ScaleRecord& scaler);
 

@@ -4,6 +4,7 @@
 #include <ATen/MemoryOverlap.h>
 #include <headroom/error.h>
 
+#include <map>
 #include <sstream>
 #include <utility>
 
@@ -16,27 +17,19 @@ namespace headroom::libtorch {
 namespace internal {
 namespace {
 
-[[noreturn]] void unsupported(const std::string& sentence) {
-  throw Error(ErrorCode::kUnsupported, sentence);
-}
-
-bool is_sixteen_bit(const torch::Tensor& tensor) {
-  return tensor.scalar_type() == torch::kHalf || tensor.scalar_type() == torch::kBFloat16;
-}
-
-// Sums duplicates in FP32, so that only a sum that FP16 cannot hold becomes inf.
+// Sums duplicates in FP32: partial sums of FP16 could overflow although the total does not.
 torch::Tensor coalesced(const torch::Tensor& sparse) {
   if (sparse.is_coalesced()) return sparse;
-  if (!is_sixteen_bit(sparse)) return sparse.coalesce();
+  if (!is_sixteen_bit(sparse.scalar_type())) return sparse.coalesce();
   return sparse.to(torch::kFloat).coalesce().to(sparse.scalar_type()).coalesce();
 }
 
-// Complex numbers are pairs of real ones.
+// The core reads a complex number as two real ones.
 torch::Tensor as_real(const torch::Tensor& tensor) {
   return tensor.is_complex() ? torch::view_as_real(tensor) : tensor;
 }
 
-// Strides of dimensions of size 1 say nothing about memory.
+// Strides of dimensions of size 1 do not affect the order of elements.
 bool same_order(const torch::Tensor& a, const torch::Tensor& b) {
   if (a.sizes() != b.sizes()) return false;
   for (int64_t d = 0; d < a.dim(); ++d) {
@@ -45,19 +38,25 @@ bool same_order(const torch::Tensor& a, const torch::Tensor& b) {
   return true;
 }
 
-// Tensors that were resized in place, or whose storage was.
-void check_whole(const torch::Tensor& parameter, const torch::Tensor& grad,
-                 const std::string& name) {
+// Refuses gradients that were resized in place, or whose storage was.
+void check_gradient(const torch::Tensor& parameter, const torch::Tensor& grad,
+                    const std::string& name) {
   if (grad.sizes() != parameter.sizes()) {
-    std::ostringstream sentence;
-    sentence << name << " has size " << parameter.sizes() << " and a gradient of size "
-             << grad.sizes() << "; they have to be equal.";
-    throw Error(ErrorCode::kMismatch, sentence.str());
+    std::ostringstream message;
+    message << name << " has size " << parameter.sizes() << " and a gradient of size "
+            << grad.sizes() << "; they must be equal.";
+    throw Error(ErrorCode::kMismatch, message.str());
   }
   check_storage(grad, "gradient", name);
 }
 
 }  // namespace
+
+void unsupported(const std::string& message) { throw Error(ErrorCode::kUnsupported, message); }
+
+bool is_sixteen_bit(torch::ScalarType type) {
+  return type == torch::kHalf || type == torch::kBFloat16;
+}
 
 void check_storage(const torch::Tensor& tensor, const char* what, const std::string& name) {
   if (tensor.layout() != torch::kStrided || tensor.numel() == 0) return;
@@ -68,8 +67,8 @@ void check_storage(const torch::Tensor& tensor, const char* what, const std::str
   throw Error(ErrorCode::kInvalidArgument,
               std::string("The ") + what + " of " + name + " needs " + std::to_string(needed) +
                   " bytes and its storage has " + std::to_string(tensor.storage().nbytes()) +
-                  "; it was given back, cut, or loaded from a file of another type. Run backward "
-                  "or load again.");
+                  "; it was freed, shrunk, or loaded from a file of another type. Run backward or "
+                  "load again.");
 }
 
 int current_cuda_device() {
@@ -122,35 +121,36 @@ torch::Tensor Gradients::stage(const torch::Tensor& parameter, const torch::Tens
   return memory;
 }
 
-torch::Tensor Gradients::dense(const torch::Tensor& parameter, Order order,
-                               const std::string& name) {
+// A dense tensor with the values of a gradient that is sparse, or not dense in the wanted order.
+torch::Tensor Gradients::make_dense(const torch::Tensor& parameter, Order order,
+                                    const std::string& name) {
   const torch::Tensor grad = parameter.grad();
+  // The core reads the values of a coalesced gradient in place. The parameter gets it as its
+  // gradient, so that torch's optimizer sees the unscaled values.
   if (grad.layout() == torch::kSparse && order == Order::kAny) {
     const torch::Tensor sums = coalesced(grad);
     if (!sums.is_same(grad)) parameter.mutable_grad() = sums;
     const torch::Tensor values = sums._values();
     return is_dense(values) ? values : stage({}, values, values.contiguous());
   }
-  if (grad.layout() == torch::kSparse) {
+  if (grad.layout() == torch::kSparse) {  // a fused optimizer needs all elements
     const torch::Tensor full = coalesced(grad).to_dense();
     return stage(parameter, grad, torch::empty_like(parameter).copy_(full));
   }
   if (grad.layout() != torch::kStrided) {
-    unsupported(name + " has a gradient of a layout that is neither strided nor sparse COO; " +
-                "convert it first.");
+    unsupported("The gradient of " + name +
+                " is neither strided nor sparse COO; convert it first.");
   }
-  if (order == Order::kAny && is_dense(grad)) return grad;
   if (order == Order::kAny) {
     return stage(parameter, grad,
                  grad.resolve_conj().resolve_neg().clone(at::MemoryFormat::Contiguous));
   }
-  if (is_dense(grad) && same_order(grad, parameter)) return grad;
   return stage(parameter, grad,
                torch::empty_like(parameter, parameter.options().dtype(grad.dtype())).copy_(grad));
 }
 
-bool Gradients::look(size_t index, const torch::Tensor& parameter, Order order,
-                     const std::string& name) {
+bool Gradients::update(size_t index, const torch::Tensor& parameter, Order order,
+                       const std::string& name) {
   if (index >= places_.size()) {
     places_.resize(index + 1);
     views_.resize(index + 1);
@@ -163,20 +163,20 @@ bool Gradients::look(size_t index, const torch::Tensor& parameter, Order order,
     views_[index] = {};
     return had;
   }
-  const bool plain = is_dense(grad) && grad.sizes() == parameter.sizes() &&
+  const bool dense = is_dense(grad) && grad.sizes() == parameter.sizes() &&
                      (order == Order::kAny || same_order(grad, parameter));
-  if (plain && Place(grad) == place) {
+  if (dense && Place(grad) == place) {  // the common case, without any allocation
     held_.push_back(grad);
     return false;
   }
   const torch::NoGradGuard no_grad;
-  check_whole(parameter, grad, name);
-  held_.push_back(dense(parameter, order, name));
+  check_gradient(parameter, grad, name);
+  held_.push_back(dense ? grad : make_dense(parameter, order, name));
   views_[index] = view_of(held_.back(), "The gradient of " + name);
-  // An empty gradient is a gradient all the same.
+  // To the core null data means no gradient; an empty tensor is a gradient without elements.
   static char empty;
   if (views_[index].data == nullptr) views_[index].data = &empty;
-  place = plain ? Place(grad) : Place();
+  place = dense ? Place(grad) : Place();  // a staged gradient is copied in every step
   return true;
 }
 
@@ -184,6 +184,7 @@ void Gradients::write_back() {
   const torch::NoGradGuard no_grad;
   for (const torch::Tensor& grad : held_) grad.unsafeGetTensorImpl()->bump_version();
   for (Staged& staged : staged_) {
+    // Expanded tensors, whose elements share memory, and sparse ones are replaced by the copy.
     const bool in_place = staged.grad.layout() == torch::kStrided &&
                           at::has_internal_overlap(staged.grad) != at::MemOverlap::Yes;
     if (in_place) {
@@ -198,22 +199,14 @@ void Gradients::write_back() {
 
 TensorView view_of(const torch::Tensor& tensor, const std::string& name) {
   const torch::Tensor plain = internal::as_real(tensor);
-  DType dtype = DType::kF32;
-  switch (plain.scalar_type()) {
-    case torch::kHalf:
-      dtype = DType::kF16;
-      break;
-    case torch::kBFloat16:
-      dtype = DType::kBF16;
-      break;
-    case torch::kFloat:
-      break;
-    case torch::kDouble:
-      dtype = DType::kF64;
-      break;
-    default:
-      internal::unsupported(name + " has type " + torch::toString(tensor.scalar_type()) +
-                            "; use half, bfloat16, float, double or a complex type.");
+  static const std::map<torch::ScalarType, DType> types = {{torch::kHalf, DType::kF16},
+                                                           {torch::kBFloat16, DType::kBF16},
+                                                           {torch::kFloat, DType::kF32},
+                                                           {torch::kDouble, DType::kF64}};
+  const auto dtype = types.find(plain.scalar_type());
+  if (dtype == types.end()) {
+    internal::unsupported(name + " has type " + torch::toString(tensor.scalar_type()) +
+                          "; use half, bfloat16, float, double or a complex type.");
   }
   Device device;
   if (tensor.is_cuda()) {
@@ -221,7 +214,7 @@ TensorView view_of(const torch::Tensor& tensor, const std::string& name) {
   } else if (!tensor.is_cpu()) {
     internal::unsupported(name + " is on device " + tensor.device().str() + "; use cpu or cuda.");
   }
-  return view(plain.data_ptr(), dtype, plain.numel(), device);
+  return view(plain.data_ptr(), dtype->second, plain.numel(), device);
 }
 
 }  // namespace headroom::libtorch

@@ -1,5 +1,8 @@
-// adapters/libtorch/ stands between torch tensors and the core's views of memory. This header has
-// the gradients: whatever their strides or layout, as views the core can read and write.
+// adapters/libtorch converts between torch tensors and optimizers and the core's views of memory.
+// It decides no rule of training.
+//
+// This header converts gradients, whatever their strides or layout, to views that the core can read
+// and write, and selects LibTorch's current CUDA stream for the core.
 #ifndef HEADROOM_ADAPTERS_LIBTORCH_TENSORS_H_
 #define HEADROOM_ADAPTERS_LIBTORCH_TENSORS_H_
 
@@ -13,23 +16,27 @@
 
 namespace headroom::libtorch::internal {
 
-/// Throws Error(kInvalidArgument) if the storage is smaller than the tensor: it was cut, or given
-/// back.
+/// Throws Error(kUnsupported).
+[[noreturn]] void unsupported(const std::string& message);
+
+bool is_sixteen_bit(torch::ScalarType type);
+
+/// Throws Error(kInvalidArgument) if the storage has been freed or shrunk below the tensor's size.
 void check_storage(const torch::Tensor& tensor, const char* what, const std::string& name);
 
 /// LibTorch's current CUDA device; 0 if there is none.
 int current_cuda_device();
 
-/// Where the core finds a torch device. As everywhere in torch, "cuda" without an index is the
-/// current device, which the caller passes.
+/// A torch device as the core's. As everywhere in torch, "cuda" without an index is the current
+/// device, which the caller passes.
 Device core_device(const torch::Device& device, int current);
 
-/// The cudaStream_t that is LibTorch's current one on this device, which has one for each device.
-/// Null (the default stream) in builds without CUDA.
+/// LibTorch's current cudaStream_t on this device. Null (the default stream) in builds without
+/// CUDA.
 void* torch_stream_of(int device);
 
-/// As long as it lives, the core's work on CUDA tensors goes to LibTorch's current stream of the
-/// tensors' device, whatever device is the current one.
+/// During its lifetime the core enqueues work on LibTorch's current stream of each tensor's device,
+/// whichever device is the current one.
 class TorchStream {
  public:
   TorchStream();
@@ -38,10 +45,11 @@ class TorchStream {
   StreamScope scope_;
 };
 
-/// True if the tensor's elements fill one block of memory, in any order.
+/// Whether the tensor's elements fill one block of memory, in any order, and are stored as they are
+/// (no lazy conjugation or negation).
 bool is_dense(const torch::Tensor& tensor);
 
-/// What decides whether a view of a tensor is still right.
+/// Identifies a tensor's memory: while it is equal, a view made earlier is still valid.
 struct Place {
   const void* data = nullptr;
   int64_t count = -1;
@@ -53,43 +61,46 @@ struct Place {
   bool operator==(const Place&) const = default;
 };
 
-/// The gradients of some parameters as views. A gradient whose memory is where it was keeps its
-/// view. Those that are not dense are staged: copied to dense memory, and back by write_back().
+/// Views of the gradients of a list of parameters. A gradient whose memory has not moved keeps its
+/// view. A gradient that is not dense is staged: copied to dense memory, and back by write_back().
 class Gradients {
  public:
   enum class Order {
-    kAny,       // each gradient in the order of its own strides; sparse ones as their values
-    kAsWeight,  // in the order of the parameter's strides
+    kAny,       // elements in the order of the gradient's own strides; of sparse ones the values
+    kAsWeight,  // elements in the order of the parameter's strides
   };
 
-  /// Looks at the gradient of parameter `index`, which may be undefined. Returns whether its view
-  /// has changed. The gradient is held until release().
-  bool look(size_t index, const torch::Tensor& parameter, Order order, const std::string& name);
+  /// Updates the view of the gradient of parameter `index`, which may be undefined. Returns whether
+  /// the view has changed. Keeps the gradient alive until release(). `name` is used in errors:
+  /// Error(kMismatch) if the sizes differ, Error(kUnsupported) for other layouts and types.
+  bool update(size_t index, const torch::Tensor& parameter, Order order, const std::string& name);
 
   const TensorView& view(size_t index) const { return views_[index]; }
 
-  /// To be called after the core has changed gradients.
+  /// Copies staged gradients back and increments torch's version counters. Call this after the core
+  /// has written to gradients.
   void write_back();
 
-  /// Lets go of all gradients, so that torch can free them. Views stay, to be compared.
+  /// Drops the references to gradients, so that torch can free them. Views are kept, so that
+  /// update() can compare them.
   void release();
 
-  /// Forgets all views.
+  /// release(), and drops all views.
   void clear();
 
  private:
   struct Staged {
     torch::Tensor parameter;
     torch::Tensor grad;
-    torch::Tensor memory;
+    torch::Tensor memory;  // the dense copy
   };
   torch::Tensor stage(const torch::Tensor& parameter, const torch::Tensor& grad,
                       torch::Tensor memory);
-  torch::Tensor dense(const torch::Tensor& parameter, Order order, const std::string& name);
+  torch::Tensor make_dense(const torch::Tensor& parameter, Order order, const std::string& name);
 
   std::vector<Place> places_;
   std::vector<TensorView> views_;
-  std::vector<torch::Tensor> held_;
+  std::vector<torch::Tensor> held_;  // until release()
   std::vector<Staged> staged_;
 };
 

@@ -1,3 +1,5 @@
+// MpiRanks: one reduction is MPI_Ireduce and MPI_Ibcast of one block of doubles. Both are
+// nonblocking, because MPI_Allreduce has no time limit.
 #include <headroom/error.h>
 #include <headroom/mpi.h>
 
@@ -11,9 +13,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// How long a waiting rank asks over and over, before it begins to sleep in between.
+// A waiting rank polls without sleeping for kBusy, which covers ranks that are nearly in step. Then
+// it sleeps for kSleep between two polls, to leave the core to other work.
 constexpr auto kBusy = std::chrono::milliseconds(2);
-constexpr auto kNap = std::chrono::microseconds(50);
+constexpr auto kSleep = std::chrono::microseconds(50);
 
 void check(int status, const char* call) {
   if (status == MPI_SUCCESS) return;
@@ -21,10 +24,11 @@ void check(int status, const char* call) {
   int length = 0;
   MPI_Error_string(status, text, &length);
   throw Error(ErrorCode::kRankLost, std::string(call) + " failed: " + std::string(text) +
-                                        "; another rank is gone, or the network is.");
+                                        "; another rank has exited, or the network has failed.");
 }
 
-// One block of doubles: how many of them are sums, those sums, then maxima.
+// The MPI_Op. A block is an MPI_Datatype of doubles: the number of sums, the sums, the maxima. One
+// operation on one block keeps sums and maxima in a single message.
 void combine(void* from, void* to, int* blocks, MPI_Datatype* type) {
   int bytes = 0;
   MPI_Type_size(*type, &bytes);
@@ -44,11 +48,11 @@ struct MpiRanks::Exchange {
   MPI_Comm communicator = MPI_COMM_NULL;
   MPI_Op op = MPI_OP_NULL;
   MPI_Datatype type = MPI_DATATYPE_NULL;
-  size_t type_count = 0;             // doubles of `type`
-  std::vector<double> mine, result;  // stay where they are while a request is under way
-  bool lost = false;
+  size_t type_count = 0;             // number of doubles in `type`
+  std::vector<double> mine, result;  // must not move while a request is active
+  bool lost = false;                 // a request may never complete
 
-  ~Exchange() {
+  ~Exchange() {  // MPI objects cannot be freed after MPI_Finalize
     int finalized = 0;
     MPI_Finalized(&finalized);
     if (finalized != 0) return;
@@ -57,6 +61,7 @@ struct MpiRanks::Exchange {
     if (communicator != MPI_COMM_NULL) MPI_Comm_free(&communicator);
   }
 
+  // Makes `type` a block of this many doubles.
   void set_count(size_t count) {
     if (count == type_count) return;
     if (type != MPI_DATATYPE_NULL) check(MPI_Type_free(&type), "MPI_Type_free");
@@ -65,7 +70,7 @@ struct MpiRanks::Exchange {
     type_count = count;
   }
 
-  // Waits for a request, but not beyond the limit.
+  // Waits for a request. Throws Error(kRankLost) when the time limit is exceeded.
   void wait(MPI_Request* request, Clock::time_point start, std::chrono::milliseconds limit) {
     for (int done = 0;;) {
       check(MPI_Test(request, &done, MPI_STATUS_IGNORE), "MPI_Test");
@@ -75,7 +80,7 @@ struct MpiRanks::Exchange {
         throw_did_not_come("within " + std::to_string(limit.count()) + " ms");
       }
       if (waited > kBusy) {
-        std::this_thread::sleep_for(kNap);
+        std::this_thread::sleep_for(kSleep);
       } else {
         std::this_thread::yield();
       }
@@ -83,12 +88,15 @@ struct MpiRanks::Exchange {
   }
 };
 
+// MPI_ERRORS_RETURN: a failed call returns a status, which check() throws, instead of ending the
+// job.
 MpiRanks::MpiRanks(MPI_Comm communicator, std::chrono::milliseconds time_limit)
     : time_limit_(time_limit), exchange_(std::make_unique<Exchange>()) {
   int initialized = 0;
   MPI_Initialized(&initialized);
   if (initialized == 0) {
-    throw Error(ErrorCode::kWrongOrder, "MpiRanks was made before MPI_Init; call that first.");
+    throw Error(ErrorCode::kWrongOrder,
+                "MpiRanks was created before MPI_Init; call MPI_Init first.");
   }
   if (time_limit <= std::chrono::milliseconds(0)) {
     throw Error(ErrorCode::kInvalidArgument, "MpiRanks needs a time limit above 0.");
@@ -101,10 +109,12 @@ MpiRanks::MpiRanks(MPI_Comm communicator, std::chrono::milliseconds time_limit)
 }
 
 MpiRanks::~MpiRanks() {
-  // MPI may still write to the memory of a request that never ended.
+  // MPI may still write to the memory of a request that has not completed: leak it.
   if (exchange_->lost) static_cast<void>(exchange_.release());
 }
 
+// Reduce and broadcast share one time limit. Rank 0's result is broadcast, because an all-reduce
+// may add in a different order on each rank.
 void MpiRanks::reduce(double* sums, size_t sum_count, double* maxima, size_t maximum_count) {
   Exchange& exchange = *exchange_;
   if (exchange.lost) throw_lost_before();
@@ -112,7 +122,7 @@ void MpiRanks::reduce(double* sums, size_t sum_count, double* maxima, size_t max
   exchange.mine.insert(exchange.mine.end(), sums, sums + sum_count);
   exchange.mine.insert(exchange.mine.end(), maxima, maxima + maximum_count);
   exchange.result = exchange.mine;
-  exchange.lost = true;  // unless all goes well
+  exchange.lost = true;  // cleared on success
   exchange.set_count(exchange.mine.size());
   const auto start = Clock::now();
   MPI_Request request = MPI_REQUEST_NULL;

@@ -1,4 +1,4 @@
-// What one read of the gradients finds.
+// measure(), measure_detail() and unscale_(), and their results.
 #include <headroom/measure.h>
 #include <pybind11/stl.h>
 
@@ -9,22 +9,26 @@
 namespace headroom::python {
 
 void bind_measure(py::module_& m) {
-  py::class_<GradStats>(m, "GradStats", "What one read of a list of gradients found.")
+  py::class_<GradStats>(m, "GradStats", "Statistics of a list of gradients.")
       .def_readonly("count", &GradStats::count, "Elements read.")
       .def_readonly("inf_count", &GradStats::inf_count)
       .def_readonly("nan_count", &GradStats::nan_count)
-      .def_readonly("amax", &GradStats::amax, "The largest finite magnitude.")
+      .def_readonly("amax", &GradStats::amax, "Largest finite magnitude.")
       .def_readonly("culprit", &GradStats::culprit,
                     "Index of the first tensor with inf or nan; -1 if there is none.")
       .def_readonly("culprit_inf", &GradStats::culprit_inf)
       .def_readonly("culprit_nan", &GradStats::culprit_nan)
       .def_property_readonly("finite", &GradStats::finite)
-      .def_property_readonly("norm", &GradStats::norm, "L2 norm of the gradients as they are.")
-      .def_readonly("new_inf", &GradStats::new_inf, "By unscale_: finite elements that became inf.")
+      .def_property_readonly("norm", &GradStats::norm,
+                             "L2 norm; nan if any element is nan, else inf if any is.")
+      .def_readonly("new_inf", &GradStats::new_inf,
+                    "Finite elements that unscale_ turned into inf.")
       .def_readonly("new_zeros", &GradStats::new_zeros,
-                    "By unscale_: nonzero elements that became zero.")
-      .def_property_readonly("ok", &GradStats::ok, "Finite before and after unscale_.");
-  py::class_<GradDetail>(m, "GradDetail", "Counts of elements by magnitude.")
+                    "Nonzero elements that unscale_ turned into zero.")
+      .def_property_readonly("ok", &GradStats::ok,
+                             "All elements are finite, before and after unscale_.");
+  // A dict instead of 277 counts, most of which are zero.
+  py::class_<GradDetail>(m, "GradDetail", "Element counts by magnitude.")
       .def_readonly("zeros", &GradDetail::zeros)
       .def_readonly("subnormals", &GradDetail::subnormals)
       .def_property_readonly(
@@ -38,8 +42,9 @@ void bind_measure(py::module_& m) {
             }
             return counts;
           },
-          "{e: elements with 2^e <= |x| < 2^(e+1)}, where there are any.");
+          "{e: number of elements with 2^e <= |x| < 2^(e+1)}, without zero counts.");
 
+  // Views are converted with the interpreter lock, and read without it.
   m.def(
       "measure",
       [](const py::sequence& grads, uintptr_t stream) {

@@ -1,3 +1,4 @@
+// The extension module: registers all classes and converts headroom::Error to headroom.Error.
 #include <headroom/error.h>
 #include <headroom/runtime.h>
 #include <headroom/version.h>
@@ -10,8 +11,10 @@
 namespace headroom::python {
 
 PYBIND11_MODULE(_core, m) {
-  m.doc() = "The compiled part of headroom; use the names in headroom instead.";
+  m.doc() = "The compiled part of headroom. Use the package headroom, not this module.";
   m.attr("version") = HEADROOM_VERSION;
+  // The exception class is looked up when it is needed, because headroom._errors is Python code
+  // that is imported after this module.
   py::register_exception_translator([](std::exception_ptr thrown) {
     try {
       std::rethrow_exception(std::move(thrown));

@@ -1,4 +1,5 @@
-// SGD, Adam and AdamW. The Python side keeps weights and gradients alive.
+// Optimizer, SGD, Adam and AdamW. They do not own weights and gradients: headroom/_optim.py and
+// headroom/torch/_optim.py keep those alive. Numbers that the core refuses raise headroom.Error.
 #include <headroom/optimizer.h>
 #include <pybind11/stl.h>
 
@@ -9,7 +10,8 @@
 namespace headroom::python {
 namespace {
 
-// Tuples (name, weight, gradient or None), and optionally whether this rank counts the gradient.
+// Converts tuples (name, weight, gradient or None), optionally with whether this rank counts the
+// gradient in the norm.
 std::vector<Parameter> parameters_of(const py::sequence& items) {
   std::vector<Parameter> parameters;
   parameters.reserve(items.size());
@@ -22,6 +24,7 @@ std::vector<Parameter> parameters_of(const py::sequence& items) {
   return parameters;
 }
 
+// The second parameter selects the overload.
 SGDOptions options_of(const py::dict& from, const SGDOptions&) {
   return {from["lr"].cast<double>(), from["momentum"].cast<double>(),
           from["dampening"].cast<double>(), from["weight_decay"].cast<double>(),
@@ -67,6 +70,7 @@ void load_state(FusedOptimizer& self, const std::vector<int64_t>& steps,
   self.load_state(state);
 }
 
+// Python passes all parameters by add_group(); the core's group 0 stays empty.
 template <typename Core, typename Options>
 void bind_one(py::module_& m, const char* name) {
   py::class_<Refreshed<Core>, FusedOptimizer>(m, name)
@@ -93,13 +97,7 @@ void bind_one(py::module_& m, const char* name) {
 
 void bind_optimizers(py::module_& m) {
   py::class_<Optimizer>(m, "Optimizer", py::dynamic_attr())
-      .def(
-          "zero_grad",
-          [](Optimizer& self, uintptr_t stream) {
-            const Work work(stream);
-            self.zero_grad();
-          },
-          py::arg("stream") = 0)
+      .def("zero_grad", on_stream(&Optimizer::zero_grad), py::arg("stream") = 0)
       .def("rebind",
            [](Optimizer& self, const py::sequence& parameters, uintptr_t stream) {
              auto list = parameters_of(parameters);
@@ -110,27 +108,14 @@ void bind_optimizers(py::module_& m) {
         self.set_grad(index, view_of(grad));
       });
   py::class_<FusedOptimizer, Optimizer>(m, "FusedOptimizer")
-      .def(
-          "apply",
-          [](FusedOptimizer& self, float multiplier, bool clear, uintptr_t stream) {
-            const Work work(stream);
-            self.apply(multiplier, clear);
-          },
-          py::arg("multiplier"), py::arg("clear_grads") = false, py::arg("stream") = 0)
+      .def("apply", on_stream(&FusedOptimizer::apply), py::arg("multiplier"),
+           py::arg("clear_grads") = false, py::arg("stream") = 0)
       .def("steps", &FusedOptimizer::steps)
-      .def("refresh_master",
-           [](FusedOptimizer& self, size_t index, uintptr_t stream) {
-             const Work work(stream);
-             self.refresh_master(index);
-           })
-      .def("follow_weight",
-           [](FusedOptimizer& self, size_t index, uintptr_t stream) {
-             const Work work(stream);
-             self.follow_weight(index);
-           })
+      .def("refresh_master", on_stream(&FusedOptimizer::refresh_master))
+      .def("follow_weight", on_stream(&FusedOptimizer::follow_weight))
       .def(
           "state",
-          [](py::object self) {
+          [](const py::object& self) {
             const OptimizerState state = self.cast<FusedOptimizer&>().state();
             py::list tensors;
             for (const NamedTensor& named : state.tensors) {
@@ -139,7 +124,9 @@ void bind_optimizers(py::module_& m) {
             }
             return py::make_tuple(state.steps, tensors);
           },
-          "Steps of each parameter, and (name, tensor, index of the parameter).")
+          "Steps of each parameter, and a list of (name, tensor, index of the parameter). The "
+          "tensors "
+          "are views of this optimizer's memory and keep it alive.")
       .def("load_state", &load_state);
   bind_one<SGD, SGDOptions>(m, "SGD");
   bind_one<Adam, AdamOptions>(m, "Adam");

@@ -1,6 +1,6 @@
-// Whether the tensors of a torch optimizer are where they were in the last step: a look at hundreds
-// of them in every step, which has to cost next to nothing. Torch (2.10 and later) shows its
-// tensors through DLPack's table of C functions, without a link against libtorch.
+// Detects whether the tensors of a torch optimizer have moved since the last step. This runs for
+// hundreds of tensors in every step, so it must be fast: torch 2.10 and later export DLPack's table
+// of C functions, which reads a tensor's memory, shape and strides without linking libtorch.
 #include <dlpack/dlpack.h>
 #include <pybind11/stl.h>
 
@@ -11,7 +11,7 @@
 namespace headroom::python {
 namespace {
 
-// DLPack 1.2's table, which Debian's header does not have yet.
+// DLPack 1.2's table of functions, which Debian's header lacks.
 struct ExchangeApi {
   uint32_t major;
   uint32_t minor;
@@ -23,19 +23,19 @@ struct ExchangeApi {
   void* current_stream;
 };
 
-// The getter of a property, which finding it by name takes longer than calling.
+// Calls the C getter of a property directly: looking it up by name takes longer than calling it.
 class Getter {
  public:
   Getter(py::handle type, const char* name) : descriptor_(type.attr(name)) {
     if (!Py_IS_TYPE(descriptor_.ptr(), &PyGetSetDescr_Type)) {
-      throw py::type_error("This torch has another kind of property than expected.");
+      throw py::type_error("A property of this torch's Tensor is not a C getter.");
     }
     set_ = reinterpret_cast<PyGetSetDescrObject*>(descriptor_.ptr())->d_getset;
   }
 
   py::object operator()(py::handle object) const {
     if (!PyObject_TypeCheck(object.ptr(), PyDescr_TYPE(descriptor_.ptr()))) {
-      throw py::type_error("Only torch's tensors can be looked at.");
+      throw py::type_error("The object is not a torch.Tensor.");
     }
     auto value = py::reinterpret_steal<py::object>(set_->get(object.ptr(), set_->closure));
     if (!value) throw py::error_already_set();
@@ -49,17 +49,17 @@ class Getter {
 
 class Places {
  public:
-  // `plain`: the types whose objects have their memory themselves; the first is torch.Tensor.
+  // `plain`: the exact types that store their own memory (subclasses may not); torch.Tensor first.
   Places(const py::capsule& api, std::vector<py::type> plain)
       : plain_(std::move(plain)), grad_(plain_.at(0), "grad"), version_(plain_.at(0), "_version") {
     const auto* const table = api.get_pointer<const ExchangeApi>();
     if (table->major == 1) tensor_from_object_ = table->tensor_from_object;
     if (tensor_from_object_ == nullptr) {
-      throw py::type_error("This version of DLPack's exchange API cannot be used.");
+      throw py::type_error("This version of DLPack's exchange API is not supported.");
     }
   }
 
-  // Whether these are the same objects.
+  // Whether both lists contain the same objects.
   static bool same(const py::list& a, const py::list& b) {
     bool same = a.size() == b.size();
     for (size_t i = 0; same && i < a.size(); ++i) {
@@ -68,8 +68,9 @@ class Places {
     return same;
   }
 
-  // Whether anything moved since the last call, whether a parameter itself did, and on request the
-  // parameters whose values somebody changed since then and the last advance().
+  // Compares with the last call. Returns whether a parameter or gradient has moved, whether a
+  // parameter has, and, if asked for, the indices of parameters that others have written to since
+  // then (torch's version counter differs from the last call plus advance()).
   py::tuple look(const py::list& parameters, bool with_versions) {
     std::vector<int64_t> versions;
     versions.reserve(parameters.size());
@@ -90,7 +91,7 @@ class Places {
     return py::make_tuple(moved, weights_moved, changed);
   }
 
-  // These parameters were changed by the optimizer itself.
+  // The optimizer itself has written to these parameters once.
   void advance(const std::vector<size_t>& parameters) {
     if (versions_.empty()) return;
     for (const size_t i : parameters) ++versions_.at(i);
@@ -105,7 +106,7 @@ class Places {
     return false;
   }
 
-  // Where some tensors are, beside where they were the last time.
+  // A sequence of numbers that describes tensors, compared with that of the last call.
   class Seen {
    public:
     void begin() {
@@ -122,7 +123,7 @@ class Places {
     }
     void cannot_tell() { moved_ = true; }
 
-    // At the end: whether anything is another than the last time.
+    // Ends the sequence: whether it differs from the last one.
     bool moved() {
       moved_ = moved_ || place_ != values_.size();
       values_.resize(place_);

@@ -1,4 +1,5 @@
-// Policies: every setting comes from the one list of settings.
+// ScalePolicy. All settings come from the list in src/decide/settings.h; none is named here except
+// on_overflow, whose values are words in Python.
 #include <headroom/policy.h>
 #include <pybind11/operators.h>
 #include <pybind11/stl.h>
@@ -21,9 +22,10 @@ double from_python(const py::handle& value) {
   if (!py::isinstance<py::str>(value)) return value.cast<double>();
   const auto word = value.cast<std::string>();
   if (word == "skip" || word == "throw") return word == "throw" ? 1.0 : 0.0;
-  throw py::value_error("on_overflow is '" + word + "'; it is 'skip' or 'throw'.");
+  throw py::value_error("on_overflow is '" + word + "'; it must be 'skip' or 'throw'.");
 }
 
+// A setting as a Python attribute. Raises AttributeError if the policy's rule does not have it.
 py::object get(const ScalePolicy& policy, const std::string& name) {
   py::object found;
   PolicySettings::visit(policy, [&](const Setting& setting, const auto& member) {
@@ -35,6 +37,7 @@ py::object get(const ScalePolicy& policy, const std::string& name) {
   return found;
 }
 
+// A copy with other settings. Raises headroom.Error for an unknown name or a bad value.
 ScalePolicy with_settings(ScalePolicy policy, const py::kwargs& settings) {
   for (const auto& [name, value] : settings) {
     policy.set(name.cast<std::string>(), from_python(value));
@@ -43,14 +46,21 @@ ScalePolicy with_settings(ScalePolicy policy, const py::kwargs& settings) {
   return policy;
 }
 
+// The function that creates a policy of one rule: DynamicScale(growth_interval=500).
+template <typename Rule>
+void bind_rule(py::module_& m, const char* name, const char* doc) {
+  m.def(
+      name, [](const py::kwargs& settings) { return with_settings(Rule{}, settings); }, doc);
+}
+
 }  // namespace
 
 void bind_policy(py::module_& m) {
   py::class_<ScalePolicy>(m, "ScalePolicy",
-                          "How the scale moves: one of three rules, with its settings as "
+                          "How the scale changes: one of three rules, with its settings as "
                           "attributes; see docs/policies.md.")
       .def(py::init(&parse_policy), py::arg("text"),
-           "A preset, and settings that differ from it: 'torch:growth_interval=500'.")
+           "A preset and settings that differ from it: 'torch:growth_interval=500'.")
       .def_property_readonly("rule", [](const ScalePolicy& p) { return to_string(p.rule()); })
       .def("replace", &with_settings, "A copy with other settings.")
       .def("__getattr__", &get)
@@ -58,26 +68,10 @@ void bind_policy(py::module_& m) {
            [](const ScalePolicy& a, const ScalePolicy& b) { return to_string(a) == to_string(b); })
       .def("__str__", py::overload_cast<const ScalePolicy&>(&to_string))
       .def("__repr__", [](const ScalePolicy& p) { return "ScalePolicy('" + to_string(p) + "')"; });
-  m.def(
-      "StaticScale",
-      [](const py::kwargs& settings) { return with_settings(StaticScale{}, settings); },
-      "A constant scale.");
-  m.def(
-      "DynamicScale",
-      [](const py::kwargs& settings) { return with_settings(DynamicScale{}, settings); },
-      "The rule of torch.amp.GradScaler and its relatives.");
-  m.def(
-      "HeadroomScale",
-      [](const py::kwargs& settings) { return with_settings(HeadroomScale{}, settings); },
-      "Headroom's own rule: the scale follows the largest gradient.");
-  m.def("settings", [] {
-    py::list all;
-    for (const SettingInfo& info : policy_settings()) {
-      all.append(py::make_tuple(to_string(info.rule), info.name, info.default_value, info.allowed,
-                                info.summary));
-    }
-    return all;
-  });
+  bind_rule<StaticScale>(m, "StaticScale", "A constant scale.");
+  bind_rule<DynamicScale>(m, "DynamicScale", "The rule of torch.amp.GradScaler and its variants.");
+  bind_rule<HeadroomScale>(m, "HeadroomScale",
+                           "Headroom's own rule: the scale follows the largest gradient.");
   m.def("preset", &preset);
   m.def("presets", [] {
     py::dict all;

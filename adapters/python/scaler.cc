@@ -1,3 +1,4 @@
+// GradScaler, StepReport and AlarmReport. Enumerators become words.
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
@@ -12,6 +13,7 @@ using internal::ScalerAccess;
 
 namespace {
 
+// Indexed by the enumerators' values.
 const char* name_of(Skip skip) {
   const char* const names[] = {"", "not finite", "unscale overflow", "norm too large"};
   return names[static_cast<int>(skip)];
@@ -26,13 +28,13 @@ ClearGrads clear_named(const std::string& name) {
   if (name == "on_skip") return ClearGrads::kOnSkip;
   if (name == "always") return ClearGrads::kAlways;
   if (name == "never") return ClearGrads::kNever;
-  throw py::value_error("clear_grads is '" + name + "'; it is one of on_skip, always and never.");
+  throw py::value_error("clear_grads is '" + name + "'; it must be on_skip, always or never.");
 }
 
 }  // namespace
 
 void bind_scaler(py::module_& m) {
-  py::class_<StepReport>(m, "StepReport", "What one step did; str() is a line for a log.")
+  py::class_<StepReport>(m, "StepReport", "The outcome of one step; str() is a line for a log.")
       .def_readonly("pending", &StepReport::pending)
       .def_readonly("applied", &StepReport::applied)
       .def_property_readonly("skip", [](const StepReport& r) { return name_of(r.skip); })
@@ -45,13 +47,15 @@ void bind_scaler(py::module_& m) {
       .def_readonly("skipped", &StepReport::skipped)
       .def("__str__", &StepReport::to_string)
       .def("__repr__", [](const StepReport& r) { return "<StepReport: " + r.to_string() + ">"; });
-  py::class_<AlarmReport>(m, "AlarmReport", "Training is in trouble; str() says how.")
+  py::class_<AlarmReport>(m, "AlarmReport", "Why on_alarm is called; str() is the message.")
       .def_property_readonly("alarm", [](const AlarmReport& a) { return name_of(a.alarm); })
       .def_readonly("scale", &AlarmReport::scale)
       .def_readonly("skips_in_row", &AlarmReport::skips_in_row)
       .def_readonly("culprit", &AlarmReport::culprit)
       .def("__str__", [](const AlarmReport& a) { return a.sentence; });
 
+  // Methods that may wait for a device or for memory release the interpreter lock. on_alarm
+  // acquires it again: pybind11's std::function does that in every call.
   py::class_<GradScaler>(m, "GradScaler")
       .def(py::init([](const ScalePolicy& policy, bool enabled, int device,
                        std::function<void(const AlarmReport&)> on_alarm, uintptr_t stream) {
@@ -106,6 +110,8 @@ void bind_scaler(py::module_& m) {
             options.max_norm = max_norm;
             options.skip_above_norm = skip_above_norm;
             options.clear_grads = clear_named(clear);
+            // Device pointers of torch's scaler: the scale, its inf flag, and where to write
+            // whether the step was skipped; 0 if there is none.
             const internal::ExternalScale external{reinterpret_cast<const float*>(scale),
                                                    reinterpret_cast<const float*>(found_inf)};
             const Work work(stream);
@@ -123,11 +129,7 @@ void bind_scaler(py::module_& m) {
              const Work work(stream);
              self.update();
            })
-      .def("set_scale",
-           [](GradScaler& self, float scale, uintptr_t stream) {
-             const Work work(stream);
-             self.set_scale(scale);
-           })
+      .def("set_scale", on_stream(&GradScaler::set_scale))
       .def("retry", &GradScaler::retry, py::call_guard<py::gil_scoped_release>())
       .def("discard", &GradScaler::discard)
       .def("save", &GradScaler::save, py::call_guard<py::gil_scoped_release>())

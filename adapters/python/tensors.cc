@@ -1,17 +1,17 @@
+// Tensors from the buffer protocol, DLPack and raw pointers, and back, without copies.
 #include "tensors.h"
 
 #include <dlpack/dlpack.h>
 #include <headroom/error.h>
 #include <pybind11/stl.h>
 
-#include <cstring>
 #include <optional>
 #include <utility>
 
 namespace headroom::python {
 namespace {
 
-// DLPack 1.0's struct, which Debian's header does not have yet.
+// DLManagedTensorVersioned of DLPack 1.0, which Debian's header lacks.
 struct Versioned {
   uint32_t major;
   uint32_t minor;
@@ -22,7 +22,7 @@ struct Versioned {
 };
 constexpr uint64_t kReadOnlyFlag = 1;
 
-// Drops a reference whatever thread the last user is in.
+// Owns a Python reference that may be dropped in any thread, with or without the interpreter lock.
 std::shared_ptr<void> hold(py::object owner) {
   return {owner.release().ptr(), [](void* object) {
             const py::gil_scoped_acquire lock;
@@ -30,6 +30,8 @@ std::shared_ptr<void> hold(py::object owner) {
           }};
 }
 
+// The type of a format string of the buffer protocol. It has none for bfloat16: `wanted` (the
+// user's dtype argument) is the meaning of 16-bit integers.
 DType dtype_of_format(const char* format, Py_ssize_t size, std::optional<DType> wanted) {
   const char* letter = format == nullptr ? "B" : format;
   if (*letter == '@' || *letter == '=' || *letter == '<') ++letter;
@@ -38,12 +40,14 @@ DType dtype_of_format(const char* format, Py_ssize_t size, std::optional<DType> 
   if (*letter == 'd') return DType::kF64;
   const bool two_bytes = (*letter == 'H' || *letter == 'h') && size == 2;
   if (two_bytes && wanted.has_value() && size_of(*wanted) == 2) return *wanted;
-  throw Error(ErrorCode::kUnsupported,
-              std::string("The array has format '") + letter +
-                  "'; Headroom takes native float16, float32 and float64, and 16-bit integers with "
-                  "dtype=\"bfloat16\" or \"float16\".");
+  throw Error(
+      ErrorCode::kUnsupported,
+      std::string("The array has format '") + letter +
+          "'; Headroom supports native float16, float32 and float64, and 16-bit integers with "
+          "dtype=\"bfloat16\" or \"float16\".");
 }
 
+// Holds the Py_buffer, and with it the exporter, as long as the Tensor exists.
 Tensor from_buffer(py::object object, std::optional<DType> wanted) {
   auto release = [](Py_buffer* buffer) {
     const py::gil_scoped_acquire lock;
@@ -57,8 +61,8 @@ Tensor from_buffer(py::object object, std::optional<DType> wanted) {
   const std::shared_ptr<Py_buffer> buffer(filled.release(), release);
   if (PyBuffer_IsContiguous(buffer.get(), 'C') == 0) {
     throw Error(ErrorCode::kUnsupported,
-                "The array is not contiguous in row-major order; make it so (for example "
-                "numpy.ascontiguousarray) first.");
+                "The array is not contiguous in row-major order; copy it first, for example with "
+                "numpy.ascontiguousarray.");
   }
   Tensor tensor;
   tensor.view.dtype = dtype_of_format(buffer->format, buffer->itemsize, wanted);
@@ -69,16 +73,18 @@ Tensor from_buffer(py::object object, std::optional<DType> wanted) {
   return tensor;
 }
 
+// Consumes a DLPack capsule: renaming it is the protocol's way to take over the deleter.
 template <typename Managed>
 std::shared_ptr<Managed> take(py::capsule& capsule, const char* used) {
   auto* const managed = capsule.get_pointer<Managed>();
-  capsule.set_name(used);  // from now on the deleter is ours to call
+  capsule.set_name(used);
   return {managed, [](Managed* tensor) {
             const py::gil_scoped_acquire lock;
             if (tensor->deleter != nullptr) tensor->deleter(tensor);
           }};
 }
 
+// Accepts capsules of DLPack 1 and the unversioned ones before it, which have no read-only flag.
 Tensor from_capsule(py::capsule capsule) {
   const std::string name = capsule.name() == nullptr ? "" : capsule.name();
   if (name == "dltensor") {
@@ -99,9 +105,12 @@ Tensor from_capsule(py::capsule capsule) {
     return tensor;
   }
   throw Error(ErrorCode::kInvalidArgument,
-              "The DLPack capsule is named '" + name + "'; it was consumed before, or is none.");
+              "The DLPack capsule is named '" + name +
+                  "'; it was consumed before, or is not a DLPack capsule.");
 }
 
+// A capsule whose tensor shares ownership of the memory. Its deleter restores the context of the
+// core's descriptor and calls the core's deleter.
 py::capsule to_capsule(const Tensor& tensor) {
   DLManagedTensor* const managed = headroom::to_dlpack(tensor.view);
   struct Kept {
@@ -116,29 +125,18 @@ py::capsule to_capsule(const Tensor& tensor) {
     kept->deleter(self);
   };
   return py::capsule(managed, "dltensor", [](PyObject* capsule) {
-    if (PyCapsule_IsValid(capsule, "dltensor") == 0) return;  // somebody took it
+    if (PyCapsule_IsValid(capsule, "dltensor") == 0) return;  // a consumer owns it now
     void* const pointer = PyCapsule_GetPointer(capsule, "dltensor");
     auto* const mine = static_cast<DLManagedTensor*>(pointer);
     mine->deleter(mine);
   });
 }
 
-Tensor copy_of(const Tensor& tensor) {
-  if (tensor.view.device.type != DeviceType::kCPU) {
-    throw py::buffer_error("This tensor is on a CUDA device; take it without a copy, and copy it.");
-  }
-  auto memory = std::shared_ptr<char[]>(new char[tensor.view.bytes()]);
-  if (tensor.view.count > 0) std::memcpy(memory.get(), tensor.view.data, tensor.view.bytes());
-  Tensor copy{tensor.view, memory};
-  if (copy.view.count > 0) copy.view.data = memory.get();
-  copy.view.read_only = false;
-  return copy;
-}
-
+// Raises TypeError for CUDA memory, which the buffer protocol cannot describe.
 py::buffer_info to_buffer(const Tensor& tensor) {
   const TensorView& view = tensor.view;
   if (view.device.type != DeviceType::kCPU) {
-    throw py::type_error("This tensor is on a CUDA device; take it by DLPack.");
+    throw py::type_error("This tensor is on a CUDA device; use DLPack.");
   }
   const char* const formats[] = {"e", "H", "f", "d"};  // bfloat16 as 16-bit integers
   return {view.data, static_cast<py::ssize_t>(size_of(view.dtype)),
@@ -153,7 +151,7 @@ DType dtype_named(const std::string& name) {
   if (name == "float32" || name == "f32") return DType::kF32;
   if (name == "float64" || name == "f64") return DType::kF64;
   throw Error(ErrorCode::kUnsupported,
-              "The type '" + name + "' is none of float16, bfloat16, float32 and float64.");
+              "The type '" + name + "' is not float16, bfloat16, float32 or float64.");
 }
 
 TensorView view_of(py::handle item) {
@@ -162,7 +160,7 @@ TensorView view_of(py::handle item) {
   if (PyTuple_GET_SIZE(item.ptr()) != 4) {
     throw py::type_error("a tensor is (pointer, type, count, device)");
   }
-  // By hand: a step makes one for each gradient.
+  // Without pybind11's casts, which are slow: a step converts one tuple per gradient.
   const auto field = [&](Py_ssize_t i) { return PyTuple_GET_ITEM(item.ptr(), i); };
   TensorView view;
   view.data = PyLong_AsVoidPtr(field(0));
@@ -184,9 +182,10 @@ std::vector<TensorView> views_of(const py::sequence& items) {
 Tensor owned_by(py::object owner, const TensorView& view) { return {view, hold(std::move(owner))}; }
 
 void bind_tensors(py::module_& m) {
-  py::class_<Tensor>(m, "Tensor", py::buffer_protocol(),
-                     "Memory that Headroom works on: a type, a count and a place. NumPy and every "
-                     "framework with DLPack can look at it without a copy.")
+  py::class_<Tensor>(
+      m, "Tensor", py::buffer_protocol(),
+      "A view of memory: a type, a count and a device. NumPy and every framework with "
+      "DLPack can access it without a copy.")
       .def_static("from_buffer",
                   [](py::object object, const std::optional<std::string>& dtype) {
                     std::optional<DType> wanted;
@@ -218,9 +217,10 @@ void bind_tensors(py::module_& m) {
       .def("__len__", [](const Tensor& t) { return t.view.count; })
       .def("__dlpack__",
            [](const Tensor& t, const py::kwargs& options) {
-             const bool copy =
-                 options.contains("copy") && py::object(options["copy"]).is(py::bool_(true));
-             return to_capsule(copy ? copy_of(t) : t);
+             if (options.contains("copy") && py::object(options["copy"]).is(py::bool_(true))) {
+               throw py::buffer_error("A Tensor exports views only; copy the result.");
+             }
+             return to_capsule(t);
            })
       .def("__dlpack_device__",
            [](const Tensor& t) {

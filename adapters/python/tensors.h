@@ -1,5 +1,7 @@
-// adapters/python/ is the extension module headroom._core. This header has tensors: whatever Python
-// hands over, as views of memory that stays valid as long as they do.
+// adapters/python is the extension module headroom._core. It converts Python objects to the core's
+// types and decides no rule of training. The public API is in the Python files of the package.
+//
+// This header converts tensors, and runs calls of the core without the interpreter lock.
 #ifndef HEADROOM_ADAPTERS_PYTHON_TENSORS_H_
 #define HEADROOM_ADAPTERS_PYTHON_TENSORS_H_
 
@@ -9,34 +11,38 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace headroom::python {
 
 namespace py = pybind11;
 
-/// A view, and what keeps its memory alive.
+/// A view and a reference that keeps its memory alive.
 struct Tensor {
   TensorView view;
   std::shared_ptr<void> memory;
 };
 
-/// "float16", "bfloat16", "float32" or "float64", or the core's short names.
+/// The type of "float16", "bfloat16", "float32", "float64", or of the core's short names. Throws
+/// Error(kUnsupported) for other names.
 DType dtype_named(const std::string& name);
 
-/// Each is a Tensor, None (no tensor), or a tuple (pointer, type, count, CUDA device or -1), whose
-/// memory the caller keeps alive.
+/// Converts a Tensor, None (no tensor), or a tuple (pointer, type, count, CUDA device or -1). The
+/// view does not own the memory: the caller must keep the Tensor, or the memory of the tuple,
+/// alive.
 TensorView view_of(py::handle item);
 std::vector<TensorView> views_of(const py::sequence& items);
 
-/// A Tensor over memory that `owner` keeps alive.
+/// A Tensor that keeps `owner` alive.
 Tensor owned_by(py::object owner, const TensorView& view);
 
 /// As a stream: the framework's current one on each device, see set_stream_getter().
 inline constexpr uintptr_t kCurrentStreams = ~uintptr_t{0};
 Stream stream_from(uintptr_t stream);
 
-/// Work without the interpreter lock, on this CUDA stream.
+/// During its lifetime the interpreter lock is released, and the core's CUDA work goes to `stream`
+/// (a cudaStream_t; 0 is the default stream; or kCurrentStreams).
 class Work {
  public:
   explicit Work(uintptr_t stream) : stream_(stream_from(stream)) {}
@@ -45,6 +51,15 @@ class Work {
   py::gil_scoped_release release_;
   StreamScope stream_;
 };
+
+/// A Python method of a C++ method: its arguments followed by `stream`, during Work.
+template <typename Result, typename Class, typename... Arguments>
+auto on_stream(Result (Class::*method)(Arguments...)) {
+  return [method](Class& self, Arguments... arguments, uintptr_t stream) {
+    const Work work(stream);
+    return (self.*method)(std::forward<Arguments>(arguments)...);
+  };
+}
 
 void bind_tensors(py::module_& m);
 void bind_policy(py::module_& m);

@@ -78,12 +78,12 @@ int main(int argc, char** argv) {
     parameters[t].weight = hr_cpu_tensor(weight16[t], HR_F16, counts[t]);
     parameters[t].grad = hr_cpu_tensor(grad16[t], HR_F16, counts[t]);
   }
-  hr_adam_options adamw;
-  check(hr_adamw_options_init(&adamw, sizeof adamw));
+  hr_fused_options adamw;
+  check(hr_fused_options_init(&adamw, sizeof adamw, HR_ADAMW));
   adamw.lr = 3e-3;
   adamw.weight_decay = 0.0;
   hr_optimizer* optimizer;
-  check(hr_adamw_create(parameters, TENSORS, &adamw, NULL, &optimizer));
+  check(hr_fused_create(HR_ADAMW, parameters, TENSORS, &adamw, NULL, &optimizer));
 
   hr_scaler* scaler;  // starts too high: the first steps overflow and find a good scale
   check(hr_scaler_create("dynamic:init_scale=16777216,growth_interval=200", NULL, &scaler));

@@ -1,14 +1,15 @@
 // Headroom for C and for every language that can call C. docs/c.md is the guide.
 //
-// - Every function that can fail returns hr_status. hr_last_error() has the sentence: what is
-//   wrong, where, and what to do. A call that fails has changed nothing, unless it says otherwise.
-// - hr_scaler* and hr_optimizer* are numbers in the shape of pointers. One that was destroyed, or
-//   that never was, gives HR_ERROR_BAD_HANDLE; no number is given out twice.
-// - Any function may be called from any thread. Calls on the same handle wait for one another.
-// - A struct that begins with `size` grows at its end only: set `size` to sizeof, or let its init
-//   function do so. A size that the library does not know gives HR_ERROR_VERSION.
-//   hr_tensor, hr_parameter and hr_state_tensor stand in arrays and never change.
-// - An int32_t named like a question (dynamic, enabled, applied) is 0 for no, all else is yes.
+// - Every function that can fail returns hr_status. hr_last_error() returns the message: what is
+//   wrong, where, and what to do. A call that fails changes nothing unless its comment says so.
+// - hr_scaler* and hr_optimizer* are identifiers, not addresses. A destroyed or invalid handle
+//   returns HR_ERROR_BAD_HANDLE; a handle value is never reused.
+// - Any function may be called from any thread. Concurrent calls on the same handle are serialized.
+// - A struct that begins with `size` may get new members at its end. Set `size` to sizeof, or let
+//   its init function do so; an unknown size returns HR_ERROR_VERSION. All other structs never
+//   change.
+// - An int32_t that answers a question (enabled, applied, read_only) is 0 for no and nonzero for
+// yes.
 #ifndef HEADROOM_C_H_
 #define HEADROOM_C_H_
 
@@ -31,27 +32,27 @@ extern "C" {
 typedef int32_t hr_status;
 enum {
   HR_OK = 0,
-  HR_ERROR_INVALID_ARGUMENT = 1,  // a value that can never work
-  HR_ERROR_MISMATCH = 2,          // two things that do not fit
-  HR_ERROR_WRONG_ORDER = 3,       // a call at the wrong moment
-  HR_ERROR_UNSUPPORTED = 4,       // understood, but not in this build or not for this type
-  HR_ERROR_BAD_STATE = 5,         // a saved state that is damaged or from something else
-  HR_ERROR_OVERFLOW = 6,          // inf or nan in the gradients, and the policy asks for an error
-  HR_ERROR_OUT_OF_MEMORY = 7,     // of the host or a CUDA device
-  HR_ERROR_SCALE_COLLAPSED = 8,   // the scale is at its floor, or too many steps were skipped
-  HR_ERROR_FILE = 9,              // a file or folder that cannot be made, read or written
-  HR_ERROR_RANK_LOST = 10,        // another rank is gone, or did not come within the time limit
-  HR_ERROR_RANKS_DIFFER = 11,     // the ranks are out of step, or have drifted apart
-  HR_ERROR_NULL = 100,            // a null pointer or handle where there has to be one
-  HR_ERROR_BAD_HANDLE = 101,      // destroyed, of another kind, or never made
-  HR_ERROR_VERSION = 102,         // a struct or a program of a version this library does not know
+  HR_ERROR_INVALID_ARGUMENT = 1,  // a value that is never valid
+  HR_ERROR_MISMATCH = 2,          // two arguments that do not fit together
+  HR_ERROR_WRONG_ORDER = 3,       // the call is not allowed at this point
+  HR_ERROR_UNSUPPORTED = 4,       // not in this build, or not for this type
+  HR_ERROR_BAD_STATE = 5,         // a saved state that is damaged or belongs to something else
+  HR_ERROR_OVERFLOW = 6,          // inf or nan in the gradients, with on_overflow=throw
+  HR_ERROR_OUT_OF_MEMORY = 7,     // on the host or on a CUDA device
+  HR_ERROR_SCALE_COLLAPSED = 8,   // the scale is at its minimum, or too many steps were skipped
+  HR_ERROR_FILE = 9,              // a file or folder cannot be created, read or written
+  HR_ERROR_RANK_LOST = 10,        // another rank has exited or did not answer in time
+  HR_ERROR_RANKS_DIFFER = 11,     // the ranks made different calls, or their states differ
+  HR_ERROR_NULL = 100,            // a null pointer or handle where one is required
+  HR_ERROR_BAD_HANDLE = 101,      // a handle that is destroyed, of the other kind, or invalid
+  HR_ERROR_VERSION = 102,         // a struct or a program of a version that this library lacks
   HR_ERROR_BUFFER_TOO_SMALL = 103,
-  HR_ERROR_CALLBACK = 104,  // a callback said that it failed
-  HR_ERROR_INTERNAL = 105   // a defect of Headroom; please report it
+  HR_ERROR_CALLBACK = 104,  // a callback returned an error or threw
+  HR_ERROR_INTERNAL = 105   // a bug in Headroom; please report it
 };
 
-/// The sentence of this thread's last call that failed, "" before the first. It stands until the
-/// next call of this thread that fails; at most 1023 bytes.
+/// The message of this thread's last failed call; "" if none has failed. Valid until the next
+/// failure in this thread; at most 1023 bytes.
 HR_API const char* hr_last_error(void);
 
 /// Short name of a status, such as "wrong order".
@@ -59,29 +60,28 @@ HR_API const char* hr_status_name(hr_status status);
 
 // ---- The library --------------------------------------------------------------------------------
 
-/// Such as "0.1.0".
+/// For example "0.1.0".
 HR_API const char* hr_version(void);
 
-/// HR_ERROR_VERSION unless this library serves programs that were compiled against the header of
-/// this version: hr_check_version(HEADROOM_VERSION_MAJOR, HEADROOM_VERSION_MINOR).
+/// HR_ERROR_VERSION unless this library supports programs that were compiled against this version
+/// of the header: hr_check_version(HEADROOM_VERSION_MAJOR, HEADROOM_VERSION_MINOR).
 HR_API hr_status hr_check_version(int32_t major, int32_t minor);
 
-/// Threads a call may use; 0 restores the default. Results do not depend on it.
+/// Maximum number of threads of one call; 0 restores the default. Results do not depend on it.
 HR_API hr_status hr_set_num_threads(int32_t threads);
 HR_API hr_status hr_num_threads(int32_t* threads);
 
-/// Texts come out like this everywhere: they go to `buffer`, ending with 0, and `*needed` (may be
-/// null) says how many bytes that takes, the 0 included. With a null buffer and a capacity of 0
-/// only `*needed` is told, and so it is with HR_ERROR_BUFFER_TOO_SMALL.
+/// The SIMD instruction set in use; the environment variable HEADROOM_SIMD forces another. All
+/// functions that return text do it like this one: the text is written to `buffer`, terminated by
+/// 0, and `*needed` (if not null) is set to its size in bytes, including the 0. A null buffer with
+/// a capacity of 0 only sets `*needed`. If the buffer is too small, `*needed` is set and
+/// HR_ERROR_BUFFER_TOO_SMALL returned.
 HR_API hr_status hr_simd_target(char* buffer, size_t capacity, size_t* needed);
-
-/// Not to be called while another thread is inside the library.
-HR_API hr_status hr_set_simd_target(const char* name);
 
 HR_API hr_status hr_cuda_available(int32_t* available);
 
-/// From now on everything that this thread asks of CUDA tensors is enqueued on this cudaStream_t;
-/// null: on the default stream, as at first. HR_ERROR_UNSUPPORTED for a stream without CUDA.
+/// Sets the cudaStream_t on which this thread's later calls enqueue work on CUDA tensors; null (the
+/// initial value) is the default stream. HR_ERROR_UNSUPPORTED for a stream without CUDA.
 HR_API hr_status hr_set_stream(void* cuda_stream);
 
 // ---- Tensors ------------------------------------------------------------------------------------
@@ -89,15 +89,15 @@ HR_API hr_status hr_set_stream(void* cuda_stream);
 enum { HR_F16 = 0, HR_BF16 = 1, HR_F32 = 2, HR_F64 = 3 };
 enum { HR_CPU = 0, HR_CUDA = 1 };
 
-/// `count` contiguous elements at `data`, of any alignment. The memory stays the caller's. All
-/// zeros: no tensor.
+/// A view of `count` contiguous elements at `data`, with any alignment. The caller owns the memory.
+/// All members 0: no tensor.
 typedef struct hr_tensor {
   void* data;
   int64_t count;
   int32_t dtype;
   int32_t device_type;
   int32_t device_index;
-  int32_t read_only;  // calls that would write refuse it
+  int32_t read_only;  // calls that write to it return HR_ERROR_INVALID_ARGUMENT
 } hr_tensor;
 
 static inline hr_tensor hr_cpu_tensor(void* data, int32_t dtype, int64_t count) {
@@ -105,139 +105,135 @@ static inline hr_tensor hr_cpu_tensor(void* data, int32_t dtype, int64_t count) 
   return tensor;
 }
 
-/// One trainable tensor. Without a gradient (all zeros) it is neither measured nor updated. The
-/// name may be null, and is copied.
+/// One trainable tensor. Without a gradient (all members 0) it is neither measured nor updated. The
+/// name may be null; it is copied.
 typedef struct hr_parameter {
   const char* name;
   hr_tensor weight;
   hr_tensor grad;
 } hr_parameter;
 
-/// Copies with conversion between f16, bf16 and f32: to nearest even, subnormals and NaN kept.
+/// Copies and converts between f16, bf16 and f32. Rounds to nearest even; keeps subnormals and NaN.
 HR_API hr_status hr_convert(const hr_tensor* from, const hr_tensor* to);
 
-/// DLPack: a view of a contiguous tensor, which keeps its owner and must outlive the view; and a
-/// one-dimensional tensor over memory, whose deleter frees the descriptor and never the data.
+/// hr_from_dlpack: a view of a contiguous tensor; `managed` keeps ownership and must outlive it.
+/// hr_to_dlpack: a one-dimensional tensor over the caller's memory; its deleter frees the
+/// descriptor and never the data.
 struct DLManagedTensor;
 HR_API hr_status hr_from_dlpack(const struct DLManagedTensor* managed, hr_tensor* tensor);
 HR_API hr_status hr_to_dlpack(const hr_tensor* tensor, struct DLManagedTensor** managed);
 
 // ---- Measuring ----------------------------------------------------------------------------------
 
-enum { HR_HISTOGRAM_BINS = 277, HR_HISTOGRAM_MIN_EXPONENT = -149 };
-
-/// What one read of a list of tensors found, as they are in memory.
+/// Statistics of a list of tensors. Inf and nan elements count in inf_count and nan_count only.
 typedef struct hr_stats {
-  size_t size;
-  int64_t count;
+  int64_t count;  // elements
   int64_t inf_count;
   int64_t nan_count;
   double amax;      // largest finite magnitude
-  double norm;      // L2; nan if any element is, else inf if any is
+  double norm;      // L2; nan if any element is nan, else inf if any is inf
   int64_t culprit;  // index of the first tensor with inf or nan; -1 if none
   int64_t culprit_inf;
   int64_t culprit_nan;
-  int64_t zeros;  // these three only if `detail` is asked for
-  int64_t subnormals;
-  int64_t histogram[HR_HISTOGRAM_BINS];  // [e + 149]: 2^e <= |x| < 2^(e+1)
+  int64_t new_inf;    // by unscaling: finite elements that became inf
+  int64_t new_zeros;  // by unscaling: nonzero elements that became zero
 } hr_stats;
 
-HR_API hr_status hr_measure(const hr_tensor* tensors, size_t count, int32_t detail,
-                            hr_stats* stats);
+enum { HR_HISTOGRAM_BINS = 277, HR_HISTOGRAM_MIN_EXPONENT = -149 };
 
-typedef struct hr_unscale_result {
+/// Element counts by magnitude.
+typedef struct hr_detail {
   size_t size;
-  int64_t inf_count;  // as they arrived
-  int64_t nan_count;
-  int64_t new_inf;    // finite elements that became inf
-  int64_t new_zeros;  // nonzero elements that became zero
-  int64_t culprit;    // index of the first tensor with inf or nan; -1 if none
-  double norm;        // before
-} hr_unscale_result;
+  int64_t zeros;
+  int64_t subnormals;                    // in the tensor's own type
+  int64_t histogram[HR_HISTOGRAM_BINS];  // [e + 149]: 2^e <= |x| < 2^(e+1)
+} hr_detail;
 
-/// Multiplies all tensors by `inverse_scale` in place. `result` may be null. Tensors that share
-/// memory are refused (HR_ERROR_INVALID_ARGUMENT).
+/// Reads every tensor once. `detail` may be null.
+HR_API hr_status hr_measure(const hr_tensor* tensors, size_t count, hr_stats* stats,
+                            hr_detail* detail);
+
+/// Multiplies all tensors by `inverse_scale` in place. `stats` (may be null) describes them as they
+/// were before, with new_inf and new_zeros. Tensors that share memory return
+/// HR_ERROR_INVALID_ARGUMENT.
 HR_API hr_status hr_unscale(const hr_tensor* tensors, size_t count, float inverse_scale,
-                            hr_unscale_result* result);
+                            hr_stats* stats);
 
 // ---- Policies -----------------------------------------------------------------------------------
 
-// A policy says how the scale moves. It is passed as text: a preset, and settings that differ from
-// it: "megatron", "static:scale=512", "torch:growth_interval=500,max_skips_in_row=20".
-// docs/policies.md has the rules and all settings.
+// A policy determines how the scale changes. It is passed as text, a preset optionally followed by
+// settings: "megatron", "static:scale=512", "torch:growth_interval=500,max_skips_in_row=20".
+// docs/policies.md lists all presets and settings.
 
-/// The presets' names and summaries, which stand forever; `summary` may be null.
+/// The presets. The strings are valid forever; `summary` may be null.
 HR_API hr_status hr_preset_count(size_t* count);
 HR_API hr_status hr_preset_info(size_t index, const char** name, const char** summary);
-
-/// The rule and all settings of a policy, every number exact; HR_ERROR_INVALID_ARGUMENT if the text
-/// is none, or impossible.
-HR_API hr_status hr_policy_settings(const char* policy, char* buffer, size_t capacity,
-                                    size_t* needed);
 
 // ---- Optimizers ---------------------------------------------------------------------------------
 
 typedef struct hr_optimizer hr_optimizer;
 
-typedef struct hr_sgd_options {
-  size_t size;
-  double lr;
-  double momentum;
-  double dampening;
-  double weight_decay;
-  int32_t nesterov;
-  int32_t reserved;
-} hr_sgd_options;
+enum { HR_SGD = 0, HR_ADAM = 1, HR_ADAMW = 2 };
 
-/// Of Adam and of AdamW.
-typedef struct hr_adam_options {
+/// Options of a parameter group. SGD ignores the betas and eps; Adam and AdamW ignore momentum,
+/// dampening and nesterov.
+typedef struct hr_fused_options {
   size_t size;
   double lr;
+  double weight_decay;
+  double momentum;  // whether it is 0 cannot change after the group is created
+  double dampening;
   double beta1;
   double beta2;
   double eps;
-  double weight_decay;
-} hr_adam_options;
+  int32_t nesterov;
+  int32_t reserved;
+} hr_fused_options;
 
-/// How 16-bit weights are kept: with FP32 masters, bf16 rounded at random or not.
+/// How 16-bit weights are stored.
 typedef struct hr_precision {
   size_t size;
-  uint64_t seed;
-  int32_t master_weights;
-  int32_t stochastic_rounding;
+  uint64_t seed;                // of the stochastic rounding
+  int32_t master_weights;       // keep FP32 copies and apply the updates to them
+  int32_t stochastic_rounding;  // of bf16 weights
 } hr_precision;
 
-HR_API hr_status hr_sgd_options_init(hr_sgd_options* options, size_t size);
-HR_API hr_status hr_adam_options_init(hr_adam_options* options, size_t size);
-HR_API hr_status hr_adamw_options_init(hr_adam_options* options, size_t size);
+/// Set all members to their defaults, which are those of torch.optim.
+HR_API hr_status hr_fused_options_init(hr_fused_options* options, size_t size, int32_t kind);
 HR_API hr_status hr_precision_init(hr_precision* precision, size_t size);
 
-/// The fused optimizers. Null options or precision: the defaults. The parameters' memory must
-/// outlive the optimizer.
-HR_API hr_status hr_sgd_create(const hr_parameter* parameters, size_t count,
-                               const hr_sgd_options* options, const hr_precision* precision,
-                               hr_optimizer** optimizer);
-HR_API hr_status hr_adam_create(const hr_parameter* parameters, size_t count,
-                                const hr_adam_options* options, const hr_precision* precision,
-                                hr_optimizer** optimizer);
-HR_API hr_status hr_adamw_create(const hr_parameter* parameters, size_t count,
-                                 const hr_adam_options* options, const hr_precision* precision,
+/// Creates SGD, Adam or AdamW, by torch.optim's formulas. `kind` is HR_SGD, HR_ADAM or HR_ADAMW.
+/// Null options or precision: the defaults. The parameters' memory must outlive the optimizer.
+HR_API hr_status hr_fused_create(int32_t kind, const hr_parameter* parameters, size_t count,
+                                 const hr_fused_options* options, const hr_precision* precision,
                                  hr_optimizer** optimizer);
 
-/// An optimizer of your own under a scaler. `apply` updates the weights with gradient x multiplier,
-/// and zeroes the gradients if asked to; it returns 0, or anything else to make hr_scaler_step
-/// return HR_ERROR_CALLBACK, which then has not counted the step. `skipped` (may be null) comes in
-/// its place when a step is skipped. Neither may use the scaler that calls it or that scaler's
-/// optimizers (HR_ERROR_WRONG_ORDER).
+/// Parameter groups with their own options. hr_fused_create makes group 0; `*group` (may be null)
+/// is the index of the new one. HR_ERROR_UNSUPPORTED if the optimizer is not SGD, Adam or AdamW.
+HR_API hr_status hr_fused_add_group(hr_optimizer* optimizer, const hr_parameter* parameters,
+                                    size_t count, const hr_fused_options* options, size_t* group);
+HR_API hr_status hr_fused_set_options(hr_optimizer* optimizer, size_t group,
+                                      const hr_fused_options* options);
+HR_API hr_status hr_fused_get_options(hr_optimizer* optimizer, size_t group,
+                                      hr_fused_options* options);
+
+/// Sets the learning rate of all groups.
+HR_API hr_status hr_optimizer_set_lr(hr_optimizer* optimizer, double lr);
+
+/// Copies the values of 16-bit weights to their masters, after the caller has changed the weights.
+HR_API hr_status hr_optimizer_refresh_masters(hr_optimizer* optimizer);
+
+/// The caller's own optimizer. `apply` updates the weights with gradient x multiplier, and zeroes
+/// the gradients if `clear_grads` is not 0. It returns 0, or an error: hr_scaler_step then returns
+/// HR_ERROR_CALLBACK and does not count the step. `skipped` (may be null) is called instead when a
+/// step is skipped. Neither may use the calling scaler or its optimizers (HR_ERROR_WRONG_ORDER).
 ///
-/// How a callback may end, these and on_alarm:
-/// - It returns. An exception that leaves one in C++ becomes HR_ERROR_CALLBACK.
-/// - pthread_exit, and cancellation of the thread, with glibc: the thread ends, the handles of the
-///   call are free again, and the call is as after HR_ERROR_CALLBACK. With other C libraries it is
-///   forbidden.
-/// - longjmp out of it is forbidden; the behaviour is undefined. The locks of the call stay held:
-///   later calls on its handles, destroy included, return HR_ERROR_WRONG_ORDER in the same thread
-///   and hang in others. Return an error instead, and longjmp once the hr_ call has returned.
+/// A callback, including on_alarm, may end like this:
+/// - It returns. A C++ exception that leaves it becomes HR_ERROR_CALLBACK.
+/// - pthread_exit or thread cancellation, with glibc only: the thread ends, the handles of the call
+///   are released, and the outcome is as after HR_ERROR_CALLBACK.
+/// - longjmp out of a callback is undefined behaviour: the locks of the call stay held. Return an
+///   error, and longjmp after the hr_ function has returned.
 typedef struct hr_optimizer_callbacks {
   size_t size;
   int32_t (*apply)(float multiplier, int32_t clear_grads, void* user);
@@ -249,50 +245,27 @@ HR_API hr_status hr_optimizer_create(const hr_parameter* parameters, size_t coun
                                      const hr_optimizer_callbacks* callbacks,
                                      hr_optimizer** optimizer);
 
-/// FP32 sums of unscaled gradients, stepped by scalers like an optimizer; hr_accumulator_step then
-/// steps the real optimizer, which was made on what hr_accumulator_summed gives and is destroyed
-/// before the accumulator.
+/// FP32 sums of unscaled gradients. Scalers step an accumulator like an optimizer;
+/// hr_accumulator_step then steps the real optimizer. Create that one on the parameters that
+/// hr_accumulator_summed returns, and destroy it before the accumulator.
 HR_API hr_status hr_accumulator_create(const hr_parameter* parameters, size_t count,
                                        hr_optimizer** accumulator);
 HR_API hr_status hr_accumulator_summed(hr_optimizer* accumulator, size_t index,
                                        hr_parameter* parameter);
 
-/// Waits for calls in progress in other threads; afterwards no callback is called any more.
+/// Waits for calls in other threads. No callback is called after it returns.
 HR_API hr_status hr_optimizer_destroy(hr_optimizer* optimizer);
 
-/// Groups of parameters with options of their own; the first is 0. `group` may be null.
-HR_API hr_status hr_sgd_add_group(hr_optimizer* optimizer, const hr_parameter* parameters,
-                                  size_t count, const hr_sgd_options* options, size_t* group);
-HR_API hr_status hr_sgd_set_options(hr_optimizer* optimizer, size_t group,
-                                    const hr_sgd_options* options);
-HR_API hr_status hr_sgd_get_options(hr_optimizer* optimizer, size_t group, hr_sgd_options* options);
-HR_API hr_status hr_adam_add_group(hr_optimizer* optimizer, const hr_parameter* parameters,
-                                   size_t count, const hr_adam_options* options, size_t* group);
-HR_API hr_status hr_adam_set_options(hr_optimizer* optimizer, size_t group,
-                                     const hr_adam_options* options);
-HR_API hr_status hr_adam_get_options(hr_optimizer* optimizer, size_t group,
-                                     hr_adam_options* options);
-
-/// Sets the learning rate of every group.
-HR_API hr_status hr_optimizer_set_lr(hr_optimizer* optimizer, double lr);
-
+/// Writes zeros to all gradients.
 HR_API hr_status hr_optimizer_zero_grad(hr_optimizer* optimizer);
 
-/// Another gradient for a parameter; null: none.
+/// Replaces the gradient of a parameter; null: none.
 HR_API hr_status hr_optimizer_set_grad(hr_optimizer* optimizer, size_t index,
                                        const hr_tensor* grad);
 
-/// The same parameters at other places.
+/// Replaces the memory of all weights and gradients. Number, sizes and types stay.
 HR_API hr_status hr_optimizer_rebind(hr_optimizer* optimizer, const hr_parameter* parameters,
                                      size_t count);
-
-/// The name in `parameter` stands until the optimizer's parameters change.
-HR_API hr_status hr_optimizer_parameter_count(hr_optimizer* optimizer, size_t* count);
-HR_API hr_status hr_optimizer_parameter(hr_optimizer* optimizer, size_t index,
-                                        hr_parameter* parameter);
-
-/// Copies the weights' values to the masters, after weights were changed by hand.
-HR_API hr_status hr_optimizer_refresh_masters(hr_optimizer* optimizer);
 
 /// A tensor of an optimizer's state: "embed.weight/master", "embed.weight/exp_avg".
 typedef struct hr_state_tensor {
@@ -301,17 +274,18 @@ typedef struct hr_state_tensor {
   int64_t parameter;  // the index of "embed.weight"
 } hr_state_tensor;
 
-/// All that a fused optimizer remembers: the applied steps of each parameter, and tensors.
+/// The complete state of SGD, Adam or AdamW.
 typedef struct hr_optimizer_state {
   size_t size;
   size_t step_count;
-  const int64_t* steps;
+  const int64_t* steps;  // applied steps of each parameter
   size_t tensor_count;
   const hr_state_tensor* tensors;
 } hr_optimizer_state;
 
-/// What `state` points to is the optimizer's own and stands until the next call of this function
-/// for it, or its end; copy it to keep it.
+/// get_state: the pointers in `state` belong to the optimizer and are valid until the next
+/// get_state or destroy of it. load_state copies; HR_ERROR_BAD_STATE, changing nothing, unless the
+/// state fits the optimizer.
 HR_API hr_status hr_optimizer_get_state(hr_optimizer* optimizer, hr_optimizer_state* state);
 HR_API hr_status hr_optimizer_load_state(hr_optimizer* optimizer, const hr_optimizer_state* state);
 
@@ -321,7 +295,7 @@ typedef struct hr_scaler hr_scaler;
 
 enum { HR_ALARM_NONE = 0, HR_ALARM_AT_FLOOR = 1, HR_ALARM_SKIPS_IN_ROW = 2 };
 
-/// Training is in trouble. Everything in it stands until the callback returns.
+/// Argument of on_alarm. The strings are valid until the callback returns.
 typedef struct hr_alarm {
   size_t size;
   int32_t alarm;
@@ -334,11 +308,11 @@ typedef struct hr_alarm {
 typedef struct hr_scaler_options {
   size_t size;
   int32_t enabled;
-  int32_t device_type;  // where the scale lives; on HR_CUDA no call waits and reports are pending
+  int32_t device_type;  // where the scale is stored; with HR_CUDA steps are asynchronous
   int32_t device_index;
   int32_t reserved;
-  /// Called at the end of hr_scaler_update; under the rules of hr_optimizer_callbacks. Without it
-  /// update, having done its work, returns HR_ERROR_SCALE_COLLAPSED.
+  /// Called at the end of hr_scaler_update, under the rules of hr_optimizer_callbacks. If null, the
+  /// update is completed and returns HR_ERROR_SCALE_COLLAPSED.
   void (*on_alarm)(const hr_alarm* alarm, void* user);
   void* user;
 } hr_scaler_options;
@@ -347,11 +321,11 @@ enum { HR_CLEAR_ON_SKIP = 0, HR_CLEAR_ALWAYS = 1, HR_CLEAR_NEVER = 2 };
 
 typedef struct hr_step_options {
   size_t size;
-  float max_norm;  // clip the unscaled gradients' L2 norm to this; 0: no clipping
+  float max_norm;  // clip the L2 norm of the unscaled gradients to this; 0: no clipping
   int32_t clear_grads;
-  float skip_above_norm;  // skip the step if that norm is above this; 0: never
+  float skip_above_norm;  // skip the step if the norm exceeds this; 0: never
   int32_t reserved;
-  void* stream;  // a cudaStream_t; null: the one of hr_set_stream
+  void* stream;  // cudaStream_t; null: the stream of hr_set_stream
 } hr_step_options;
 
 enum {
@@ -361,29 +335,22 @@ enum {
   HR_SKIP_NORM_TOO_LARGE = 3
 };
 
-/// What one step did.
+/// The outcome of one step.
 typedef struct hr_report {
   size_t size;
-  int32_t pending;  // the step is on its way on a CUDA device and the rest is empty
+  int32_t pending;  // not finished on the CUDA device; the other members have no meaning
   int32_t applied;
-  int32_t skip;      // why not
-  float scale;       // that these gradients were made with
+  int32_t skip;      // the reason if not applied
+  float scale;       // by which the loss of these gradients was multiplied
   double grad_norm;  // of the unscaled gradients before clipping
   double clip_factor;
-  int64_t steps;    // of this optimizer under this scaler so far,
-  int64_t skipped;  // of which skipped
-  int64_t count;    // of the gradients in memory: as in hr_stats
-  int64_t inf_count;
-  int64_t nan_count;
-  double amax;
-  double norm;
-  int64_t culprit;
-  int64_t culprit_inf;
-  int64_t culprit_nan;
-  char culprit_text[256];  // "embed.weight: 3 inf, 0 nan", cut off where a name is too long
+  int64_t steps;           // of this optimizer under this scaler so far,
+  int64_t skipped;         // of which skipped
+  hr_stats stats;          // of the gradients in memory, still scaled
+  char culprit_text[256];  // "embed.weight: 3 inf, 0 nan", truncated if the name is too long
 } hr_report;
 
-/// The scale and its counters; hr_scaler_save has everything that changes while training.
+/// The scale and its counters. hr_scaler_save returns the complete state.
 typedef struct hr_scale_state {
   size_t size;
   float scale;
@@ -396,66 +363,68 @@ typedef struct hr_scale_state {
 HR_API hr_status hr_scaler_options_init(hr_scaler_options* options, size_t size);
 HR_API hr_status hr_step_options_init(hr_step_options* options, size_t size);
 
-/// Null policy or options: the defaults ("dynamic").
+/// Null policy: "dynamic". Null options: the defaults.
 HR_API hr_status hr_scaler_create(const char* policy, const hr_scaler_options* options,
                                   hr_scaler** scaler);
 HR_API hr_status hr_scaler_destroy(hr_scaler* scaler);
 
-/// loss x scale, then run backward from it. For tensors `scaled` is f32, and may be the loss's own
-/// memory; a scaler on a CUDA device takes tensors only.
+/// loss x scale; run backward from the result. For tensors `scaled` is f32 and may be the memory of
+/// the loss. A scaler on a CUDA device accepts tensors only.
 HR_API hr_status hr_scaler_scale(hr_scaler* scaler, float loss, float* scaled);
 HR_API hr_status hr_scaler_scale_tensor(hr_scaler* scaler, const hr_tensor* loss,
                                         const hr_tensor* scaled);
 
-/// The address on the CUDA device of the scale to multiply by, for trainers whose loss and backward
-/// are one fused kernel; valid as long as the scaler. From then on a loss is assumed to have been
-/// scaled before every step.
+/// The device address of the scale, for trainers that compute loss and backward in one kernel;
+/// valid until the scaler is destroyed. After this call the scaler assumes a scaled loss before
+/// each step.
 HR_API hr_status hr_scaler_device_scale(hr_scaler* scaler, const float** scale);
 
-/// Divides the gradients by the scale in place, to clip or look at them by hand before the step;
-/// without a step, the update multiplies them by the scale again. `result` may be null.
-HR_API hr_status hr_scaler_unscale(hr_scaler* scaler, hr_optimizer* optimizer,
-                                   hr_unscale_result* result);
+/// Divides the gradients by the scale in place, so that the caller can clip or inspect them before
+/// the step. If no step follows, the update multiplies them by the scale again. `stats` may be
+/// null; with a scaler on a CUDA device it is empty.
+HR_API hr_status hr_scaler_unscale(hr_scaler* scaler, hr_optimizer* optimizer, hr_stats* stats);
 
-/// Measures, decides, and applies or skips. Null options: the defaults; `report` may be null. With
-/// on_overflow=throw a bad step is skipped, reported, and returns HR_ERROR_OVERFLOW.
+/// Measures the gradients, decides, and applies or skips the step. Null options: the defaults;
+/// `report` may be null. With on_overflow=throw a step with inf or nan is skipped, `report` is
+/// filled and HR_ERROR_OVERFLOW returned.
 HR_API hr_status hr_scaler_step(hr_scaler* scaler, hr_optimizer* optimizer,
                                 const hr_step_options* options, hr_report* report);
 HR_API hr_status hr_accumulator_step(hr_optimizer* accumulator, hr_optimizer* optimizer,
                                      const hr_step_options* options, hr_report* report);
 
-/// Moves the scale, once, after every optimizer has stepped; or sets it by hand.
+/// update: adapts the scale, once after all optimizers have stepped. set_scale: sets it.
 HR_API hr_status hr_scaler_update(hr_scaler* scaler);
 HR_API hr_status hr_scaler_set_scale(hr_scaler* scaler, float scale);
 
-/// After an update, with a policy that retries ("headroom-retry"): 1 if the last batch is to be run
-/// again, because it was skipped and the scale is lower now; else 0. With such a policy a second
-/// optimizer in one round, and an accumulator, get HR_ERROR_UNSUPPORTED from the step.
+/// After an update with a policy that retries ("headroom-retry"): 1 if the last batch should be run
+/// again because it was skipped and the scale has been lowered, else 0. With such a policy,
+/// hr_scaler_step returns HR_ERROR_UNSUPPORTED for a second optimizer in a round and for
+/// accumulators.
 HR_API hr_status hr_scaler_retry(hr_scaler* scaler, int32_t* retry);
 
-/// Forgets losses that were scaled but not stepped, because their gradients are dropped.
+/// Call this after dropping the gradients of a scaled loss without a step.
 HR_API hr_status hr_scaler_discard(hr_scaler* scaler);
 
-/// What the last step did, of one optimizer or, with null, of all. The first waits for a CUDA
-/// device; the second never does, and says `pending` if there is nothing to report yet.
+/// The outcome of the last step of one optimizer or, with null, of any. hr_scaler_report waits for
+/// a CUDA device. hr_scaler_try_report never waits; it sets `pending` if no outcome is available.
 HR_API hr_status hr_scaler_report(hr_scaler* scaler, hr_optimizer* optimizer, hr_report* report);
 HR_API hr_status hr_scaler_try_report(hr_scaler* scaler, hr_optimizer* optimizer,
                                       hr_report* report);
 
-/// One line for a log: "skipped at scale 65536: embed.weight: 3 inf, 0 nan". A pending report says
-/// that its result is not known yet.
+/// One line for a log: "skipped at scale 65536: embed.weight: 3 inf, 0 nan".
 HR_API hr_status hr_report_text(const hr_report* report, char* buffer, size_t capacity,
                                 size_t* needed);
 
+/// The scale and the state; both wait for a CUDA device.
 HR_API hr_status hr_scaler_get_scale(hr_scaler* scaler, float* scale);
 HR_API hr_status hr_scaler_get_state(hr_scaler* scaler, hr_scale_state* state);
+
+/// The policy as text with all its settings, every number exact.
 HR_API hr_status hr_scaler_get_policy(hr_scaler* scaler, char* buffer, size_t capacity,
                                       size_t* needed);
 HR_API hr_status hr_scaler_set_policy(hr_scaler* scaler, const char* policy);
-HR_API hr_status hr_scaler_enabled(hr_scaler* scaler, int32_t* enabled);
-HR_API hr_status hr_scaler_device(hr_scaler* scaler, int32_t* device_type, int32_t* device_index);
 
-/// Policy and state as JSON, every number exact, after an update; and back.
+/// Policy and state as JSON, every number exact. Not allowed between a step and its update.
 HR_API hr_status hr_scaler_save(hr_scaler* scaler, char* buffer, size_t capacity, size_t* needed);
 HR_API hr_status hr_scaler_load(hr_scaler* scaler, const char* json);
 

@@ -1,6 +1,5 @@
 // Headroom for LibTorch: the GradScaler, the autocast guard and the fused optimizers that its C++
-// API lacks. Works with LibTorch 1.13 and 2.x; C++17 is enough to include it. Link
-// headroom::libtorch.
+// API lacks. Supports LibTorch 1.13 and 2.x and C++17. Link headroom::libtorch.
 #ifndef HEADROOM_LIBTORCH_H_
 #define HEADROOM_LIBTORCH_H_
 

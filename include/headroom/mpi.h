@@ -1,4 +1,4 @@
-// headroom::mpi: ranks over an MPI communicator.
+// headroom::mpi: agreement between the processes of an MPI communicator.
 #ifndef HEADROOM_MPI_H_
 #define HEADROOM_MPI_H_
 
@@ -11,18 +11,20 @@
 
 namespace headroom::mpi {
 
-/// The ranks of a communicator. A reduction is a tree reduction to rank 0 followed by a broadcast,
-/// so that all ranks get the same bits.
+/// The ranks of a communicator. A reduction is a reduce to rank 0 followed by a broadcast, so that
+/// all ranks get the same bits on every network.
 ///
-/// The constructor duplicates the communicator, which is a collective call: all ranks of
-/// `communicator` construct an MpiRanks at the same time. Not thread-safe; MPI has to be
-/// initialized with MPI_THREAD_SERIALIZED if it is used outside of the main thread. Destroy it
-/// before MPI_Finalize.
+/// The constructor duplicates the communicator, so that messages cannot be mixed up with the
+/// caller's; all ranks of `communicator` must construct one at the same time. One thread at a time
+/// may use an object; MPI must be initialized with MPI_THREAD_SERIALIZED if that is not always the
+/// main thread. Destroy it before MPI_Finalize.
 ///
-/// After Error(kRankLost) it refuses all further calls, and MPI_Finalize may hang: end such a job
-/// with MPI_Abort.
+/// After Error(kRankLost) all further calls throw, and MPI_Finalize may hang; end such a job with
+/// MPI_Abort.
 class HEADROOM_API MpiRanks : public Ranks {
  public:
+  /// Throws Error(kWrongOrder) before MPI_Init, and Error(kInvalidArgument) unless the time limit
+  /// is positive.
   explicit MpiRanks(MPI_Comm communicator = MPI_COMM_WORLD,
                     std::chrono::milliseconds time_limit = kDefaultTimeLimit);
   ~MpiRanks() override;

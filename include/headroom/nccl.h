@@ -1,4 +1,4 @@
-// headroom::nccl: ranks over an NCCL communicator.
+// headroom::nccl: agreement between the GPUs of an NCCL communicator.
 #ifndef HEADROOM_NCCL_H_
 #define HEADROOM_NCCL_H_
 
@@ -11,17 +11,21 @@
 
 namespace headroom::nccl {
 
-/// The ranks of a communicator, which belongs to the caller and must outlive this object. The rules
-/// of NCCL's collectives apply: all ranks call in the same order, from one thread at a time.
+/// The ranks of a communicator. The caller owns the communicator and must keep it alive. As with
+/// every collective, all ranks must make the same calls in the same order, from one thread at a
+/// time.
 ///
 /// With a scaler on the communicator's device (ScalerOptions::device) nothing waits: two small
-/// all-reduces are enqueued between measuring and deciding, also in CUDA graphs. The caller has to
-/// detect lost ranks, as with every NCCL call (ncclCommGetAsyncError, ncclCommAbort). A scaler on
-/// the CPU waits and throws Error(kRankLost) after the time limit; this object then refuses all
-/// further calls, and ncclCommAbort ends the pending operation.
+/// all-reduces are enqueued between measure and decide, also during the capture of a CUDA graph.
+/// The caller must detect lost ranks, as with every NCCL call (ncclCommGetAsyncError,
+/// ncclCommAbort).
+///
+/// With a scaler on the CPU the reduction waits and throws Error(kRankLost) when the time limit is
+/// exceeded. All further calls then throw; ncclCommAbort ends the pending work.
 class HEADROOM_API NcclRanks : public Ranks {
  public:
-  /// Allocates memory and creates a stream on the communicator's device.
+  /// Allocates memory and a stream on the communicator's device. Throws Error(kInvalidArgument)
+  /// unless the time limit is positive.
   explicit NcclRanks(ncclComm_t communicator,
                      std::chrono::milliseconds time_limit = kDefaultTimeLimit);
   ~NcclRanks() override;

@@ -1,22 +1,21 @@
-// Compiles the header as C11 with every warning as an error. The sizes are part of the ABI: a
-// struct may only grow, and then structs.h records its first size.
+// Compiles the header as C11 with all warnings as errors. The sizes are part of the ABI: a struct
+// may only grow, and its first size is then recorded in kFirstSize (structs.h).
 #include <headroom/c.h>
 
 #if UINTPTR_MAX == UINT64_MAX
 _Static_assert(sizeof(hr_tensor) == 32, "hr_tensor never changes");
 _Static_assert(sizeof(hr_parameter) == 72, "hr_parameter never changes");
 _Static_assert(sizeof(hr_state_tensor) == 48, "hr_state_tensor never changes");
-_Static_assert(sizeof(hr_stats) == 2304, "hr_stats");
-_Static_assert(sizeof(hr_unscale_result) == 56, "hr_unscale_result");
-_Static_assert(sizeof(hr_sgd_options) == 48, "hr_sgd_options");
-_Static_assert(sizeof(hr_adam_options) == 48, "hr_adam_options");
+_Static_assert(sizeof(hr_stats) == 80, "hr_stats never changes");
+_Static_assert(sizeof(hr_detail) == 2240, "hr_detail");
+_Static_assert(sizeof(hr_fused_options) == 72, "hr_fused_options");
 _Static_assert(sizeof(hr_precision) == 24, "hr_precision");
 _Static_assert(sizeof(hr_optimizer_callbacks) == 32, "hr_optimizer_callbacks");
 _Static_assert(sizeof(hr_optimizer_state) == 40, "hr_optimizer_state");
 _Static_assert(sizeof(hr_alarm) == 40, "hr_alarm");
 _Static_assert(sizeof(hr_scaler_options) == 40, "hr_scaler_options");
 _Static_assert(sizeof(hr_step_options) == 32, "hr_step_options");
-_Static_assert(sizeof(hr_report) == 376, "hr_report");
+_Static_assert(sizeof(hr_report) == 392, "hr_report");
 _Static_assert(sizeof(hr_scale_state) == 40, "hr_scale_state");
 #endif
 
@@ -28,7 +27,7 @@ hr_status step_from_c(hr_report* report) {
                                   hr_cpu_tensor(&grad, HR_F32, 1)};
   hr_optimizer* optimizer = NULL;
   hr_scaler* scaler = NULL;
-  hr_status status = hr_adamw_create(&parameter, 1, NULL, NULL, &optimizer);
+  hr_status status = hr_fused_create(HR_ADAMW, &parameter, 1, NULL, NULL, &optimizer);
   if (status == HR_OK) status = hr_scaler_create(NULL, NULL, &scaler);
   if (status == HR_OK) status = hr_scaler_scale(scaler, 1.0f, &scale);
   grad = 0.5f * scale;

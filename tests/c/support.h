@@ -1,4 +1,4 @@
-// Helpers of the tests of the C API.
+// Helpers for the tests of the C API.
 #ifndef HEADROOM_TESTS_C_SUPPORT_H_
 #define HEADROOM_TESTS_C_SUPPORT_H_
 
@@ -25,7 +25,7 @@ Struct sized() {
   return value;
 }
 
-/// Calls a function that writes text to a buffer: once for the length, then for the text.
+/// The text that a function of the C API returns.
 template <typename Function, typename... Arguments>
 std::string text_of(Function function, Arguments... arguments) {
   size_t needed = 0;
@@ -39,7 +39,7 @@ std::string text_of(Function function, Arguments... arguments) {
 /// One FP32 parameter of ten elements with an SGD optimizer and a scaler.
 struct Training {
   explicit Training(const char* policy = nullptr, const hr_scaler_options* options = nullptr) {
-    EXPECT_OK(hr_sgd_create(&parameter, 1, nullptr, nullptr, &optimizer));
+    EXPECT_OK(hr_fused_create(HR_SGD, &parameter, 1, nullptr, nullptr, &optimizer));
     EXPECT_OK(hr_scaler_create(policy, options, &scaler));
   }
   ~Training() {

@@ -149,7 +149,7 @@ TEST(CastMeter, CountsGradientValuesThatBecomeZero) {
   run_backward();
   {
     const CastMeter meter;
-    expect_error(ErrorCode::kWrongOrder, "lives already", [] { CastMeter second; });
+    expect_error(ErrorCode::kWrongOrder, "already a CastMeter", [] { CastMeter second; });
     run_backward();
     EXPECT_EQ(meter.loss().values, 3);
     EXPECT_EQ(meter.loss().zeroed, 2);

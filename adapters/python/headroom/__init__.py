@@ -4,7 +4,7 @@
 >>> headroom.measure([np.ones(4, np.float16)]).norm
 2.0
 
-``headroom.torch`` has a drop-in for ``torch.amp.GradScaler`` and fused optimizers for PyTorch.
+``headroom.torch`` is for PyTorch: a replacement of ``torch.amp.GradScaler`` and fused optimizers.
 """
 
 from headroom._core import (

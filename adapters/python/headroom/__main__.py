@@ -1,4 +1,4 @@
-"""``python -m headroom``: the program ``headroom``, which is part of the package."""
+"""``python -m headroom`` runs the program ``headroom`` of this package, or the one in PATH."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def main() -> None:
     packaged = pathlib.Path(__file__).parent / "bin" / "headroom"
     program = str(packaged) if packaged.exists() else shutil.which("headroom")
     if program is None:
-        sys.exit("headroom: this package was built without the program; build it with the program, "
-                 "or put headroom in PATH.")
+        sys.exit("headroom: this package was built without the program; build it with the "
+                 "program, or add headroom to PATH.")
     os.execv(program, [program, *sys.argv[1:]])
 
 

@@ -1,3 +1,5 @@
+# Types of the extension module. Arguments named `stream` are a cudaStream_t as a number; 0 is the default
+# stream. A View is a tensor that the caller keeps alive.
 from collections.abc import Callable, Sequence
 from typing import Any, Optional, Union
 
@@ -31,7 +33,6 @@ class ScalePolicy:
 def StaticScale(**settings: Any) -> ScalePolicy: ...
 def DynamicScale(**settings: Any) -> ScalePolicy: ...
 def HeadroomScale(**settings: Any) -> ScalePolicy: ...
-def settings() -> list[tuple[str, str, str, str, str]]: ...
 
 class GradStats:
     count: int

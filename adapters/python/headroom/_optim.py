@@ -1,4 +1,4 @@
-"""The core's optimizers over arrays."""
+"""SGD, Adam and AdamW for arrays."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Optimizer:
 
     ``params`` are pairs (weight, gradient), in a list or in a dict by name; a gradient may be None.
     Weights of float16 and bfloat16 have float32 masters inside, unless ``master_weights`` is False.
-    The arrays are used in place and kept alive.
+    ``stochastic_rounding`` applies to bfloat16 weights. The arrays are used in place and kept alive.
     """
 
     _kind: Any
@@ -32,7 +32,7 @@ class Optimizer:
         seed: int = 0,
     ) -> None:
         self._core = self._kind(master_weights, stochastic_rounding, seed)
-        # At the core, which views of its state keep alive longer than this object.
+        # Stored at the core object: views of the state keep that alive, even after this object is gone.
         self._kept: list[list[Optional[_core.Tensor]]] = []
         self._core.kept = self._kept
         self._names: set[str] = set()
@@ -41,11 +41,12 @@ class Optimizer:
         self.add_group(params)
 
     def add_group(self, params: Params, **options: Any) -> int:
-        """Adds parameters with options of their own; returns the number of the group."""
+        """Adds parameters with their own options and returns the index of the new group."""
         unknown = options.keys() - self._defaults.keys()
         if unknown:
             raise TypeError(f"{type(self).__name__} has no option {sorted(unknown)[0]!r}")
         options = self._defaults | options
+        # Parameters in a list are named by the next free numbers.
         free = (i for i in itertools.count(len(self._kept)) if str(i) not in self._names)
         named = params.items() if isinstance(params, Mapping) else zip(free, params)
         triples = []
@@ -53,7 +54,7 @@ class Optimizer:
             triples.append((str(name), tensor(weight), None if grad is None else tensor(grad)))
         names = [name for name, _, _ in triples]
         if len({*names, *self._names}) < len(names) + len(self._names):
-            raise ValueError("two parameters have the same name, by which state() tells them apart")
+            raise ValueError("two parameters have the same name; state() needs different names")
         self._core.add_group(triples, options, 0)
         self._names.update(names)
         self._kept += [[weight, grad] for _, weight, grad in triples]
@@ -61,19 +62,20 @@ class Optimizer:
         return len(self._groups) - 1
 
     def set_options(self, group: int = 0, **options: Any) -> None:
-        """Changes options of a group: ``optimizer.set_options(lr=1e-4)``."""
+        """Changes some options of a group: ``optimizer.set_options(lr=1e-4)``."""
         group = range(len(self._groups))[group]
         changed = self._groups[group] | options
         if changed.keys() != self._groups[group].keys():
             raise TypeError(f"the options are {', '.join(self._groups[group])}")
-        self._core.set_options(group + 1, changed)  # the core's first group is empty
+        self._core.set_options(group + 1, changed)  # group 0 of the core is empty
         self._groups[group] = changed
 
     def options(self, group: int = 0) -> dict[str, Any]:
+        """A copy of the options of a group."""
         return dict(self._groups[group])
 
     def set_grad(self, index: int, grad: Optional[Any]) -> None:
-        """Gives a parameter another gradient, or none, for loops that allocate them anew."""
+        """Replaces the gradient of a parameter, for loops that allocate new ones; None removes it."""
         view = None if grad is None else tensor(grad)
         self._core.set_grad(index, view)
         self._kept[index][1] = view
@@ -83,31 +85,32 @@ class Optimizer:
         self._core.zero_grad()
 
     def apply(self, multiplier: float = 1.0, clear_grads: bool = False) -> None:
-        """One step with gradient x multiplier, without a scaler: no check, no scale."""
+        """One step with gradient x multiplier, without a scaler and without a check for inf and nan."""
         self._core.apply(multiplier, clear_grads)
 
     def steps(self, index: int = 0) -> int:
-        """Steps applied to a parameter so far; a skipped one does not count."""
+        """The number of applied steps of a parameter; skipped steps are not counted."""
         return self._core.steps(index)
 
     def state(self) -> tuple[list[int], dict[str, _core.Tensor]]:
-        """The step of each parameter, and masters and moments by name.
+        """The step count of each parameter, and masters and moments by name.
 
-        They are views of the optimizer's own memory: ``numpy.array(t)`` copies what one shows.
+        The tensors are views of the optimizer's memory; ``numpy.array(t)`` makes a copy.
         """
         steps, tensors = self._core.state()
         return steps, {name: view for name, view, _ in tensors}
 
     def load_state(self, steps: list[int], tensors: Mapping[str, Any]) -> None:
-        """Takes over what ``state()`` gave; changes nothing if it does not fit."""
-        mine = [name for name, _, _ in self._core.state()[1]]
-        names = mine if set(mine) == tensors.keys() else tensors  # else the core says what is wrong
+        """Copies what ``state()`` returned. Raises headroom.Error, changing nothing, if it does not fit."""
+        # The core expects its own order. If the names differ, it raises the error.
+        expected = [name for name, _, _ in self._core.state()[1]]
+        names = expected if set(expected) == tensors.keys() else tensors
         loaded = [(name, tensor(tensors[name]), 0) for name in names]
         self._core.load_state(steps, loaded, 0)
 
 
 class SGD(Optimizer):
-    """Stochastic gradient descent by torch.optim.SGD's formulas."""
+    """Stochastic gradient descent with torch.optim.SGD's formulas."""
 
     _kind = _core.SGD
 
@@ -127,7 +130,7 @@ class SGD(Optimizer):
 
 
 class Adam(Optimizer):
-    """Adam with L2 regularisation by torch.optim.Adam's formulas."""
+    """Adam with L2 regularization and torch.optim.Adam's formulas."""
 
     _kind = _core.Adam
 
@@ -145,7 +148,7 @@ class Adam(Optimizer):
 
 
 class AdamW(Adam):
-    """Adam with decoupled weight decay by torch.optim.AdamW's formulas.
+    """Adam with decoupled weight decay and torch.optim.AdamW's formulas.
 
     >>> import numpy as np
     >>> weight, grad = np.ones(3, np.float16), np.ones(3, np.float16)

@@ -1,4 +1,4 @@
-"""GradScaler and measure over arrays."""
+"""GradScaler, measure, measure_detail and unscale_ for arrays."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headroom._tensor import tensor
 
 
 def measure(grads: Iterable[Any]) -> _core.GradStats:
-    """Reads every array once: inf, nan, norm, largest magnitude, first bad array.
+    """Reads every array once and returns inf and nan counts, norm, largest magnitude, first bad array.
 
     >>> import numpy as np
     >>> stats = measure([np.array([3, 4], np.float16), np.array([0, np.inf], np.float32)])
@@ -22,7 +22,7 @@ def measure(grads: Iterable[Any]) -> _core.GradStats:
 
 
 def measure_detail(grads: Iterable[Any]) -> tuple[_core.GradStats, _core.GradDetail]:
-    """``measure()``, and in the same read zeros, subnormals and a histogram of magnitudes.
+    """``measure()`` with counts of zeros and subnormals and a histogram of magnitudes.
 
     >>> import numpy as np
     >>> stats, detail = measure_detail([np.array([0, 1, 1.5, 4, 6e-8], np.float16)])
@@ -33,7 +33,7 @@ def measure_detail(grads: Iterable[Any]) -> tuple[_core.GradStats, _core.GradDet
 
 
 def unscale_(grads: Iterable[Any], inverse_scale: float) -> _core.GradStats:
-    """Multiplies gradients in place, and says what was found and lost.
+    """Multiplies gradients in place. The result describes them before, and counts new inf and zeros.
 
     >>> import numpy as np
     >>> grad = np.array([2.0, 4.0], np.float16)
@@ -46,10 +46,11 @@ def unscale_(grads: Iterable[Any], inverse_scale: float) -> _core.GradStats:
 class GradScaler:
     """Scales losses, unscales gradients, skips bad steps, adapts the scale.
 
-    ``policy`` is a ScalePolicy (StaticScale, DynamicScale, HeadroomScale), or a preset as text, with
-    other settings if need be: ``"torch:growth_interval=500"``. ``device`` is ``"cpu"``, or
-    ``"cuda:0"`` for a scale that lives there: then step() and update() never wait, and report()
-    returns the result.
+    ``policy`` is a ScalePolicy (StaticScale, DynamicScale, HeadroomScale) or text, a preset optionally
+    with other settings: ``"torch:growth_interval=500"``. ``device`` is where the scale is stored:
+    ``"cpu"``, or for example ``"cuda:0"``. On CUDA step() and update() never wait, and report() returns
+    the outcome. ``on_alarm`` is called by update() when the scale is at its minimum or too many steps
+    were skipped; without it update() raises headroom.Error.
 
     >>> import numpy as np
     >>> import headroom
@@ -78,13 +79,13 @@ class GradScaler:
             policy = _core.ScalePolicy(policy)
         kind, _, index = device.partition(":")
         if kind not in ("cpu", "cuda") or not (index or "0").isdecimal():
-            raise ValueError(f"device is {device!r}; it is 'cpu', 'cuda' or 'cuda:0'.")
+            raise ValueError(f"device is {device!r}; it must be 'cpu', 'cuda' or for example 'cuda:0'.")
         place = int(index or 0) if kind == "cuda" else -1
         self._core = _core.GradScaler(policy, enabled, place, on_alarm, 0)
 
     @property
     def policy(self) -> _core.ScalePolicy:
-        """Set it to change how the scale moves: ``scaler.policy.replace(growth_interval=100)``."""
+        """Assign to change it: ``scaler.policy = scaler.policy.replace(growth_interval=100)``."""
         return self._core.policy
 
     @policy.setter
@@ -96,20 +97,20 @@ class GradScaler:
         return self._core.enabled
 
     def get_scale(self) -> float:
-        """The scale that the next loss is multiplied by; waits for a CUDA device."""
+        """The scale by which the next loss is multiplied; waits for a CUDA device."""
         return self._core.get_scale()
 
     def scale(self, loss: Any, out: Optional[Any] = None) -> Any:
-        """loss x scale. A number comes back as a float; of an array, ``out`` (float32, which may be
-        the loss itself) takes the result and is returned."""
+        """loss x scale. Returns a float for a number. For an array pass ``out``, a float32 array (which
+        may be the loss itself), which is filled and returned."""
         if out is None:
             return self._core.scale(float(loss))
         self._core.scale_into(tensor(loss), tensor(out), 0)
         return out
 
     def unscale_(self, optimizer: Optimizer) -> _core.GradStats:
-        """Divides the gradients by the scale, in place, for those who clip or look by hand.
-        Without a step, ``update()`` multiplies them by the scale again."""
+        """Divides the gradients by the scale in place, to clip or inspect them before the step.
+        If no step follows, ``update()`` multiplies them by the scale again."""
         return self._core.unscale_(optimizer._core, 0)
 
     def step(
@@ -120,42 +121,43 @@ class GradScaler:
         skip_above_norm: float = 0.0,
         clear_grads: str = "on_skip",
     ) -> _core.StepReport:
-        """Measures, decides, and applies or skips. ``max_norm`` clips the norm of the unscaled
-        gradients, ``skip_above_norm`` skips a step whose norm is above it. ``clear_grads`` is when
-        gradients are zeroed: ``"on_skip"``, ``"always"`` or ``"never"``."""
+        """Measures the gradients, and applies or skips the step. ``max_norm`` clips the norm of the
+        unscaled gradients; ``skip_above_norm`` skips a step whose norm exceeds it. ``clear_grads`` is
+        when gradients are zeroed: ``"on_skip"``, ``"always"`` or ``"never"``."""
         return self._core.step(optimizer._core, max_norm, skip_above_norm, clear_grads)
 
     def update(self, new_scale: Optional[float] = None) -> None:
-        """Moves the scale by what the steps since the last update found, or sets it."""
+        """Adapts the scale to the outcome of the steps since the last update, or sets it."""
         if new_scale is None:
             self._core.update(0)
         else:
             self._core.set_scale(new_scale, 0)
 
     def retry(self) -> bool:
-        """After ``update()``, with a policy that retries (``"headroom-retry"``): whether to run the
-        last batch again, because it was skipped and the scale is lower now. With such a policy a
-        second optimizer in one round is refused."""
+        """After ``update()`` with a policy that retries (``"headroom-retry"``): whether to run the
+        last batch again, because it was skipped and the scale has been lowered. With such a policy
+        ``step()`` refuses a second optimizer in a round."""
         return self._core.retry()
 
     def report(self) -> _core.StepReport:
-        """What the last step did; waits for it."""
+        """The outcome of the last step; waits for a CUDA device."""
         return self._core.report()
 
     def try_report(self) -> Optional[_core.StepReport]:
-        """The newest step that is done, without waiting; None if there is none."""
+        """The outcome of the newest finished step, without waiting; None if there is none."""
         return self._core.try_report()
 
     def discard(self) -> None:
-        """Call after gradients of scaled losses were dropped without a step."""
+        """Call this after dropping the gradients of scaled losses without a step."""
         self._core.discard()
 
     def save(self) -> str:
-        """Policy and state as JSON text; and ``load`` takes it back."""
+        """Policy and state as JSON, for ``load()``. Raises headroom.Error between a step and its update."""
         return self._core.save()
 
     def load(self, text: str) -> None:
+        """Restores policy and state. Raises headroom.Error, changing nothing, if the text is damaged."""
         self._core.load(text)
 
     def __getstate__(self) -> dict[str, Any]:
-        raise TypeError("A headroom.GradScaler cannot be pickled; keep save() and load() it.")
+        raise TypeError("A headroom.GradScaler cannot be pickled; use save() and load().")

@@ -17,8 +17,8 @@
 
 namespace headroom::libtorch {
 
-/// How a GradScaler scales. The defaults are those of torch.amp.GradScaler; any other policy or
-/// preset of the core does as well:
+/// The options of a GradScaler. The defaults are those of torch.amp.GradScaler; every other policy
+/// and preset of the core can be used too:
 ///
 ///     GradScalerOptions().init_scale(1024).growth_interval(200)
 ///     GradScalerOptions(preset("megatron")).enabled(use_amp)
@@ -31,19 +31,25 @@ class HEADROOM_API GradScalerOptions {
             typename = std::enable_if_t<std::is_convertible_v<Policy, ScalePolicy>>>
   GradScalerOptions(const Policy& policy) : policy_(policy) {}  // NOLINT: meant to be implicit
 
-  /// PyTorch's.
-  GradScalerOptions& init_scale(double scale);
-  GradScalerOptions& growth_factor(double factor);
-  GradScalerOptions& backoff_factor(double factor);
-  GradScalerOptions& growth_interval(int64_t steps);
-  GradScalerOptions& enabled(bool enabled);
+  /// PyTorch's options. A setting that the policy does not have throws Error(kInvalidArgument); its
+  /// value is checked by the constructor of GradScaler.
+  GradScalerOptions& init_scale(double scale) { return set("init_scale", scale); }
+  GradScalerOptions& growth_factor(double factor) { return set("growth_factor", factor); }
+  GradScalerOptions& backoff_factor(double factor) { return set("backoff_factor", factor); }
+  GradScalerOptions& growth_interval(int64_t steps) {
+    return set("growth_interval", static_cast<double>(steps));
+  }
+  GradScalerOptions& enabled(bool enabled) {
+    scaler_.enabled = enabled;
+    return *this;
+  }
 
-  /// Where the scale lives, as in PyTorch's constructor; torch::kCUDA without an index is the
-  /// device that is current at this call. On a CUDA device step() and update() never wait with
-  /// FusedAdamW and FusedSGD: their report is pending; report() or try_report() returns the result.
+  /// Where the scale is stored, as in PyTorch's constructor; torch::kCUDA without an index is the
+  /// current device at this call. On a CUDA device step() and update() never wait with the fused
+  /// optimizers: their report is pending, and report() or try_report() returns the result.
   GradScalerOptions& device(const torch::Device& device);
 
-  /// Beyond PyTorch; see ScalerOptions.
+  /// Not in PyTorch; see ScalerOptions.
   GradScalerOptions& ranks(std::shared_ptr<Ranks> ranks,
                            RankGradients gradients = RankGradients::kReplicated);
   GradScalerOptions& on_alarm(std::function<void(const AlarmReport&)> callback);
@@ -53,6 +59,11 @@ class HEADROOM_API GradScalerOptions {
 
  private:
   friend class GradScaler;
+  GradScalerOptions& set(const char* setting, double value) {
+    policy_.set(setting, value);
+    return *this;
+  }
+
   ScalePolicy policy_;
   ScalerOptions scaler_;
 };
@@ -64,24 +75,24 @@ class Bindings;
 /// torch.amp.GradScaler for C++: the same calls, in the same order, with the same rules.
 ///
 ///     scaler.scale(loss).backward();
-///     scaler.unscale_(optimizer);                     // only to clip or look by hand
+///     scaler.unscale_(optimizer);                     // only to clip or inspect by hand
 ///     torch::nn::utils::clip_grad_norm_(model->parameters(), 1.0);
-///     StepReport report = scaler.step(optimizer);     // report.applied says whether it ran
+///     StepReport report = scaler.step(optimizer);     // report.applied: whether it ran
 ///     scaler.update();
 ///
-/// Takes every torch::optim optimizer, gradients of FP16, BF16, FP32, FP64 and complex types, any
-/// strides, sparse ones (duplicates are summed first), undefined ones (left out). Calls at the
-/// wrong moment throw headroom::Error where PyTorch raises.
+/// Accepts every torch::optim optimizer and gradients of FP16, BF16, FP32, FP64 and complex types,
+/// with any strides, sparse (duplicates are summed first) or undefined (ignored). Where PyTorch
+/// raises because of the order of calls, headroom::Error(kWrongOrder) is thrown.
 ///
-/// What differs from PyTorch: a skipped step zeroes its gradients; gradients are checked once more
-/// in step(), so that NaN which came in after unscale_() does no harm; a parameter in two
-/// optimizers that step in one round is refused; scales of 0, inf or NaN are refused everywhere.
+/// Differences from PyTorch: a skipped step zeroes its gradients; step() checks the gradients
+/// again, so that NaN introduced after unscale_() skips the step; a parameter in two optimizers of
+/// the same round is refused; scales of 0, inf or NaN are refused everywhere.
 ///
 /// With torch's own optimizers 16-bit gradients are unscaled in place, in 16 bits, where small ones
-/// underflow again; FusedAdamW and FusedSGD do not have that loss.
+/// underflow again; the fused optimizers avoid that loss.
 ///
-/// One thread at a time may use a GradScaler. An optimizer has to outlive the round (until
-/// update()) that it was used in.
+/// One thread at a time may use a GradScaler. An optimizer must live until the update() after its
+/// last use. CUDA work goes to LibTorch's current stream.
 class HEADROOM_API GradScaler {
  public:
   explicit GradScaler(GradScalerOptions options = {});
@@ -89,44 +100,47 @@ class HEADROOM_API GradScaler {
   GradScaler(GradScaler&&) noexcept;
   GradScaler& operator=(GradScaler&&) noexcept;
 
-  /// loss x scale, in FP32 if the loss is FP16 or BF16. Part of the graph, so that second
-  /// derivatives work. Disabled: the loss itself.
+  /// loss x scale, in FP32 if the loss is FP16 or BF16. The product is part of the autograd graph,
+  /// so second derivatives work. Returns the loss itself if disabled. Throws
+  /// Error(kInvalidArgument) unless the loss is a floating-point tensor.
   torch::Tensor scale(const torch::Tensor& loss);
   std::vector<torch::Tensor> scale(const std::vector<torch::Tensor>& losses);
 
-  /// Divides the gradients by the scale, in place, and says what was found. Without a step,
+  /// Divides the gradients by the scale in place and returns their statistics. If no step follows,
   /// update() multiplies them by the scale again.
   GradStats unscale_(torch::optim::Optimizer& optimizer);
 
-  /// Unscales (unless that was done), checks, and runs or skips optimizer.step(). The report says
-  /// which, and names the culprit. StepOptions::max_norm clips in the same pass.
+  /// Unscales the gradients (unless unscale_() has), checks them, and runs or skips
+  /// optimizer.step(). The report says which and names the first parameter with inf or nan.
+  /// StepOptions::max_norm clips in the same pass.
   StepReport step(torch::optim::Optimizer& optimizer, const StepOptions& options = {});
 
-  /// The closure computes the loss and calls scale(loss).backward(); it runs once, then comes
-  /// step(). Error(kUnsupported) for LBFGS, which calls its closure many times in one step.
+  /// Runs the closure once, which computes the loss and calls scale(loss).backward(), then steps.
+  /// Throws Error(kUnsupported) for LBFGS, which calls its closure several times in a step.
   StepReport step(torch::optim::Optimizer& optimizer,
                   const torch::optim::Optimizer::LossClosure& closure,
                   const StepOptions& options = {});
 
-  /// What the last step() did: waits for it, or takes the newest that is done, if any.
+  /// The outcome of the last step(). report() waits for a CUDA device; try_report() never does and
+  /// returns the newest finished step, if any.
   StepReport report() const;
   std::optional<StepReport> try_report() const;
 
-  /// Moves the scale, once for all optimizers, and begins the next round. A backward of a loss that
-  /// was scaled before throws Error(kWrongOrder) from then on, unless the scale is static.
+  /// Adapts the scale, once after all optimizers have stepped, and begins the next round. Backward
+  /// of a loss that was scaled earlier then throws Error(kWrongOrder), unless the scale is static.
   void update();
 
-  /// Sets the scale by hand; the growth count stays, as in PyTorch. The tensor has one element and
-  /// needs no gradient. Refused while gradients wait that were made with the old scale.
+  /// Sets the scale and keeps the growth count, as in PyTorch. A tensor must have one element and
+  /// not require grad. Throws Error(kWrongOrder) while gradients of the old scale wait for a step.
   void update(double new_scale);
   void update(const torch::Tensor& new_scale);
 
-  /// After update(), with a policy that retries ("headroom-retry"): whether to run the last batch
-  /// again, because it was skipped and the scale is lower now. With such a policy a second
-  /// optimizer in one round is refused by step(): the first would be stepped twice.
+  /// After update() with a policy that retries ("headroom-retry"): whether to run the last batch
+  /// again, because it was skipped and the scale has been lowered. With such a policy step()
+  /// refuses a second optimizer in a round, because a retry would step the first one twice.
   bool retry() const;
 
-  /// Call after gradients of scaled losses were dropped without a step.
+  /// Call this after dropping the gradients of scaled losses without a step.
   void discard();
 
   double get_scale() const;
@@ -138,30 +152,31 @@ class HEADROOM_API GradScaler {
   void set_growth_interval(int64_t steps);
   bool is_enabled() const;
 
-  /// PyTorch's five numbers; empty if disabled. Belongs after update(): between step() and it, it
-  /// throws Error(kWrongOrder), as save() does. load_state_dict() does nothing if disabled, and
-  /// throws Error(kBadState), changing nothing, if a number is missing or impossible.
+  /// PyTorch's five numbers; empty if disabled. Throws Error(kWrongOrder) between step() and
+  /// update(), like save(). load_state_dict() does nothing if disabled; it throws Error(kBadState),
+  /// changing nothing, if a number is missing or out of range.
   StateDict state_dict() const;
   void load_state_dict(const StateDict& state);
 
-  /// Everything that a policy beyond PyTorch's remembers, as in headroom::GradScaler.
+  /// The complete state, including that of policies PyTorch does not have; see
+  /// headroom::GradScaler.
   std::string save() const;
   void load(const std::string& json);
 
   const ScalePolicy& policy() const;
   ScaleState state() const;
 
-  /// From now on reports call the module's parameters by their names: "layer1.weight: 3 inf, 0 nan"
-  /// instead of "param_groups[0].params[2]".
+  /// Makes reports use the names of the module's parameters: "layer1.weight: 3 inf, 0 nan" instead
+  /// of "param_groups[0].params[2]".
   void name_parameters(const torch::nn::Module& module);
 
  private:
   torch::Tensor scale_on_device(const torch::Tensor& loss);
-  void change(const char* setting, double value);
+  void set(const char* setting, double value);
   void set_record(const headroom::internal::ScaleRecord& record, const char* call);
 
   bool on_device_ = false;
-  bool alone_ = true;                           // no other ranks
+  bool single_rank_ = true;
   std::shared_ptr<headroom::GradScaler> core_;  // shared with the hooks on losses
   std::unique_ptr<internal::Bindings> bindings_;
 };

@@ -1,5 +1,4 @@
-// Tensors of LibTorch as the core's functions take them: measure(), measure_layers(), Injector, and
-// so on.
+// LibTorch tensors for the core's functions: measure(), measure_layers(), Injector and others.
 #ifndef HEADROOM_LIBTORCH_MODULE_H_
 #define HEADROOM_LIBTORCH_MODULE_H_
 
@@ -16,15 +15,17 @@
 namespace headroom::libtorch {
 
 /// A view of a dense tensor of half, bfloat16, float, double or a complex type, on the CPU or on
-/// CUDA. Throws Error(kUnsupported) for others; `name` begins the sentence.
+/// CUDA. It does not own the memory. Throws Error(kUnsupported) for other tensors; the message
+/// begins with `name`.
 HEADROOM_API TensorView view_of(const torch::Tensor& tensor, const std::string& name);
 
-/// The gradients of a module's parameters as they are now, by name:
+/// The present gradients of a module's parameters, with their names:
 ///
 ///     ModuleGradients gradients(*model);
 ///     GradStats stats = measure(gradients.parameters());
 ///
-/// They are held, and work on CUDA tensors goes to LibTorch's current streams, as long as it lives.
+/// During its lifetime the gradients are kept alive and the core's CUDA work goes to LibTorch's
+/// current streams.
 class HEADROOM_API ModuleGradients {
  public:
   explicit ModuleGradients(const torch::nn::Module& module);
@@ -32,10 +33,10 @@ class HEADROOM_API ModuleGradients {
   ModuleGradients(const ModuleGradients&) = delete;
   ModuleGradients& operator=(const ModuleGradients&) = delete;
 
-  /// With default-made weights.
+  /// The weights are empty views.
   const std::vector<Parameter>& parameters() const;
 
-  /// To be called after gradients were changed through parameters().
+  /// Call this after changing gradients through parameters().
   void write_back();
 
  private:

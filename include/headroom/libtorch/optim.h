@@ -1,5 +1,5 @@
-// torch::optim optimizers whose step is one pass over memory: unscale, clip, update FP32 masters,
-// write the 16-bit weight.
+// torch::optim optimizers that unscale, clip, update FP32 masters and write 16-bit weights in one
+// pass over memory.
 #ifndef HEADROOM_LIBTORCH_OPTIM_H_
 #define HEADROOM_LIBTORCH_OPTIM_H_
 
@@ -15,14 +15,14 @@
 
 namespace headroom::libtorch {
 
-/// A tensor that a fused optimizer remembers of a parameter.
+/// A state tensor of one parameter.
 struct StateTensor {
-  size_t parameter = 0;  // counted over all groups
-  std::string name;      // "master", "exp_avg", "exp_avg_sq", "momentum_buffer"
+  size_t parameter = 0;  // index over all groups
+  std::string name;      // "master", "exp_avg", "exp_avg_sq", "momentum"
   torch::Tensor tensor;  // FP32, of the parameter's size
 };
 
-/// All that a fused optimizer remembers, for checkpoints of one's own.
+/// The complete state of a fused optimizer, for custom checkpoints.
 struct FusedState {
   std::vector<int64_t> steps;  // applied steps of each parameter
   std::vector<StateTensor> tensors;
@@ -30,21 +30,22 @@ struct FusedState {
 
 namespace internal {
 class Bindings;
+class BoundBody;
 class FusedBody;
 }  // namespace internal
 
 /// The base of FusedSGD, FusedAdam and FusedAdamW. They are torch::optim optimizers: parameter
-/// groups with torch's own options, zero_grad, learning-rate schedulers, torch::save and
-/// torch::load, in files that torch's SGD, Adam and AdamW read and write too.
+/// groups with torch's options, zero_grad, learning-rate schedulers, torch::save and torch::load,
+/// in files that are interchangeable with those of torch's SGD, Adam and AdamW.
 ///
 /// FP32 parameters are updated in place. FP16 and BF16 parameters have FP32 masters inside, unless
-/// Precision says otherwise; a weight that was written to or loaded is noticed, and its master
-/// follows (not what goes through tensor.data(): see refresh_masters()). Weights have to be dense
-/// in memory; gradients may have any strides, or be sparse.
+/// Precision disables them. If a weight is written to or loaded, its master is updated from it, as
+/// far as torch's version counter shows it (see refresh_masters()). Weights must be dense in
+/// memory; gradients may be sparse or have any strides.
 ///
-/// Under GradScaler::step the step is skipped if a gradient is not finite, and unscaling and
-/// clipping cost nothing. step() alone is torch's: no scale, no check. One thread at a time may use
-/// an optimizer.
+/// GradScaler::step skips the step if a gradient is not finite, and unscales and clips in the pass
+/// that updates. step() by itself neither unscales nor checks, like torch's. One thread at a time
+/// may use an optimizer. CUDA work goes to LibTorch's current stream.
 class HEADROOM_API FusedOptimizer : public torch::optim::Optimizer {
  public:
   ~FusedOptimizer() override;
@@ -54,25 +55,24 @@ class HEADROOM_API FusedOptimizer : public torch::optim::Optimizer {
   void load(torch::serialize::InputArchive& archive) override;
 
   /// The FP32 values of all parameters, in the order of the groups: masters, or the parameters
-  /// themselves where they are FP32. Tensors over the optimizer's own memory: read them, and do not
-  /// keep them longer than it.
+  /// themselves where they have none. The optimizer owns the memory: do not write to the tensors,
+  /// and do not keep them longer than it.
   std::vector<torch::Tensor> master_params();
 
-  /// Copies the values of 16-bit weights to their masters, after writes that torch does not count:
-  /// through tensor.data(), or a kernel of your own. Moments stay.
+  /// Copies the values of 16-bit weights to their masters, after writes that torch's version
+  /// counter does not show: through tensor.data() or custom kernels. Moments are unchanged.
   void refresh_masters();
 
-  /// How often parameter `index`, counted over all groups, was updated. A skipped step does not
-  /// count.
+  /// The number of applied steps of parameter `index`, counted over all groups. Skipped steps are
+  /// not counted.
   int64_t steps(size_t index) const;
 
-  /// Masters, moments and step counts. Tensors over the optimizer's own memory, as in
-  /// master_params().
+  /// Masters, moments and step counts. The optimizer owns the memory, as in master_params().
   FusedState fused_state();
 
-  /// Takes over a state that came from fused_state() of an optimizer with the same parameters;
-  /// masters are written to the 16-bit weights as well. Throws Error(kBadState), changing nothing,
-  /// unless tensors and sizes are the same, counts are not negative and every value is finite.
+  /// Copies the fused_state() of an optimizer with the same parameters, and writes masters to the
+  /// 16-bit weights. Throws Error(kBadState), changing nothing, unless tensors and sizes are the
+  /// same, counts are not negative and all values are finite.
   void load_fused_state(const FusedState& state);
 
  protected:
@@ -82,12 +82,12 @@ class HEADROOM_API FusedOptimizer : public torch::optim::Optimizer {
 
  private:
   friend class internal::Bindings;
-  internal::FusedBody& bound(bool with_gradients);
+  internal::BoundBody bind(bool with_gradients);
 
   std::shared_ptr<internal::FusedBody> body_;
 };
 
-/// torch::optim::SGD, fused. Whether momentum is 0 cannot change.
+/// torch::optim::SGD, fused. Whether momentum is 0 cannot change after construction.
 class HEADROOM_API FusedSGD : public FusedOptimizer {
  public:
   FusedSGD(std::vector<torch::optim::OptimizerParamGroup> groups, torch::optim::SGDOptions defaults,

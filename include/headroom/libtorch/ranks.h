@@ -14,26 +14,25 @@
 
 namespace headroom::libtorch {
 
-/// The ranks of a c10d process group: Gloo, NCCL, MPI or any other. It uses the group like any
-/// collective does: all ranks in the same order, one thread at a time.
+/// The ranks of a c10d process group: Gloo, NCCL, MPI or any other. As with every collective, all
+/// ranks must make the same calls in the same order, from one thread at a time.
 ///
 ///     auto ranks = std::make_shared<ProcessGroupRanks>(group);
 ///     GradScaler scaler(GradScalerOptions().ranks(ranks));
 ///
-/// On the host the messages of all ranks are gathered, and every rank combines them in the same
-/// order: one collective, and the same bits everywhere.
+/// A scaler on the CPU gathers the messages of all ranks, in one collective, and every rank
+/// combines them in the same order, so that all get the same bits.
 ///
-/// A group for CUDA tensors (NCCL) gets one as its device. Then a scaler on that device agrees
-/// without a wait, by two all-reduces on torch's current stream, and a lost rank is the group's to
-/// find.
+/// For a group of CUDA tensors (NCCL) pass a CUDA device. A scaler on that device then enqueues two
+/// all-reduces on torch's current stream and does not wait; the group detects lost ranks.
 ///
-/// After Error(kRankLost) it refuses all further calls.
+/// After Error(kRankLost) all further calls throw.
 class HEADROOM_API ProcessGroupRanks : public Ranks {
  public:
   using Tensors = std::vector<torch::Tensor>;
   using Work = c10::intrusive_ptr<c10d::Work>;
 
-  /// What is asked of a group.
+  /// The functions of a process group that are used.
   struct Group {
     int rank = 0;
     int size = 1;
@@ -41,7 +40,8 @@ class HEADROOM_API ProcessGroupRanks : public Ranks {
     std::function<Work(Tensors&, const c10d::AllreduceOptions&)> all_reduce;
   };
 
-  /// A c10d::ProcessGroup, or one of its backends (which LibTorch 1.13 calls process groups too).
+  /// `group` is a c10d::ProcessGroup or one of its backends (process groups too in LibTorch 1.13).
+  /// Throws Error(kInvalidArgument) unless the time limit is positive.
   template <typename T>
   explicit ProcessGroupRanks(c10::intrusive_ptr<T> group,
                              std::chrono::milliseconds time_limit = kDefaultTimeLimit,

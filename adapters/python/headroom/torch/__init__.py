@@ -1,7 +1,7 @@
-"""Headroom for PyTorch, without a link against libtorch: tensors come by pointer.
+"""Headroom for PyTorch. The module does not link libtorch: tensors are passed as pointers.
 
-``GradScaler`` stands in for ``torch.amp.GradScaler``; ``AdamW`` and ``SGD`` are torch optimizers whose
-step is one pass over memory.
+``GradScaler`` replaces ``torch.amp.GradScaler``; ``AdamW`` and ``SGD`` are torch optimizers that update in one
+pass over memory.
 
 >>> import torch, headroom.torch
 >>> model = torch.nn.Linear(4, 1).bfloat16()

@@ -1,4 +1,4 @@
-"""Torch tensors as (pointer, type, count, device), which is how the core takes them."""
+"""Converts torch tensors to the tuples (pointer, type, count, device) that the core accepts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CODES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float64: 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _STRIDED = torch.strided
 _EMPTY = 64
-_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # a tenth of the time
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # ten times as fast as current_stream()
 
 
 @functools.cache
@@ -36,14 +36,14 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether the tensor has its memory itself; subclasses that dispatch may stand for others."""
+    """Whether the tensor stores its own memory. Subclasses with __torch_dispatch__ may wrap other tensors."""
     kind = type(tensor)
     return kind in _PLAIN or kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
 
 
 def view_of(tensor: torch.Tensor) -> Optional[View]:
-    """The memory of a dense tensor on the CPU or a CUDA device; None if it is something else: a
-    subclass that stands for memory elsewhere, or on CUDA while the core was built without it."""
+    """The memory of a dense tensor on the CPU or a CUDA device. None for other tensors: of another type or
+    layout, wrappers of other tensors, or on CUDA if the core was built without it."""
     code = _CODES.get(tensor.dtype)
     if code is None or not _is_plain(tensor) or tensor.layout is not _STRIDED:
         return None
@@ -59,7 +59,7 @@ def view_of(tensor: torch.Tensor) -> Optional[View]:
 
 
 def is_whole(tensor: torch.Tensor) -> bool:
-    """Whether the storage has all elements: it has not been cut short or given back."""
+    """Whether the storage contains all elements, that is, has not been shrunk or freed."""
     if tensor.is_sparse or tensor.numel() == 0:
         return True
     last = tensor.storage_offset()
@@ -95,7 +95,7 @@ def check_whole(name: str, param: torch.Tensor, grad: Optional[torch.Tensor]) ->
 
 
 class _Places:
-    """What ``_core.Places`` does, for a torch without DLPack's exchange API."""
+    """``_core.Places`` in Python, for a torch without DLPack's exchange API."""
 
     def __init__(self) -> None:
         self._seen: tuple[list[Any], list[Any]] = ([], [])
@@ -110,7 +110,7 @@ class _Places:
         if tensor is None:
             return None
         if type(tensor) not in _PLAIN or tensor.layout is not _STRIDED:
-            return object()  # which equals nothing
+            return object()  # equal to nothing, so that the tensor counts as moved
         return (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
 
     def look(self, parameters: list[torch.Tensor], versions: bool) -> tuple[bool, bool, list[int]]:
@@ -132,9 +132,9 @@ class _Places:
 
 
 def places() -> _core.Places | _Places:
-    """Whether the tensors of an optimizer are where they were in the last step: ``look`` says whether
-    any was moved, whether a parameter itself was, and, if asked for versions, which parameters somebody
-    has written to since then and ``advance``."""
+    """Detects whether the tensors of an optimizer have moved since the last step. ``look`` returns whether
+    any tensor has moved, whether a parameter has and, if asked for versions, which parameters others have
+    written to. ``advance`` notes parameters that the optimizer itself has written to."""
     api = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     try:
         return _core.Places(api, list(_PLAIN))
@@ -150,7 +150,7 @@ _core.set_stream_getter(_raw_stream or _current_stream)
 
 
 def stream_of(device: torch.device) -> int:
-    """Torch's current stream there, for the core's work; 0 on the CPU."""
+    """Torch's current cudaStream_t on a device as a number; 0 for the CPU."""
     if device.type != "cuda":
         return 0
     if _raw_stream is not None:

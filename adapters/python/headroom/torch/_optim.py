@@ -1,4 +1,4 @@
-"""Torch optimizers whose step is one pass over memory."""
+"""Torch optimizers that unscale, clip and update in one pass over memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from headroom.torch._binding import Call, Names
 from headroom.torch._memory import View, check_whole, places, stream_of, tensor_at, view_of
 
 
-# Arguments of torch's optimizers: True where any value goes, because it changes no numbers.
+# Arguments of torch's optimizers. True: accepted and ignored, because it does not change results. False: only
+# a false value is accepted.
 _TORCHS = {"fused": True, "foreach": True, "capturable": True, "amsgrad": False, "maximize": False,
            "differentiable": False}
 
@@ -27,17 +28,17 @@ class FusedOptimizer(torch.optim.Optimizer):
     """The base of AdamW and SGD.
 
     FP32 parameters are updated in place; FP16 and BF16 ones have FP32 masters inside, unless
-    ``master_weights`` is False. A weight that was written to or loaded is noticed, and its master
-    follows (what goes past torch's version counter, through ``.data`` or NumPy, is not: call
-    ``refresh_masters()``). Under a GradScaler (Headroom's, or torch's own) gradients are unscaled in the pass that
-    updates; they themselves stay as they are. With ``max_norm`` their norm, over all groups, is
-    clipped in the same pass, and step() alone skips if there is inf or nan.
+    ``master_weights`` is False. If a weight is written to or loaded, its master is updated from it. Writes that
+    torch's version counter does not show, through ``.data`` or NumPy, need ``refresh_masters()``. Under a
+    GradScaler (Headroom's or torch's) gradients are unscaled in the pass that updates, and are not modified.
+    ``max_norm`` clips their norm, over all groups, in the same pass; step() without a scaler then skips if there
+    is inf or nan.
     """
 
     _kind: Any
     _option_names: tuple[str, ...]
-    _buffers: tuple[str, ...]  # what torch's state dict calls the core's
-    _step_supports_amp_scaling = True  # GradScaler.step() then gives grad_scale and found_inf
+    _buffers: tuple[str, ...]  # the core's state tensors by torch's names
+    _step_supports_amp_scaling = True  # GradScaler.step() then sets grad_scale and found_inf
 
     def __init__(
         self,
@@ -49,7 +50,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         seed: int,
         torchs: dict[str, Any],
     ) -> None:
-        for name, value in torchs.items():  # that people pass to torch's optimizers
+        for name, value in torchs.items():  # for programs written for torch's optimizers
             if name not in _TORCHS:
                 raise TypeError(f"{type(self).__name__} got an unexpected keyword argument {name!r}")
             if value and not _TORCHS[name]:
@@ -67,15 +68,15 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._options: list[dict[str, Any]] = []
         self._params: list[torch.Tensor] = []
         self._labels: list[str] = []
-        self._held: list[torch.Tensor] = []  # weights with masters: no other can come to their places
-        self._layouts: list[tuple[Any, Any]] = []  # shapes and strides, the order of the core's memory
+        self._held: list[torch.Tensor] = []  # memory of weights with masters, so that it is not reused
+        self._layouts: list[tuple[Any, Any]] = []  # shapes and strides, which are the order of the core's memory
         self._places = places()
         self._has_masters = False
-        self._written: list[int] = []  # parameters that somebody else has written to
-        self._settled = False  # the core has everything as it was at the last look
-        self._weights_moved = False  # since the core was last shown them
+        self._written: list[int] = []  # parameters that others have written to
+        self._settled = False  # the core's views are up to date
+        self._weights_moved = False  # since the core's views were made
         self._changes = 0  # steps, loads and groups
-        self._published = -1  # changes when `state` was last filled
+        self._published = -1  # value of _changes when `state` was last filled
         self._stepped: list[int] = []  # parameters with a gradient
         self._scaler: Optional[_core.GradScaler] = None  # measures, decides and applies without ours
         self._call: Optional[Call] = None  # of our scaler, while its step runs
@@ -108,7 +109,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                        "optimizer of its own, under one scaler.")
         options = self._options_of(group)
         if self._params:
-            self._follow()  # the core forgets gradients that may be gone
+            self._follow()  # the core drops gradients that may have been freed
         self._core.add_group(triples, options, self._stream(group["params"]))
         self._options.append(options)
         self._labels += [label for label, _, _ in triples]
@@ -180,7 +181,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         for g, group in enumerate(self.param_groups):
             options = self._options_of(group)
             if options != self._options[g]:
-                self._core.set_options(g + 1, options)  # the core's first group is empty
+                self._core.set_options(g + 1, options)  # group 0 of the core is empty
                 self._options[g] = options
         self._look()
         if not self._settled:
@@ -199,15 +200,15 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._written.clear()
 
     def _follow(self) -> None:
-        """Masters and moments follow the weights as they are now."""
+        """Updates the core's views of weights, and masters from weights that were written to."""
         self._look()
         if not self._settled:
             self._rebind(with_gradients=False)
         self._follow_written()
 
     def refresh_masters(self) -> None:
-        """Copies the values of 16-bit weights to their masters, after writes that torch does not count:
-        through ``.data``, NumPy or a kernel of your own. Moments stay."""
+        """Copies the values of 16-bit weights to their masters, after writes that torch's version counter does
+        not show: through ``.data``, NumPy or custom kernels. Moments are unchanged."""
         self._follow()
         for i in range(len(self._params)):
             self._core.refresh_master(i, self._stream(self._params))
@@ -242,13 +243,13 @@ class FusedOptimizer(torch.optim.Optimizer):
             self._stepped = [i for i, param in enumerate(self._params) if _has_gradient(param)]
 
     def _with_masters(self, params: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Their memory, kept so that ``.data = other`` cannot bring another weight to an address that
-        was looked at."""
+        """The memory of weights with masters. It is kept alive so that after ``.data = other`` no new weight can
+        have the same address."""
         kept = params if self._precision[0] else []
         return [param.detach() for param in kept if param.dtype is not torch.float32]
 
     def _reorder(self) -> None:
-        """Brings masters and moments into the order of weights whose strides have changed."""
+        """Permutes masters and moments of weights whose strides have changed."""
         changed = {}
         for i, (param, (shape, stride)) in enumerate(zip(self._params, self._layouts)):
             if param.shape != shape:
@@ -264,21 +265,21 @@ class FusedOptimizer(torch.optim.Optimizer):
             now = self._params[i].stride()
             fresh = [torch.empty_strided(shape, now, dtype=flat.dtype, device=flat.device).copy_(
                 flat.as_strided(shape, stride)) for flat in buffers]
-            for flat, values in zip(buffers, fresh):  # nothing can fail any more
+            for flat, values in zip(buffers, fresh):  # cannot fail
                 flat.copy_(values.as_strided((flat.numel(),), (1,)))
             self._layouts[i] = (shape, now)
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
-        """One step; with a closure, after it. Under GradScaler.step() this is called by it."""
+        """One step, after the closure if there is one. GradScaler.step() calls this."""
         if not self._is_watched():
             return self._step(closure)
         return self._watched_step() if closure is None else self._watched_step(closure)
 
-    step.hooked = True  # torch would else wrap it for hooks and profilers, which costs without them too
+    step.hooked = True  # prevents torch from wrapping it for hooks and profilers, which is slow
 
     def _is_watched(self) -> bool:
         if type(self).step is not FusedOptimizer.step:
-            return False  # torch has wrapped that of the subclass
+            return False  # torch has wrapped the subclass's step
         return bool(
             self._optimizer_step_pre_hooks
             or self._optimizer_step_post_hooks
@@ -328,7 +329,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         return self._own_scaler().report()
 
     def _number(self, given: Any) -> Optional[torch.Tensor]:
-        """An FP32 number where the parameters are."""
+        """Converts to an FP32 tensor on the device of the parameters."""
         if given is None:
             return None
         device = self._params[0].device
@@ -348,7 +349,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     @property
     def state(self) -> defaultdict[torch.Tensor, Any]:
-        """As torch's optimizers have it: steps, and views of the core's memory."""
+        """The state in torch's format: steps, and views of the core's memory."""
         if self.__dict__.get("_changes", 0) != self.__dict__.get("_published", 0):
             self._fill_state()
         return self.__dict__["state"]
@@ -358,11 +359,11 @@ class FusedOptimizer(torch.optim.Optimizer):
         self.__dict__["state"] = value
 
     def _publish(self) -> None:
-        """Fills ``state`` with what agrees with the weights as they are."""
+        """Fills ``state``, after updating masters from the present weights."""
         try:
             self._follow()
         except Error:
-            pass  # of weights that cannot be read now, or were changed in kind: as after the last step
+            pass  # weights cannot be read now: use the state of the last step
         self._fill_state()
 
     def _fill_state(self) -> None:
@@ -381,18 +382,18 @@ class FusedOptimizer(torch.optim.Optimizer):
                 self.state[param][_torch_name(label)] = view
 
     def state_dict(self) -> dict[str, Any]:
-        """Torch's own format, and beside it ``master``, the FP32 values of 16-bit weights."""
+        """Torch's format plus ``master``, the FP32 values of 16-bit weights."""
         self._publish()
         return super().state_dict()
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes ours, and that of torch's optimizer of the same name. The weights stay as they are;
-        masters that do not round to them, or are missing, follow them."""
+        """Loads our state dict or that of torch's optimizer of the same name. Weights are unchanged; masters
+        that are missing or do not round to the weights are set from them."""
 
         def keep_state(_: Any, given: dict[str, Any]) -> dict[str, Any]:
             self._loading = given
-            return {**given, "state": {}}  # torch would round moments to 16 bits
+            return {**given, "state": {}}  # torch would convert moments to 16 bits
 
         for mine, saved in zip(self.param_groups, state_dict["param_groups"]):
             names, theirs = mine.get("param_names"), saved.get("param_names")
@@ -404,7 +405,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         try:
             super().load_state_dict(state_dict)
         except Exception:
-            if self._loading is not None:  # not taken
+            if self._loading is not None:  # the state was not loaded
                 for group, old in zip(self.param_groups, before):
                     group.clear()
                     group.update(old)
@@ -433,8 +434,8 @@ class FusedOptimizer(torch.optim.Optimizer):
                 memory.copy_(value)
             kept.append(memory)
             loaded.append((label, view_of(memory), i))
-        # The core writes weights from masters. They stay the model's own, as with torch; masters that
-        # do not round to them follow, when the weights are next looked at.
+        # The core writes masters to the weights. Restore the weights, which torch does not load here either;
+        # masters that do not round to them are updated by the next step.
         weights = [(param, param.detach().clone()) for param in self._with_masters(self._params)]
         self._core.load_state(steps, loaded, self._stream(self._params))
         increment_version(self._params)
@@ -468,7 +469,7 @@ def _not_ours(name: str) -> Error:
 
 
 def _plain(option: Any) -> Any:
-    """An option as numbers of its own: it may be a tensor, or a list that is changed in place."""
+    """Copies an option to numbers: it may be a tensor, or a list that is changed in place."""
     if type(option) is float or isinstance(option, bool):
         return option
     return tuple(map(float, option)) if isinstance(option, (tuple, list)) else float(option)
@@ -479,6 +480,6 @@ def _has_gradient(param: torch.Tensor) -> bool:
 
 
 def _torch_name(label: str) -> str:
-    """What torch's state dict calls the core's "w/momentum"."""
+    """The name in torch's state dict of a state tensor of the core, such as "w/momentum"."""
     name = label.rpartition("/")[2]
     return "momentum_buffer" if name == "momentum" else name

@@ -1,4 +1,4 @@
-"""The update rules that the core has, as torch optimizers."""
+"""AdamW and SGD of the core as torch optimizers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class AdamW(FusedOptimizer):
 
 
 class SGD(FusedOptimizer):
-    """``torch.optim.SGD``, fused; without maximize. Whether momentum is 0 cannot change later."""
+    """``torch.optim.SGD``, fused; without maximize. Whether momentum is 0 cannot change after construction."""
 
     _kind = _core.SGD
     _option_names = ("lr", "momentum", "dampening", "weight_decay", "nesterov")
