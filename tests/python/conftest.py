@@ -1,4 +1,4 @@
-"""HEADROOM_TEST_DEVICE=cuda runs the PyTorch tests there: new tensors and layers are made on it."""
+"""Fixtures. HEADROOM_TEST_DEVICE=cuda makes CUDA the default device of the PyTorch tests."""
 
 import os
 
@@ -16,8 +16,8 @@ def pytest_configure(config):
 
 
 @pytest.fixture(params=["by C", "in Python"])
-def looking(request, monkeypatch):
-    """Both ways of looking for tensors that have moved; the second is for a torch before 2.10."""
+def move_detection(request, monkeypatch):
+    """Runs a test with both detectors of moved tensors; the one in Python is for torch before 2.10."""
     if request.param == "in Python":
         from headroom.torch._memory import _Places
 

@@ -1,4 +1,4 @@
-"""The examples in the package's docstrings."""
+"""The docstrings of the package: every public name has one, and their examples run."""
 
 import doctest
 import importlib
@@ -7,7 +7,7 @@ import pytest
 
 
 @pytest.mark.parametrize("module", ["headroom", "_errors", "_optim", "_scaler", "_tensor"])
-def test_docstrings(module):
+def test_docstring_examples_run(module):
     name = module if module == "headroom" else f"headroom.{module}"
     assert doctest.testmod(importlib.import_module(name)).failed == 0
 
@@ -16,5 +16,5 @@ def test_every_public_name_has_a_docstring():
     import headroom
 
     for name in headroom.__all__:
-        thing = getattr(headroom, name)
-        assert name == "__version__" or thing.__doc__, name
+        value = getattr(headroom, name)
+        assert name == "__version__" or value.__doc__, name

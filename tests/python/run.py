@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Runs the tests of the Python package: run.py [torch] [pytest arguments].
 
-Without `torch`: the tests that need no PyTorch. With it: those that do, in the interpreter that
-HEADROOM_TORCH_PYTHON names (./test sets it) or in this one; where that has no PyTorch the exit code
-is 77, which ctest shows as skipped. HEADROOM_TEST_RESULTS names a file for the counts."""
+Without `torch`, runs the tests that do not need PyTorch. With `torch`, runs those that do, in the interpreter named by
+HEADROOM_TORCH_PYTHON (set by ./test) or else in this one. If that interpreter has no PyTorch, the exit code is 77,
+which ctest reports as skipped. HEADROOM_TEST_RESULTS names a file to which the counts are written."""
 
 import collections
 import os
@@ -11,8 +11,8 @@ import pathlib
 import sys
 
 
-class Counts:
-    """A pytest plugin: counts outcomes as pytest's own summary does."""
+class OutcomeCounter:
+    """A pytest plugin that counts outcomes as pytest's own summary does."""
 
     def __init__(self) -> None:
         self.outcomes: collections.Counter[str] = collections.Counter()
@@ -37,11 +37,11 @@ def main() -> int:
         except ImportError as error:
             print(f"skipped: {error}")
             return 77
-    import pytest  # of the interpreter that runs the tests
+    import pytest  # imported here because execv above may have changed the interpreter
 
     files = sorted(pathlib.Path(__file__).parent.glob("*_test.py"))
     chosen = [str(file) for file in files if file.name.startswith("torch_") == with_torch]
-    counts = Counts()
+    counts = OutcomeCounter()
     status = pytest.main(
         ["-q", "-p", "no:cacheprovider", *chosen, *sys.argv[2 if with_torch else 1 :]], [counts]
     )

@@ -13,13 +13,13 @@ import pytest
 import headroom
 
 
-def make(grad=1.0, dtype=np.float16, **options):
+def make_optimizer(grad=1.0, dtype=np.float16, **options):
     weight, grad = np.ones(4, dtype), np.full(4, grad, dtype)
     return weight, grad, headroom.AdamW({"w": (weight, grad)}, **options)
 
 
-def test_a_batch_is_retried_until_it_fits_or_is_given_up():
-    _, grad, optimizer = make()
+def test_overflowing_batch_is_retried_until_it_fits_or_is_skipped():
+    _, grad, optimizer = make_optimizer()
     scaler = headroom.GradScaler("headroom-retry")
     assert scaler.policy.retry and not headroom.preset("headroom").retry
     passes = []
@@ -34,8 +34,8 @@ def test_a_batch_is_retried_until_it_fits_or_is_given_up():
     assert passes[0] == passes[3] == 1 and 1 < passes[1] <= 8 and 1 < passes[2] <= 8
 
 
-def test_a_clean_step_is_applied_and_a_bad_one_is_not():
-    weight, grad, optimizer = make(lr=0.1, weight_decay=0.0)
+def test_finite_step_is_applied_and_nan_step_is_skipped():
+    weight, grad, optimizer = make_optimizer(lr=0.1, weight_decay=0.0)
     scaler = headroom.GradScaler("torch")
     scaler.scale(1.0)
     report = scaler.step(optimizer)
@@ -50,11 +50,11 @@ def test_a_clean_step_is_applied_and_a_bad_one_is_not():
     scaler.update()
     assert (weight == before).all() and scaler.get_scale() == 32768
     assert optimizer.steps() == 1
-    assert (grad == 0).all()  # cleared on a skip
+    assert (grad == 0).all()  # a skipped step clears the gradients
 
 
-def test_clipping_and_clearing_happen_in_the_step():
-    weight, grad, optimizer = make(grad=65536 / 4, dtype=np.float32)
+def test_step_clips_and_clears_gradients():
+    weight, grad, optimizer = make_optimizer(grad=65536 / 4, dtype=np.float32)
     scaler = headroom.GradScaler()
     scaler.scale(1.0)
     report = scaler.step(optimizer, max_norm=0.25, clear_grads="always")
@@ -64,8 +64,8 @@ def test_clipping_and_clearing_happen_in_the_step():
         scaler.step(optimizer, clear_grads="sometimes")
 
 
-def test_calls_at_the_wrong_moment_raise_with_a_code():
-    _, _, optimizer = make()
+def test_calls_out_of_order_raise_error_with_code():
+    _, _, optimizer = make_optimizer()
     scaler = headroom.GradScaler()
     with pytest.raises(headroom.Error, match="before any scale") as caught:
         scaler.step(optimizer)
@@ -84,21 +84,21 @@ def test_errors_survive_pickling():
     assert (str(copy), copy.code) == (str(caught.value), "invalid argument")
 
 
-def test_sizes_that_differ_are_refused_and_nothing_is_added():
-    _, _, optimizer = make()
+def test_mismatched_sizes_are_refused_and_leave_groups_unchanged():
+    _, _, optimizer = make_optimizer()
     with pytest.raises(ValueError):
         optimizer.add_group([(np.zeros(3, np.float32), np.zeros(4, np.float32))])
     assert len(optimizer.state()[0]) == 1
 
 
-def test_policies_are_made_by_name_or_by_settings():
+def test_policy_is_built_from_name_or_settings():
     assert "megatron" in headroom.presets()
     assert headroom.preset("megatron").hysteresis == 2
     scaler = headroom.GradScaler(headroom.DynamicScale(init_scale=8, growth_interval=1))
-    _, _, optimizer = make()
+    _, _, optimizer = make_optimizer()
     scaler.scale(1.0), scaler.step(optimizer), scaler.update()
     assert scaler.get_scale() == 16
-    with pytest.raises(ValueError, match="megatron"):  # lists all names
+    with pytest.raises(ValueError, match="megatron"):  # the message lists all presets
         headroom.GradScaler("nobody")
     with pytest.raises(ValueError, match="growth_intervall"):
         headroom.DynamicScale(growth_intervall=3)
@@ -107,7 +107,7 @@ def test_policies_are_made_by_name_or_by_settings():
             headroom.GradScaler(device=bad)
 
 
-def test_the_policy_can_change_and_is_validated():
+def test_policy_can_be_replaced_and_is_validated():
     scaler = headroom.GradScaler()
     with pytest.raises(ValueError, match="backoff_factor"):
         scaler.policy = scaler.policy.replace(backoff_factor=2.0)
@@ -120,9 +120,9 @@ def test_the_policy_can_change_and_is_validated():
         print(headroom.StaticScale().growth_interval)
 
 
-def test_saving_and_loading_are_exact():
+def test_scaler_state_round_trips_exactly():
     scaler = headroom.GradScaler("megatron")
-    _, grad, optimizer = make()
+    _, grad, optimizer = make_optimizer()
     for step in range(5):
         scaler.scale(1.0)
         grad[:] = np.inf if step == 2 else 1
@@ -136,20 +136,20 @@ def test_saving_and_loading_are_exact():
     assert caught.value.code == "bad state"
 
 
-def test_optimizer_state_comes_and_goes():
-    weight, grad, optimizer = make(lr=0.1)
+def test_optimizer_state_round_trips_exactly():
+    weight, grad, optimizer = make_optimizer(lr=0.1)
     optimizer.apply()
     steps, tensors = optimizer.state()
     kept = {name: np.array(values) for name, values in tensors.items()}
     assert sorted(kept) == ["w/exp_avg", "w/exp_avg_sq", "w/master"]
-    other_weight, other_grad, other = make(lr=0.1)
+    other_weight, other_grad, other = make_optimizer(lr=0.1)
     other.load_state(steps, kept)
     assert (other_weight == weight).all()
     optimizer.apply(), other.apply()
     assert (other_weight == weight).all() and other.steps() == 2
 
 
-def test_options_and_groups():
+def test_each_group_uses_its_own_options():
     a, b = np.ones(1, np.float32), np.ones(1, np.float32)
     grad = np.ones(1, np.float32)
     optimizer = headroom.SGD([(a, grad)], lr=0.5)
@@ -166,12 +166,12 @@ def test_options_and_groups():
         optimizer.add_group([], beta=1)
 
 
-def test_an_alarm_is_told_or_raised():
-    told = []
+def test_alarm_is_passed_to_callback_or_raised():
+    alarms = []
     policy = headroom.DynamicScale(init_scale=1.0)
-    for on_alarm in (lambda alarm: told.append((alarm.alarm, str(alarm))), None):
+    for on_alarm in (lambda alarm: alarms.append((alarm.alarm, str(alarm))), None):
         scaler = headroom.GradScaler(policy, on_alarm=on_alarm)
-        _, _, optimizer = make(grad=np.inf)
+        _, _, optimizer = make_optimizer(grad=np.inf)
         scaler.scale(1.0)
         scaler.step(optimizer)
         if on_alarm is None:
@@ -180,36 +180,36 @@ def test_an_alarm_is_told_or_raised():
             assert caught.value.code == "scale collapsed"
         else:
             scaler.update()
-    assert told[0][0] == "at floor" and told[0][1]
+    assert alarms[0][0] == "at floor" and alarms[0][1]
 
 
-def test_an_exception_from_the_alarm_comes_through():
+def test_exception_from_alarm_callback_propagates():
     def fail(alarm):
         raise KeyError("mine")
 
     scaler = headroom.GradScaler(headroom.DynamicScale(init_scale=1.0), on_alarm=fail)
-    _, _, optimizer = make(grad=np.inf)
+    _, _, optimizer = make_optimizer(grad=np.inf)
     scaler.scale(1.0)
     scaler.step(optimizer)
     with pytest.raises(KeyError, match="mine"):
         scaler.update()
 
 
-def test_detail_counts_by_magnitude():
+def test_measure_detail_counts_by_magnitude():
     stats, detail = headroom.measure_detail([np.array([0, 1, 1.5, 2, 6e-8], np.float16)])
     assert (stats.count, stats.amax) == (5, 2)
     assert (detail.zeros, detail.subnormals) == (1, 1)
     assert detail.histogram == {-24: 1, 0: 2, 1: 1}
 
 
-def test_scaling_an_array_writes_to_out():
+def test_scale_writes_array_to_out():
     scaler = headroom.GradScaler()
     losses = np.array([1, 2], np.float16)
     out = scaler.scale(losses, out=np.zeros(2, np.float32))
     assert out.tolist() == [65536, 131072]
 
 
-def test_threads_measure_at_the_same_time():
+def test_measure_may_run_in_several_threads():
     grads = [np.ones(1 << 20, np.float32) for _ in range(4)]
     norms = []
     threads = [
@@ -220,7 +220,7 @@ def test_threads_measure_at_the_same_time():
     assert norms == [1024.0] * 4
 
 
-def test_a_cuda_scaler_without_cuda_says_so():
+def test_cuda_scaler_without_cuda_raises_unsupported():
     if headroom.cuda_available():
         pytest.skip("there is a CUDA device")
     with pytest.raises(headroom.Error) as caught:
@@ -228,16 +228,16 @@ def test_a_cuda_scaler_without_cuda_says_so():
     assert caught.value.code == "unsupported"
 
 
-def test_the_program_runs():
+def test_module_runs_as_program():
     run = [sys.executable, "-m", "headroom"]
     shown = subprocess.run([*run, "--version"], capture_output=True, text=True)
     assert shown.stdout.strip() == f"headroom {headroom.__version__}" and shown.returncode == 0
     assert subprocess.run([*run, "replay", "/nowhere"], capture_output=True).returncode == 2
 
 
-def test_arrays_live_as_long_as_what_shows_the_state():
-    _, _, optimizer = make()
-    other_weight, other_grad, other = make()
+def test_scaler_and_state_views_keep_arrays_alive():
+    _, _, optimizer = make_optimizer()
+    other_weight, other_grad, other = make_optimizer()
     scaler = headroom.GradScaler(headroom.DynamicScale(init_scale=4.0, growth_interval=1))
     scaler.scale(1.0)
     scaler.step(optimizer)
@@ -254,7 +254,7 @@ def test_arrays_live_as_long_as_what_shows_the_state():
     assert kept() is None
 
 
-def test_groups_are_counted_as_lists_are():
+def test_group_index_follows_list_indexing():
     weight, grad = np.ones(1, np.float32), np.ones(1, np.float32)
     optimizer = headroom.SGD({"w": (weight, grad)}, lr=1.0)
     optimizer.set_options(-1, lr=0.25)
@@ -264,8 +264,8 @@ def test_groups_are_counted_as_lists_are():
         optimizer.set_options(1, lr=1.0)
 
 
-def test_a_state_is_known_by_its_names():
-    weight, grad, optimizer = make()
+def test_state_tensors_are_matched_by_name():
+    weight, grad, optimizer = make_optimizer()
     optimizer.apply()
     steps, tensors = optimizer.state()
     saved = {name: np.array(tensors[name]) for name in sorted(tensors, reverse=True)}
@@ -275,12 +275,12 @@ def test_a_state_is_known_by_its_names():
     with pytest.raises(ValueError, match="same name"):
         optimizer.add_group({"w": (np.ones(1, np.float32), None)})
     optimizer.add_group({"3": (np.ones(1, np.float32), None)})
-    optimizer.add_group([(np.ones(1, np.float32), None) for _ in range(2)])  # takes names that are free
+    optimizer.add_group([(np.ones(1, np.float32), None) for _ in range(2)])  # gets unused names
     assert len(optimizer.state()[1]) == 3 + 3 * 2
 
 
-def test_a_copy_by_dlpack_is_one():
-    _, _, optimizer = make()
+def test_dlpack_copy_shares_no_memory():
+    _, _, optimizer = make_optimizer()
     optimizer.apply()
     shown = optimizer.state()[1]["w/exp_avg"]
     capsule = shown.__dlpack__(copy=True)

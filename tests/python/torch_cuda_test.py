@@ -1,5 +1,4 @@
-"""headroom.torch on a CUDA device: nothing waits, and a step can be captured."""
-
+"""headroom.torch on a CUDA device: no host synchronisation, and CUDA graph capture."""
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is 
 SIZES = (3, 70, 4096, 100_003)
 
 
-def setting(dtype=torch.float32, **options):
+def make_training(dtype=torch.float32, **options):
     torch.manual_seed(1)
     params = [torch.nn.Parameter(torch.randn(n, device="cuda").to(dtype)) for n in SIZES]
     for param in params:
@@ -21,7 +20,7 @@ def setting(dtype=torch.float32, **options):
     return params, headroom.torch.AdamW(params, lr=1e-2, **options), scaler
 
 
-def fill(params, step):
+def fill_gradients(params, step):
     torch.manual_seed(step)
     for param in params:
         param.grad.copy_(torch.randn(param.shape, device="cuda") * 100)
@@ -29,10 +28,10 @@ def fill(params, step):
         params[2].grad[7] = float("nan")
 
 
-def test_a_step_does_not_wait():
-    params, optimizer, scaler = setting(max_norm=1.0)
+def test_step_does_not_synchronize():
+    params, optimizer, scaler = make_training(max_norm=1.0)
     for step in range(3):
-        fill(params, step)
+        fill_gradients(params, step)
         scaler.step(optimizer)
         scaler.update()
     torch.cuda.synchronize()
@@ -42,37 +41,37 @@ def test_a_step_does_not_wait():
         scaler.step(optimizer)
         scaler.update()
     done.record()
-    assert not done.query()  # what comes before the steps has not even ended
+    assert not done.query()  # the device still sleeps, so no call waited for it
     torch.cuda.synchronize()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_replays_of_a_graph_are_steps(dtype):
-    eager, graphed = setting(dtype, max_norm=1.0), setting(dtype, max_norm=1.0)
+def test_graph_replays_equal_eager_steps(dtype):
+    eager, graphed = make_training(dtype, max_norm=1.0), make_training(dtype, max_norm=1.0)
     for params, optimizer, scaler in (eager, graphed):
-        fill(params, 0)
+        fill_gradients(params, 0)
         scaler.step(optimizer)
         scaler.update()
     params, optimizer, scaler = graphed
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):  # records, and does nothing
+    with torch.cuda.graph(graph):  # records without executing
         scaler.step(optimizer)
         scaler.update()
     for step in range(1, 40):
-        fill(params, step)
+        fill_gradients(params, step)
         graph.replay()
-        fill(eager[0], step)
+        fill_gradients(eager[0], step)
         eager[2].step(eager[1])
         eager[2].update()
         assert scaler.get_scale() == eager[2].get_scale()
-        for mine, other in zip(params, eager[0]):
-            torch.testing.assert_close(mine, other, rtol=0, atol=0)
+        for ours, expected in zip(params, eager[0]):
+            torch.testing.assert_close(ours, expected, rtol=0, atol=0)
     assert optimizer.report().skipped == 10
 
 
-def test_bf16_gradients_go_through_unscale():
-    params, optimizer, scaler = setting(torch.bfloat16)
+def test_bf16_gradients_are_unscaled():
+    params, optimizer, scaler = make_training(torch.bfloat16)
     optimizer = torch.optim.SGD(params, lr=1.0)
     before = [param.detach().clone() for param in params]
     for param in params:
@@ -88,7 +87,7 @@ def test_bf16_gradients_go_through_unscale():
     assert "params[1]: 1 inf, 0 nan" in str(scaler.report())
 
 
-def test_arrays_of_every_library_on_the_device():
+def test_cupy_arrays_train_on_device():
     cupy = pytest.importorskip("cupy")
     weight, grad = cupy.ones(1000, cupy.float16), cupy.full(1000, 512.0, cupy.float16)
     optimizer = headroom.SGD({"w": (weight, grad)}, lr=65536.0)

@@ -1,4 +1,4 @@
-"""headroom.torch.AdamW and SGD: torch optimizers with masters inside."""
+"""headroom.torch.AdamW and SGD follow torch.optim, with FP32 master weights inside."""
 
 import copy
 import io
@@ -25,13 +25,13 @@ PAIRS = {
 }
 
 
-def net(seed=1, dtype=torch.float32):
+def make_model(seed=1, dtype=torch.float32):
     torch.manual_seed(seed)
     layers = [torch.nn.Conv2d(1, 4, 3), torch.nn.Flatten(), torch.nn.Linear(16, 3)]
     return torch.nn.Sequential(*layers).to(dtype)
 
 
-def backward(model, step, scaler=None, scale=1.0):
+def run_backward(model, step, scaler=None, scale=1.0):
     torch.manual_seed(step)
     dtype = next(model.parameters()).dtype
     loss = model(torch.randn(5, 1, 4, 4).to(dtype)).float().square().mean() * scale
@@ -40,82 +40,82 @@ def backward(model, step, scaler=None, scale=1.0):
     return loss
 
 
-def close(model, other, **tolerance):
+def assert_models_close(model, other, **tolerance):
     for mine, theirs in zip(model.parameters(), other.parameters()):
         torch.testing.assert_close(mine, theirs, **(tolerance or {"rtol": 1e-5, "atol": 1e-6}))
 
 
-@pytest.mark.usefixtures("looking")
+@pytest.mark.usefixtures("move_detection")
 @pytest.mark.parametrize("pair", PAIRS)
 @pytest.mark.parametrize("scaler_class", [None, torch.amp.GradScaler, headroom.torch.GradScaler])
-def test_weights_follow_torch(pair, scaler_class):
+def test_weights_equal_those_of_torch_optim(pair, scaler_class):
     theirs_class, ours_class, options = PAIRS[pair]
-    a, b = net(), net()
+    a, b = make_model(), make_model()
     theirs, ours = theirs_class(a.parameters(), **options), ours_class(b.parameters(), **options)
     for step in range(5):
-        backward(a, step)
+        run_backward(a, step)
         theirs.step()
         if scaler_class is None:
-            backward(b, step)
+            run_backward(b, step)
             assert ours.step() is None
         elif step == 0:
             scaler = scaler_class(DEVICE, growth_interval=2)
         if scaler_class is not None:
-            backward(b, step, scaler)
+            run_backward(b, step, scaler)
             scaler.step(ours)
             scaler.update()
-    close(b, a)
+    assert_models_close(b, a)
 
 
 @pytest.mark.parametrize("scaler_class", [torch.amp.GradScaler, headroom.torch.GradScaler])
-def test_a_bad_step_changes_nothing(scaler_class):
-    model, scaler = net(), scaler_class(DEVICE)
+def test_skipped_step_leaves_weights_and_state_unchanged(scaler_class):
+    model, scaler = make_model(), scaler_class(DEVICE)
     optimizer = headroom.torch.AdamW(model.parameters())
-    backward(model, 0, scaler), scaler.step(optimizer), scaler.update()
+    run_backward(model, 0, scaler), scaler.step(optimizer), scaler.update()
     before, state = copy.deepcopy(model), copy.deepcopy(optimizer.state_dict())
-    backward(model, 1, scaler)
+    run_backward(model, 1, scaler)
     model[0].weight.grad[0] = INF
     scaler.step(optimizer)
     scaler.update()
-    close(model, before, rtol=0, atol=0)
+    assert_models_close(model, before, rtol=0, atol=0)
     assert scaler.get_scale() == 32768.0
     after = optimizer.state_dict()["state"]
     for key, values in state["state"].items():
         assert all(torch.equal(after[key][name], values[name]) for name in values)
 
 
-def test_after_unscale_the_gradients_are_not_unscaled_again():
-    a, b = net(), net()
+def test_step_after_unscale_does_not_unscale_again():
+    a, b = make_model(), make_model()
     theirs = torch.optim.AdamW(a.parameters(), lr=0.01)
     ours = headroom.torch.AdamW(b.parameters(), lr=0.01)
     one, two = torch.amp.GradScaler(DEVICE), headroom.torch.GradScaler(DEVICE)
     for model, optimizer, scaler in ((a, theirs, one), (b, ours, two)):
-        backward(model, 0, scaler)
+        run_backward(model, 0, scaler)
         scaler.unscale_(optimizer)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
         scaler.step(optimizer)
-    close(b, a)
+    assert_models_close(b, a)
 
 
 @pytest.mark.parametrize("scaled", [False, True])
-def test_max_norm_is_clip_grad_norm(scaled):
-    a, b = net(), net()
+def test_max_norm_equals_clip_grad_norm(scaled):
+    a, b = make_model(), make_model()
     theirs = torch.optim.SGD(a.parameters(), lr=1.0)
     ours = headroom.torch.SGD(b.parameters(), lr=1.0, max_norm=0.01)
-    backward(a, 0)
+    run_backward(a, 0)
     torch.nn.utils.clip_grad_norm_(a.parameters(), 0.01)
     theirs.step()
     if scaled:
         scaler = headroom.torch.GradScaler(DEVICE)
-        backward(b, 0, scaler)
+        run_backward(b, 0, scaler)
         scaler.step(ours)
     else:
-        backward(b, 0)
+        run_backward(b, 0)
         ours.step()
-    close(b, a)
+    assert_models_close(b, a)
 
 
-def test_with_max_norm_a_bad_gradient_skips_even_without_a_scaler():
+def test_max_norm_skips_inf_gradients_without_a_scaler():
     weight = torch.nn.Parameter(torch.ones(2))
     weight.grad = torch.tensor([INF, 1.0])
     headroom.torch.SGD([weight], lr=1.0, max_norm=1.0).step()
@@ -123,10 +123,10 @@ def test_with_max_norm_a_bad_gradient_skips_even_without_a_scaler():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_16_bit_weights_have_masters(dtype):
+def test_16_bit_weights_have_fp32_masters(dtype):
     weight = torch.nn.Parameter(torch.ones(3, dtype=dtype))
     optimizer = headroom.torch.SGD([weight], lr=2.0**-14)
-    for _ in range(256):  # each far below half a unit in the last place
+    for _ in range(256):  # each update is far below half an ulp of the 16-bit weight
         weight.grad = torch.ones(3, dtype=dtype)
         optimizer.step()
     assert weight.tolist() == [1 - 256 * 2.0**-14] * 3
@@ -139,8 +139,8 @@ def test_16_bit_weights_have_masters(dtype):
     assert torch.equal(weight, before)
 
 
-@pytest.mark.usefixtures("looking")
-def test_a_weight_changed_by_hand_is_noticed():
+@pytest.mark.usefixtures("move_detection")
+def test_master_follows_a_weight_written_by_the_user():
     weight = torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
     optimizer = headroom.torch.SGD([weight], lr=1.0)
     weight.grad = torch.ones(2, dtype=torch.bfloat16)
@@ -153,7 +153,7 @@ def test_a_weight_changed_by_hand_is_noticed():
     assert weight.tolist() == [6.0, 6.0]
 
 
-def test_autograd_sees_that_weights_were_written():
+def test_step_bumps_weight_versions_for_autograd():
     weight = torch.nn.Parameter(torch.ones(2))
     optimizer = headroom.torch.SGD([weight], lr=1.0)
     weight.grad = torch.ones(2)
@@ -165,49 +165,49 @@ def test_autograd_sees_that_weights_were_written():
 
 @pytest.mark.parametrize("pair", PAIRS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_training_goes_on_from_a_state_dict(pair, dtype):
+def test_training_resumes_exactly_from_a_state_dict(pair, dtype):
     _, ours_class, options = PAIRS[pair]
-    a = net(dtype=dtype)
+    a = make_model(dtype=dtype)
     first = ours_class(a.parameters(), **options)
     for step in range(3):
-        backward(a, step), first.step()
+        run_backward(a, step), first.step()
     file = io.BytesIO()
     torch.save({"model": a.state_dict(), "optimizer": first.state_dict()}, file)
     file.seek(0)
     saved = torch.load(file, weights_only=True)
-    b = net(seed=2, dtype=dtype)
+    b = make_model(seed=2, dtype=dtype)
     second = ours_class(b.parameters(), lr=5.0, **{k: v for k, v in options.items() if k != "lr"})
     b.load_state_dict(saved["model"])
     second.load_state_dict(saved["optimizer"])
     assert second.param_groups[0]["lr"] == options["lr"]
     for step in range(3, 6):
-        backward(a, step), first.step()
-        backward(b, step), second.step()
-    close(b, a, rtol=0, atol=0)
+        run_backward(a, step), first.step()
+        run_backward(b, step), second.step()
+    assert_models_close(b, a, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("pair", PAIRS)
 @pytest.mark.parametrize("from_torch", [True, False])
-def test_state_dicts_go_to_torch_and_back(pair, from_torch):
+def test_state_dicts_are_interchangeable_with_torch_optim(pair, from_torch):
     theirs_class, ours_class, options = PAIRS[pair]
     first, second = (theirs_class, ours_class) if from_torch else (ours_class, theirs_class)
-    a, b = net(), net(seed=2)
+    a, b = make_model(), make_model(seed=2)
     one, two = first(a.parameters(), **options), second(b.parameters(), **options)
     for step in range(3):
-        backward(a, step), one.step()
+        run_backward(a, step), one.step()
     b.load_state_dict(a.state_dict())
-    two.load_state_dict(copy.deepcopy(one.state_dict()))  # torch's own would share memory
+    two.load_state_dict(copy.deepcopy(one.state_dict()))  # torch.optim would share the tensors
     for step in range(3, 6):
-        backward(a, step), one.step()
-        backward(b, step), two.step()
-    close(b, a)
+        run_backward(a, step), one.step()
+        run_backward(b, step), two.step()
+    assert_models_close(b, a)
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))])
-def test_optimizers_can_be_copied(duplicate):
-    model = net(dtype=torch.bfloat16)
+def test_copied_optimizer_steps_like_the_original(duplicate):
+    model = make_model(dtype=torch.bfloat16)
     optimizer = headroom.torch.AdamW(model.parameters(), max_norm=0.5)
-    backward(model, 0), optimizer.step()
+    run_backward(model, 0), optimizer.step()
     again = duplicate(optimizer)
     assert again.max_norm == 0.5
     for group, other in zip(optimizer.param_groups, again.param_groups):
@@ -219,10 +219,10 @@ def test_optimizers_can_be_copied(duplicate):
         assert torch.equal(mine, theirs)
 
 
-def test_damaged_states_are_refused_and_nothing_changes():
-    model = net()
+def test_damaged_state_dict_is_refused_and_changes_nothing():
+    model = make_model()
     optimizer = headroom.torch.AdamW(model.parameters(), lr=0.5)
-    backward(model, 0), optimizer.step()
+    run_backward(model, 0), optimizer.step()
     good = copy.deepcopy(optimizer.state_dict())
     for damage in (lambda s: s["state"][0].update(exp_avg=torch.ones(3)),
                    lambda s: s["state"][0].update(exp_avg_sq=-torch.ones(4, 1, 3, 3)),
@@ -249,8 +249,8 @@ def test_damaged_states_are_refused_and_nothing_changes():
     ],
 )
 @pytest.mark.parametrize("steps_before", [0, 1])
-@pytest.mark.usefixtures("looking")
-def test_tensors_that_were_resized_in_place_are_refused(damage, steps_before):
+@pytest.mark.usefixtures("move_detection")
+def test_tensors_resized_in_place_are_refused(damage, steps_before):
     weight = torch.nn.Parameter(torch.ones(2, 4))
     optimizer = headroom.torch.SGD([weight], lr=0.5)
     scaler = headroom.torch.GradScaler("cpu", init_scale=1.0)
@@ -267,7 +267,7 @@ def test_tensors_that_were_resized_in_place_are_refused(damage, steps_before):
         assert torch.equal(weight.detach(), before)
 
 
-def test_profilers_and_all_hooks_see_the_step():
+def test_profiler_and_global_hooks_see_the_step():
     weight = torch.nn.Parameter(torch.ones(2))
     optimizer = headroom.torch.SGD([weight], lr=0.5)
     weight.grad = torch.ones(2)
@@ -294,7 +294,7 @@ def test_profilers_and_all_hooks_see_the_step():
     torch.testing.assert_close(weight.detach(), torch.full((2,), -2.0))
 
 
-def test_hooks_run_once_in_subclasses_and_see_torchs_arguments():
+def test_hooks_run_once_in_subclasses_with_the_arguments_of_torch():
     class Counting(headroom.torch.SGD):
         def step(self, closure=None):
             return super().step(closure)
@@ -310,8 +310,8 @@ def test_hooks_run_once_in_subclasses_and_see_torchs_arguments():
         assert [(args[1:], kwargs) for args, kwargs in seen[-1]] == [((), {})]
 
 
-def test_groups_schedulers_closures_and_hooks():
-    model, late = net(), torch.nn.Parameter(torch.ones(3))
+def test_groups_schedulers_closures_and_hooks_work():
+    model, late = make_model(), torch.nn.Parameter(torch.ones(3))
     optimizer = headroom.torch.SGD(
         [{"params": [model[0].weight]}, {"params": [model[2].weight], "lr": 0.0}], lr=0.5
     )
@@ -319,7 +319,7 @@ def test_groups_schedulers_closures_and_hooks():
     optimizer.register_step_post_hook(lambda *_: called.append(1))
     frozen = model[2].weight.clone()
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
-    assert optimizer.step(lambda: backward(model, 0)).requires_grad
+    assert optimizer.step(lambda: run_backward(model, 0)).requires_grad
     schedule.step()
     assert torch.equal(model[2].weight, frozen) and called == [1]
     optimizer.add_param_group({"params": [late], "lr": 1.0})
@@ -332,15 +332,15 @@ def test_groups_schedulers_closures_and_hooks():
     assert late.grad is None
 
 
-def test_the_learning_rate_may_be_a_tensor():
+def test_learning_rate_may_be_a_tensor():
     weight = torch.nn.Parameter(torch.ones(1))
     weight.grad = torch.ones(1)
     headroom.torch.SGD([weight], lr=torch.tensor(0.5)).step()
     assert weight.item() == 0.5
 
 
-@pytest.mark.usefixtures("looking")
-def test_gradients_of_any_layout():
+@pytest.mark.usefixtures("move_detection")
+def test_gradients_of_any_layout_are_applied():
     weights = [torch.nn.Parameter(torch.zeros(2, 3)) for _ in range(4)]
     values = torch.arange(6.0).reshape(2, 3)
     weights[0].grad = values.clone()
@@ -359,7 +359,7 @@ def test_gradients_of_any_layout():
     assert weights[5].tolist() == [1.0, 1.0]
 
 
-def test_what_cannot_be_stepped_gets_a_sentence():
+def test_unsupported_parameters_are_refused():
     for bad in (torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.complex64),
                 torch.zeros(2, device="meta"), torch.zeros(4)[::2]):
         with pytest.raises(headroom.Error) as caught:
@@ -378,7 +378,7 @@ def test_what_cannot_be_stepped_gets_a_sentence():
         optimizer.step()
 
 
-def test_torch_tensors_go_through_the_plain_api_too():
+def test_array_api_accepts_torch_tensors():
     weight = torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
     grad = torch.full((2,), 65536.0, dtype=torch.bfloat16)
     optimizer = headroom.SGD({"w": (weight, grad)}, lr=0.5)

@@ -1,6 +1,6 @@
-"""headroom.torch.GradScaler beside torch.amp.GradScaler: the same script, the same end.
+"""headroom.torch.GradScaler gives the same results as torch.amp.GradScaler when a script runs with either.
 
-The scripts follow PyTorch's own tests of its GradScaler, in words of our own.
+The scripts cover what PyTorch's own tests of its GradScaler cover.
 """
 
 import copy
@@ -17,21 +17,23 @@ DEVICE = torch.get_default_device().type
 INF, NAN = float("inf"), float("nan")
 
 
-def outcome(script, scaler_class):
+def run_script(script, scaler_class):
+    """The result of a script, or the type and text of its exception, and the warnings it raised."""
     torch.manual_seed(7)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:
             result = script(scaler_class)
-        except Exception as error:  # its type and text are what is compared
+        except Exception as error:
             result = (type(error), str(error))
-    told = [(each.category, str(each.message)) for each in warned]
-    return result, [each for each in told if "Triggered internally" not in each[1]]  # said once
+    messages = [(each.category, str(each.message)) for each in warned]
+    # torch raises "Triggered internally" warnings once per process, so only the first scaler would get them.
+    return result, [each for each in messages if "Triggered internally" not in each[1]]
 
 
 def assert_same(script):
-    theirs = outcome(script, torch.amp.GradScaler)
-    ours = outcome(script, headroom.torch.GradScaler)
+    theirs = run_script(script, torch.amp.GradScaler)
+    ours = run_script(script, headroom.torch.GradScaler)
     assert_equal(ours, theirs)
     return ours[0]
 
@@ -50,14 +52,14 @@ def assert_equal(ours, theirs):
         assert ours == theirs
 
 
-def param(*values, grad=None, dtype=torch.float32):
+def make_parameter(*values, grad=None, dtype=torch.float32):
     made = torch.nn.Parameter(torch.tensor(values, dtype=dtype))
     if grad is not None:
         made.grad = torch.tensor(grad, dtype=dtype)
     return made
 
 
-def started(scaler_class, **options):
+def make_started_scaler(scaler_class, **options):
     scaler = scaler_class(DEVICE, **options)
     scaler.scale(torch.ones(()))
     return scaler
@@ -79,11 +81,11 @@ def started(scaler_class, **options):
         {"growth_interval": 0},
     ],
 )
-def test_construction(options):
+def test_constructor_accepts_and_refuses_what_torch_does(options):
     assert_same(lambda scaler: scaler(DEVICE, **options).state_dict())
 
 
-def test_without_cuda_a_cuda_scaler_warns_and_is_disabled():
+def test_cuda_scaler_without_cuda_warns_and_is_disabled():
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
 
@@ -94,11 +96,11 @@ def test_without_cuda_a_cuda_scaler_warns_and_is_disabled():
     assert assert_same(script) == (False, 1.0, {})
 
 
-def test_it_is_a_torch_scaler():
+def test_scaler_is_a_torch_scaler():
     assert isinstance(headroom.torch.GradScaler(DEVICE), torch.amp.GradScaler)
 
 
-def test_scale_of_nested_containers():
+def test_scale_handles_nested_containers():
     def script(scaler_class):
         scaler = scaler_class(DEVICE, init_scale=2.0)
         t = torch.full((1,), 4.0)
@@ -110,18 +112,18 @@ def test_scale_of_nested_containers():
     assert_same(lambda scaler: scaler(DEVICE).scale([torch.ones(1), 3]))
 
 
-def test_state_dicts_go_both_ways():
+def test_state_dicts_are_interchangeable_with_torch():
     def script(scaler_class):
-        first = started(scaler_class, init_scale=3.0, growth_factor=4.0, growth_interval=2)
+        first = make_started_scaler(scaler_class, init_scale=3.0, growth_factor=4.0, growth_interval=2)
         first._init_growth_tracker = 1
-        second = started(scaler_class, init_scale=6.0)
+        second = make_started_scaler(scaler_class, init_scale=6.0)
         second.load_state_dict(first.state_dict())
         lazy = scaler_class(DEVICE)
         lazy.load_state_dict(second.state_dict())
         return second.state_dict(), lazy.scale(torch.ones(1)), lazy.state_dict()
 
     assert_same(script)
-    theirs, ours = started(torch.amp.GradScaler, init_scale=5.0), started(headroom.torch.GradScaler)
+    theirs, ours = make_started_scaler(torch.amp.GradScaler, init_scale=5.0), make_started_scaler(headroom.torch.GradScaler)
     ours.load_state_dict(theirs.state_dict())
     assert ours.state_dict() == theirs.state_dict()
     ours._scale.fill_(7.0)
@@ -132,9 +134,9 @@ def test_state_dicts_go_both_ways():
     assert_same(lambda scaler: scaler(DEVICE, enabled=False).load_state_dict({}))
 
 
-def test_getters_and_setters():
+def test_getters_and_setters_behave_as_in_torch():
     def script(scaler_class):
-        scaler = started(scaler_class)
+        scaler = make_started_scaler(scaler_class)
         scaler.set_growth_factor(3.0), scaler.set_backoff_factor(0.1), scaler.set_growth_interval(9)
         return (scaler.get_growth_factor(), scaler.get_backoff_factor(),
                 scaler.get_growth_interval(), scaler._get_growth_tracker(), scaler.state_dict())
@@ -145,10 +147,10 @@ def test_getters_and_setters():
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s))])
 @pytest.mark.parametrize("enabled", [True, False])
-def test_pickling(duplicate, enabled):
+def test_pickled_scaler_continues_identically(duplicate, enabled):
     def script(scaler_class):
         scaler = scaler_class(DEVICE, init_scale=3.0, growth_interval=2, enabled=enabled)
-        weight = param(1.0)
+        weight = make_parameter(1.0)
         optimizer = torch.optim.SGD([weight], lr=1.0)
         train_step(scaler, optimizer, weight, 1.0)
         again = duplicate(scaler)
@@ -158,16 +160,16 @@ def test_pickling(duplicate, enabled):
     assert_same(script)
 
 
-def test_pickling_in_the_middle_of_a_step():
+def test_pickling_between_unscale_and_update_is_refused():
     def script(scaler_class):
-        scaler = started(scaler_class)
-        scaler.unscale_(torch.optim.SGD([param(1.0, grad=[1.0])], lr=1.0))
+        scaler = make_started_scaler(scaler_class)
+        scaler.unscale_(torch.optim.SGD([make_parameter(1.0, grad=[1.0])], lr=1.0))
         return pickle.dumps(scaler)
 
     assert assert_same(script)[0] is AssertionError
 
 
-# The rules of order.
+# Call order.
 
 
 def train_step(scaler, optimizer, weight, value, unscale=False):
@@ -193,10 +195,10 @@ CALLS = {
 @pytest.mark.parametrize("second", CALLS)
 @pytest.mark.parametrize("third", ["update", "step"])
 @pytest.mark.parametrize("grad", [[1.0], [INF], None])
-def test_every_order_of_calls(start, first, second, third, grad):
+def test_every_order_of_three_calls_behaves_as_in_torch(start, first, second, third, grad):
     def script(scaler_class):
-        scaler = started(scaler_class) if start else scaler_class(DEVICE)
-        weight = param(1.0, grad=grad)
+        scaler = make_started_scaler(scaler_class) if start else scaler_class(DEVICE)
+        weight = make_parameter(1.0, grad=grad)
         optimizer = torch.optim.SGD([weight], lr=1.0)
         seen = []
         for call in (first, second, third):
@@ -209,21 +211,21 @@ def test_every_order_of_calls(start, first, second, third, grad):
     assert_same(script)
 
 
-def test_setting_the_scale():
+def test_update_with_a_new_scale_behaves_as_in_torch():
     for new in (3.0, torch.tensor(3.0), torch.tensor([3.0]), torch.ones(2), 3,
                 torch.tensor(3.0, requires_grad=True)):
         def script(scaler_class):
-            scaler = started(scaler_class)
+            scaler = make_started_scaler(scaler_class)
             scaler.update(new)
             return scaler.state_dict()
 
         assert_same(script)
 
 
-def test_a_disabled_scaler_passes_everything_through():
+def test_disabled_scaler_changes_nothing():
     def script(scaler_class):
         scaler = scaler_class(DEVICE, enabled=False)
-        weight = param(1.0, grad=[2.0])
+        weight = make_parameter(1.0, grad=[2.0])
         optimizer = torch.optim.SGD([weight], lr=1.0)
         loss = torch.ones(1)
         assert scaler.scale(loss) is loss
@@ -236,10 +238,10 @@ def test_a_disabled_scaler_passes_everything_through():
     assert headroom.torch.GradScaler(DEVICE, enabled=False).last_step_applied
 
 
-def test_gradients_made_bad_after_unscale_are_not_checked_again():
+def test_gradients_are_not_checked_again_after_unscale():
     def script(scaler_class):
-        scaler = started(scaler_class)
-        weight = param(1.0, grad=[1.0])
+        scaler = make_started_scaler(scaler_class)
+        weight = make_parameter(1.0, grad=[1.0])
         optimizer = torch.optim.SGD([weight], lr=1.0)
         scaler.unscale_(optimizer)
         weight.grad.fill_(INF)
@@ -249,15 +251,15 @@ def test_gradients_made_bad_after_unscale_are_not_checked_again():
     assert_same(script)
 
 
-# What unscaling does to gradients.
+# Unscaling.
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("bad", [None, INF, -INF, NAN])
 @pytest.mark.parametrize("size", [1, 7, 1000, 100_003])
-def test_unscaling_gives_the_same_bits(dtype, bad, size):
+def test_unscaling_gives_the_same_bits_as_torch(dtype, bad, size):
     if dtype is torch.bfloat16 and DEVICE == "cuda":
-        pytest.skip("torch's kernel does not take it; ours does, in torch_cuda_test.py")
+        pytest.skip("torch's CUDA kernel refuses bfloat16; torch_cuda_test.py tests ours")
 
     def script(scaler_class):
         grads = [torch.randn(size), torch.randn(3, 5) * 1e-3, torch.zeros(0)]
@@ -266,7 +268,7 @@ def test_unscaling_gives_the_same_bits(dtype, bad, size):
             each.grad = grad.to(dtype)
         if bad is not None:
             params[0].grad[size // 2] = bad
-        scaler = started(scaler_class, init_scale=3.0)
+        scaler = make_started_scaler(scaler_class, init_scale=3.0)
         optimizer = torch.optim.SGD(params, lr=1.0)
         scaler.unscale_(optimizer)
         return [each.grad for each in params], scaler._found_inf_per_device(optimizer)
@@ -274,7 +276,7 @@ def test_unscaling_gives_the_same_bits(dtype, bad, size):
     assert_same(script)
 
 
-def test_any_strides_and_layouts_unscale():
+def test_gradients_of_any_strides_are_unscaled():
     def script(scaler_class):
         wide = torch.full((4, 4), 4.0)
         grads = [
@@ -302,7 +304,7 @@ def test_any_strides_and_layouts_unscale():
     assert_same(script)
 
 
-def test_sparse_gradients():
+def test_sparse_gradients_are_unscaled_and_checked():
     def script(scaler_class):
         index = torch.tensor([[0, 1, 1], [2, 0, 2]])
         seen = []
@@ -310,7 +312,7 @@ def test_sparse_gradients():
             weight = torch.nn.Parameter(torch.zeros(2, 3))
             weight.grad = torch.sparse_coo_tensor(index, torch.tensor(values), (2, 3))
             optimizer = torch.optim.SGD([weight], lr=1.0)
-            scaler = started(scaler_class, init_scale=4.0)
+            scaler = make_started_scaler(scaler_class, init_scale=4.0)
             scaler.unscale_(optimizer)
             seen.append((weight.grad.to_dense(), scaler._found_inf_per_device(optimizer)))
         return seen
@@ -318,7 +320,7 @@ def test_sparse_gradients():
     assert_same(script)
 
 
-def test_duplicates_of_a_sparse_half_gradient_are_summed_before_the_check():
+def test_duplicate_sparse_fp16_entries_are_summed_before_the_check():
     def script(scaler_class):
         index = torch.tensor([[0, 0], [1, 1]])
         weight = torch.nn.Parameter(torch.zeros(2, 3, dtype=torch.half))
@@ -333,11 +335,11 @@ def test_duplicates_of_a_sparse_half_gradient_are_summed_before_the_check():
     assert assert_same(script)[0][torch.ones(()).device] == 1.0
 
 
-def test_odd_scales_behave_as_in_torch():
+def test_unusual_scales_behave_as_in_torch():
     for scale in (0.0, -2.0, INF, 1e-45, 2.0**127):
         def script(scaler_class):
-            scaler = started(scaler_class, init_scale=scale)
-            weight = param(1.0, grad=[1.0])
+            scaler = make_started_scaler(scaler_class, init_scale=scale)
+            weight = make_parameter(1.0, grad=[1.0])
             optimizer = torch.optim.SGD([weight], lr=1.0)
             scaler.unscale_(optimizer)
             return weight.grad, scaler._found_inf_per_device(optimizer)
@@ -349,15 +351,15 @@ def test_complex_gradients_fail_as_in_torch():
     def script(scaler_class):
         weight = torch.nn.Parameter(torch.zeros(2, dtype=torch.complex64))
         weight.grad = torch.ones(2, dtype=torch.complex64)
-        started(scaler_class).unscale_(torch.optim.SGD([weight], lr=1.0))
+        make_started_scaler(scaler_class).unscale_(torch.optim.SGD([weight], lr=1.0))
 
     assert_same(script)
 
 
-# Whole trainings.
+# Training loops.
 
 
-def models():
+def make_models():
     torch.manual_seed(1)
     first = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 8))
     return first, copy.deepcopy(first)
@@ -375,9 +377,9 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("way", ["plain", "unscale", "clip", "penalty", "accumulate"])
-def test_trainings_give_the_same_bits(optimizer, way):
+def test_training_gives_the_same_bits_as_torch(optimizer, way):
     def script(scaler_class):
-        model, _ = models()
+        model, _ = make_models()
         made = OPTIMIZERS[optimizer](model.parameters())
         scaler = scaler_class(DEVICE, init_scale=128.0, growth_interval=2)
         scales = []
@@ -407,9 +409,9 @@ def test_trainings_give_the_same_bits(optimizer, way):
     assert_same(script)
 
 
-def test_several_models_and_optimizers_share_a_scale():
+def test_several_optimizers_may_share_a_scaler():
     def script(scaler_class):
-        first, second = models()
+        first, second = make_models()
         one, two = torch.optim.SGD(first.parameters(), 0.1), torch.optim.AdamW(second.parameters())
         scaler = scaler_class(DEVICE, init_scale=128.0, growth_interval=2)
         for step in range(6):
@@ -427,8 +429,8 @@ def test_several_models_and_optimizers_share_a_scale():
     assert_same(script)
 
 
-def test_the_old_contract_of_optimizers_that_take_the_scaler():
-    class Takes(torch.optim.SGD):
+def test_optimizers_that_take_grad_scaler_still_work():
+    class TakesGradScaler(torch.optim.SGD):
         _step_supports_amp_scaling = True
 
         def step(self, closure=None, *, grad_scaler=None):
@@ -437,8 +439,8 @@ def test_the_old_contract_of_optimizers_that_take_the_scaler():
             self.seen = (float(scale), sum(map(float, grad_scaler._found_inf_per_device(self).values())))
 
     def script(scaler_class):
-        scaler = started(scaler_class)
-        optimizer = Takes([param(1.0, grad=[INF])], lr=1.0)
+        scaler = make_started_scaler(scaler_class)
+        optimizer = TakesGradScaler([make_parameter(1.0, grad=[INF])], lr=1.0)
         scaler.step(optimizer)
         scaler.update()
         return optimizer.seen, scaler.get_scale()
@@ -446,9 +448,9 @@ def test_the_old_contract_of_optimizers_that_take_the_scaler():
     assert_same(script)
 
 
-def test_schedulers_and_hooks_see_the_same():
+def test_schedulers_and_hooks_are_called_as_in_torch():
     def script(scaler_class):
-        model, _ = models()
+        model, _ = make_models()
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         called = []
         optimizer.register_step_post_hook(lambda *_: called.append(1))

@@ -1,4 +1,4 @@
-"""headroom.torch.AdamW and SGD: weights that others write to, states that others load and look at."""
+"""headroom.torch.AdamW and SGD: weights written by the user, and optimizer state that is saved, loaded or read."""
 
 import copy
 import gc
@@ -15,11 +15,11 @@ DEVICE = torch.get_default_device().type
 INF = float("inf")
 
 
-def half_weight(values=(1.0, 2.0)):
+def make_bf16_weight(values=(1.0, 2.0)):
     return torch.tensor(values, dtype=torch.bfloat16).requires_grad_()
 
 
-def stepped(weight, **options):
+def make_stepped_optimizer(weight, **options):
     optimizer = headroom.torch.AdamW([weight], lr=1e-4, weight_decay=0.0, **options)
     for _ in range(3):
         weight.grad = torch.ones_like(weight)
@@ -27,62 +27,62 @@ def stepped(weight, **options):
     return optimizer
 
 
-def master_of(optimizer, index=0):
+def clone_master(optimizer, index=0):
     return optimizer.state_dict()["state"][index]["master"].clone()
 
 
-@pytest.mark.usefixtures("looking")
+@pytest.mark.usefixtures("move_detection")
 @pytest.mark.parametrize("write", ["copy", "data", "same place"])
-def test_what_is_saved_has_the_weights_as_they_are(write):
-    weight = half_weight()
-    optimizer = stepped(weight)
+def test_saved_state_reflects_weights_written_by_the_user(write):
+    weight = make_bf16_weight()
+    optimizer = make_stepped_optimizer(weight)
     new = torch.tensor([7.0, 8.0], dtype=torch.bfloat16)
     with torch.no_grad():
         if write == "copy":
             weight.copy_(new)
         elif write == "data":
             weight.data = new.clone()
-        else:  # whose memory the next tensor would get, were the old one gone
+        else:  # the new tensor would reuse the address of the first one if that had been freed
             weight.data = weight.data.float()
             weight.data = new.clone()
-    assert master_of(optimizer).tolist() == [7.0, 8.0]
+    assert clone_master(optimizer).tolist() == [7.0, 8.0]
     copied = copy.deepcopy(optimizer)
     assert copied.param_groups[0]["params"][0].tolist() == [7.0, 8.0]
-    other = half_weight([7.0, 8.0])
+    other = make_bf16_weight([7.0, 8.0])
     loaded = headroom.torch.AdamW([other])
     loaded.load_state_dict(optimizer.state_dict())
     assert other.tolist() == [7.0, 8.0]
 
 
-@pytest.mark.usefixtures("looking")
-def test_weights_that_were_swapped_out_and_back_keep_their_masters():
-    weight = half_weight()
-    optimizer = stepped(weight)
-    exact = master_of(optimizer)
+@pytest.mark.usefixtures("move_detection")
+def test_weights_swapped_out_and_back_keep_their_masters():
+    weight = make_bf16_weight()
+    optimizer = make_stepped_optimizer(weight)
+    exact = clone_master(optimizer)
     assert exact.tolist() != weight.tolist()
     with torch.no_grad():
         kept = weight.clone()
         weight.fill_(5.0)
         weight.copy_(kept)
-    assert torch.equal(master_of(optimizer), exact)
+    assert torch.equal(clone_master(optimizer), exact)
     saved = copy.deepcopy(optimizer.state_dict())
-    fresh = half_weight([0.0, 0.0])
+    fresh = make_bf16_weight([0.0, 0.0])
     resumed = headroom.torch.AdamW([fresh])
-    resumed.load_state_dict(saved)  # the optimizer first, the model then
+    resumed.load_state_dict(saved)  # the optimizer is loaded before the model
     with torch.no_grad():
         fresh.copy_(kept)
-    assert torch.equal(master_of(resumed), exact)
+    assert torch.equal(clone_master(resumed), exact)
 
 
-def test_writes_that_torch_does_not_count_are_taken_when_asked():
-    weight = half_weight()
-    optimizer = stepped(weight)
+def test_refresh_masters_picks_up_writes_through_data():
+    weight = make_bf16_weight()
+    optimizer = make_stepped_optimizer(weight)
     weight.data.clamp_(-0.5, 0.5)
     optimizer.refresh_masters()
-    assert master_of(optimizer).tolist() == [0.5, 0.5]
+    assert clone_master(optimizer).tolist() == [0.5, 0.5]
 
 
-@pytest.mark.usefixtures("looking")
+@pytest.mark.usefixtures("move_detection")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_moments_follow_a_change_of_memory_format(dtype):
     models = [torch.nn.Conv2d(2, 3, 3).to(dtype) for _ in range(2)]
@@ -107,8 +107,8 @@ def test_moments_follow_a_change_of_memory_format(dtype):
         optimizers[1].step()
 
 
-def test_random_rounding_goes_on_without_any_buffer():
-    weights = [half_weight([1.0] * 100) for _ in range(2)]
+def test_stochastic_rounding_resumes_without_state_tensors():
+    weights = [make_bf16_weight([1.0] * 100) for _ in range(2)]
     options = {"lr": 1e-3, "master_weights": False, "stochastic_rounding": True}
     whole, first = (headroom.torch.SGD([weight], **options) for weight in weights)
 
@@ -127,9 +127,9 @@ def test_random_rounding_goes_on_without_any_buffer():
     assert torch.equal(*weights)
 
 
-def test_hooks_see_and_change_what_is_loaded():
-    weight = half_weight()
-    saved = stepped(weight).state_dict()
+def test_load_hooks_may_replace_the_state_dict():
+    weight = make_bf16_weight()
+    saved = make_stepped_optimizer(weight).state_dict()
     optimizer = headroom.torch.AdamW([weight])
     seen = []
 
@@ -144,7 +144,7 @@ def test_hooks_see_and_change_what_is_loaded():
     assert seen == [9.0]
 
 
-def test_two_scalers_of_one_optimizer_keep_apart_what_they_found():
+def test_two_scalers_of_one_optimizer_keep_separate_verdicts():
     weight = torch.ones(2, requires_grad=True)
     optimizer = headroom.torch.SGD([weight], lr=0.1)
     scalers = [headroom.torch.GradScaler(DEVICE, init_scale=4.0) for _ in range(2)]
@@ -157,12 +157,12 @@ def test_two_scalers_of_one_optimizer_keep_apart_what_they_found():
     assert [scaler.get_scale() for scaler in scalers] == [2.0, 4.0]
     assert [scaler.last_step_applied for scaler in scalers] == [False, True]
     assert scalers[1].report().applied
-    with pytest.raises(RuntimeError, match="stepped by others"):
+    with pytest.raises(RuntimeError, match="make_stepped_optimizer by others"):
         scalers[0].report()
 
 
 @pytest.mark.parametrize("scaler_class", [None, torch.amp.GradScaler, headroom.torch.GradScaler])
-def test_a_rank_whose_shard_is_empty_may_step(scaler_class):
+def test_optimizer_of_an_empty_shard_may_step(scaler_class):
     weight = torch.empty(0, requires_grad=True)
     optimizer = headroom.torch.AdamW([weight], max_norm=1.0)
     weight.grad = torch.empty(0)
@@ -176,8 +176,8 @@ def test_a_rank_whose_shard_is_empty_may_step(scaler_class):
     assert scaler.get_scale() == 4.0
 
 
-def test_a_state_dict_of_another_kind_of_optimizer_is_refused():
-    weight = half_weight()
+def test_state_dict_of_another_optimizer_class_is_refused():
+    weight = make_bf16_weight()
     saved = headroom.torch.SGD([weight]).state_dict()
     optimizer = headroom.torch.AdamW([weight])
     with pytest.raises(headroom.Error, match="another kind of optimizer"):
@@ -185,9 +185,9 @@ def test_a_state_dict_of_another_kind_of_optimizer_is_refused():
     assert optimizer.param_groups[0]["betas"] == (0.9, 0.999)
 
 
-@pytest.mark.usefixtures("looking")
+@pytest.mark.usefixtures("move_detection")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_state_dict_right_after_a_change_of_memory_format(dtype):
+def test_state_dict_is_right_after_a_change_of_memory_format(dtype):
     layer = torch.nn.Conv2d(2, 3, 3).to(dtype)
     optimizer = headroom.torch.AdamW(layer.parameters(), lr=1e-2)
     for parameter in layer.parameters():
@@ -202,25 +202,25 @@ def test_a_state_dict_right_after_a_change_of_memory_format(dtype):
     assert torch.equal(duplicate[0]["exp_avg"], before[0]["exp_avg"])
 
 
-@pytest.mark.usefixtures("looking")
+@pytest.mark.usefixtures("move_detection")
 @pytest.mark.parametrize("move", [False, True])
-def test_a_group_added_after_a_write_does_not_hide_it(move):
-    weight = half_weight()
-    optimizer = stepped(weight)
+def test_adding_a_group_does_not_hide_an_earlier_write(move):
+    weight = make_bf16_weight()
+    optimizer = make_stepped_optimizer(weight)
     with torch.no_grad():
         if move:
             weight.data = torch.full_like(weight, 6.0)
         weight.fill_(7.0)
-    optimizer.add_param_group({"params": [half_weight()]})
-    assert master_of(optimizer).tolist() == [7.0, 7.0]
+    optimizer.add_param_group({"params": [make_bf16_weight()]})
+    assert clone_master(optimizer).tolist() == [7.0, 7.0]
     with torch.no_grad():
         weight.fill_(3.0)
-    assert master_of(optimizer).tolist() == [3.0, 3.0]
+    assert clone_master(optimizer).tolist() == [3.0, 3.0]
 
 
-@pytest.mark.usefixtures("looking")
-def test_what_is_saved_after_a_step_that_raised():
-    weight, other = half_weight(), torch.ones(6, requires_grad=True)
+@pytest.mark.usefixtures("move_detection")
+def test_saved_state_is_right_after_a_step_that_raised():
+    weight, other = make_bf16_weight(), torch.ones(6, requires_grad=True)
     optimizer = headroom.torch.AdamW([weight, other])
     weight.grad, other.grad = torch.ones_like(weight), torch.ones_like(other)
     optimizer.step()
@@ -232,32 +232,32 @@ def test_what_is_saved_after_a_step_that_raised():
     saved = [copy.deepcopy(optimizer.state_dict()["state"]) for _ in range(2)]
     assert torch.equal(saved[0][0]["master"], saved[1][0]["master"])
     other.data = other.data.reshape(6)
-    assert master_of(optimizer).tolist() == [7.0, 7.0]
+    assert clone_master(optimizer).tolist() == [7.0, 7.0]
     optimizer.step()
 
 
-def test_masters_are_not_refreshed_from_memory_that_is_gone():
-    weight = half_weight()
-    optimizer = stepped(weight)
+def test_refresh_masters_refuses_freed_weights():
+    weight = make_bf16_weight()
+    optimizer = make_stepped_optimizer(weight)
     weight.untyped_storage().resize_(0)
     with pytest.raises(headroom.Error, match="less memory"):
         optimizer.refresh_masters()
     assert optimizer.state_dict()["state"][0]["master"].tolist() != [0.0, 0.0]
 
 
-def test_state_is_there_without_a_state_dict():
-    weight = half_weight()
-    optimizer = stepped(weight)
+def test_state_is_filled_without_calling_state_dict():
+    weight = make_bf16_weight()
+    optimizer = make_stepped_optimizer(weight)
     assert set(optimizer.state[weight]) == {"step", "master", "exp_avg", "exp_avg_sq"}
     assert optimizer.state[weight]["step"] == 3
     optimizer.step()
-    assert optimizer.state[weight]["step"] == 4  # helpers of torch.distributed.checkpoint look there
+    assert optimizer.state[weight]["step"] == 4  # torch.distributed.checkpoint reads `state` directly
 
 
-def test_tensors_of_state_are_the_optimizers_memory_and_its_entries_are_not():
-    """As docs/python.md says."""
-    weight = half_weight()
-    optimizer = stepped(weight)
+def test_state_tensors_share_memory_with_the_optimizer():
+    """Writing to a tensor of `state` changes the optimizer; replacing or removing an entry does not."""
+    weight = make_bf16_weight()
+    optimizer = make_stepped_optimizer(weight)
     optimizer.state[weight]["exp_avg"].zero_()
     weight.grad = torch.zeros_like(weight)
     optimizer.step()
@@ -269,17 +269,17 @@ def test_tensors_of_state_are_the_optimizers_memory_and_its_entries_are_not():
     assert torch.allclose(optimizer.state[weight]["exp_avg_sq"], 0.999 * before)
 
 
-def test_loading_leaves_the_weights_to_the_model():
-    saved = stepped(half_weight()).state_dict()
-    weight = half_weight([0.5, 0.25])  # an average, or the best so far
+def test_loading_state_leaves_weights_unchanged():
+    saved = make_stepped_optimizer(make_bf16_weight()).state_dict()
+    weight = make_bf16_weight([0.5, 0.25])  # for example an average of weights
     optimizer = headroom.torch.AdamW([weight])
     optimizer.load_state_dict(saved)
     assert weight.tolist() == [0.5, 0.25]
-    assert master_of(optimizer).tolist() == [0.5, 0.25]
+    assert clone_master(optimizer).tolist() == [0.5, 0.25]
 
 
-@pytest.mark.usefixtures("looking")
-def test_groups_may_be_added_where_gradients_were():
+@pytest.mark.usefixtures("move_detection")
+def test_groups_may_be_added_in_memory_of_freed_gradients():
     for _ in range(20):
         first = torch.nn.Linear(64, 64)
         optimizer = headroom.torch.SGD(first.parameters())
@@ -289,7 +289,7 @@ def test_groups_may_be_added_where_gradients_were():
         optimizer.add_param_group({"params": torch.nn.Linear(64, 64).parameters()})
 
 
-def test_a_scaler_does_not_keep_an_optimizer_alive_and_believes_no_old_flag():
+def test_scaler_keeps_no_optimizer_alive_and_ignores_stale_verdicts():
     class Gated(headroom.torch.SGD):
         open = True
 
@@ -315,8 +315,8 @@ def test_a_scaler_does_not_keep_an_optimizer_alive_and_believes_no_old_flag():
     assert alive() is None
 
 
-def test_torchs_own_arguments():
-    weight = half_weight()
+def test_torch_arguments_are_accepted_or_refused():
+    weight = make_bf16_weight()
     headroom.torch.AdamW([weight], fused=True, foreach=None, capturable=False, amsgrad=False)
     with pytest.raises(headroom.Error, match="amsgrad"):
         headroom.torch.AdamW([weight], amsgrad=True)
@@ -327,7 +327,7 @@ def test_torchs_own_arguments():
             headroom.torch.AdamW([weight], max_norm=norm)
 
 
-def test_options_changed_in_place_are_noticed():
+def test_options_changed_in_place_take_effect():
     weights = [torch.ones(2, requires_grad=True) for _ in range(2)]
     betas = [0.9, 0.999]
     decay = torch.tensor(0.0)
@@ -345,7 +345,7 @@ def test_options_changed_in_place_are_noticed():
     torch.testing.assert_close(*weights)
 
 
-def test_subclasses_of_parameters_that_have_their_memory():
+def test_parameter_subclasses_are_stepped():
     class Named(torch.nn.Parameter):
         pass
 
@@ -356,8 +356,8 @@ def test_subclasses_of_parameters_that_have_their_memory():
     assert weight.tolist() == [0.0] * 3
 
 
-def test_step_counts_are_exact_whatever_the_default_type():
-    weight = half_weight()
+def test_step_counts_are_exact_for_any_default_dtype():
+    weight = make_bf16_weight()
     optimizer = headroom.torch.SGD([weight], lr=0.0, momentum=0.9)
     torch.set_default_dtype(torch.bfloat16)
     try:
