@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""docs/reliability.md lists every public class: what threads may do with it and what holds after an error."""
+"""docs/reliability.md lists every public class with its thread safety and its state after an error."""
 import glob
 import os
 import re

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`headroom inspect` as a user runs it, on files whose true shares are known."""
+"""`headroom inspect` on files whose true shares are known, and its output, pages and errors."""
 import array
 import io
 import json
@@ -34,7 +34,8 @@ def write(name, content):
     return path
 
 
-# The formats, by hand.
+# Writers of the file formats, independent of the library.
+
 
 def safetensors(tensors):
     header, data = {}, b""
@@ -66,9 +67,10 @@ def bf16_bits(value):
     return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
 
 
-# What each of these values becomes in FP16, by Python's own conversion.
+# What values become in FP16, by Python's own conversion.
 
-def fate(value):
+
+def classify(value):
     try:
         bits = struct.unpack("<H", struct.pack("<e", abs(value)))[0]
     except OverflowError:
@@ -80,7 +82,7 @@ def true_shares(values, scale):
     counts = {"flushed": 0, "subnormal": 0, "overflow": 0, "kept": 0}
     for value in values:
         if value != 0.0:
-            counts[fate(value * scale)] += 1
+            counts[classify(value * scale)] += 1
     return {name: count / len(values) for name, count in counts.items()}
 
 
@@ -124,7 +126,7 @@ for dtype, (code, descr, content, values) in DUMPS.items():
         for name in ("flushed", "subnormal", "overflow"):
             assert abs(at[name + "_share"] - odd[name]) < 1e-6, (path, name, at, odd)
 
-# Several files are one table; patterns choose among the tensors; integers are left out and told.
+# Several files share one table; patterns select tensors; integer tensors are omitted and listed.
 mixed = write("mixed.safetensors", safetensors({
     "layers.0.weight": ("F32", [2], struct.pack("<2f", 1e-9, 1.0)),
     "layers.0.bias": ("F16", [1], struct.pack("<e", 0.5)),
@@ -138,7 +140,7 @@ assert [t["name"] for t in inspect(mixed, "--tensor", "*.weight", "--tensor", "n
     "layers.0.weight", "none"]
 assert "step was left out (I64)" in run(mixed).stdout
 
-# The recommendation: 1.0 may grow to 2^12, eight times below overflow.
+# The recommended scale keeps the largest gradient, 1.0, eight times below overflow: 2^12.
 advice = inspect(mixed)["recommendation"]
 assert advice["verdict"] == "scale" and advice["scale"] == 4096, advice
 assert advice["range"] == [32, 32768], advice
@@ -160,13 +162,13 @@ assert "1 inf and 1 nan, first in inf" in run(broken).stdout
 
 assert "0 % of the nonzero" in run(mixed, "--lose=-0").stdout and "-0 %" not in run(mixed, "--lose=-0").stdout
 
-# A share that is just reached is no reason to refuse or to warn.
+# A share equal to --lose is accepted without a warning.
 just = write("just.npy", npy("<f4", 100, struct.pack("<100f", *[1e-12] * 29, *[1.0] * 71)))
 page = os.path.join(FOLDER.name, "just.html")
 assert inspect(just, "--lose", "0.29", "--html", page)["recommendation"]["verdict"] == "unneeded"
 assert 'class="n bad"' not in open(page, encoding="utf-8").read()
 
-# Types that are not read are left out and named, structured ones too; what may be bf16 is told.
+# Arrays of unsupported types are omitted and listed, structured ones included; --as bf16 is suggested where it applies.
 fields = b"\x93NUMPY\x01\x00" + struct.pack("<H", 118)
 fields += b"{'descr': [('x', '<f4')], 'fortran_order': False, 'shape': (1,), }".ljust(117) + b"\n" + bytes(4)
 odd = {"a": npy("<f4", 1, struct.pack("<f", 1.0)), "b": fields, "c": npy("<u2", 1, bytes(2))}
@@ -179,7 +181,7 @@ for name, content in (("fields.npy", fields), ("fields.npz", npz({"b": fields}, 
     result = run(write(name, content))
     assert result.returncode == 2 and "holds a structured array; save its fields one by one" in result.stderr, result
 
-# 300 tensors with long names stay readable: 20 lines of at most 80 columns, or all of them.
+# 300 tensors with long names: 20 lines of at most 80 columns, or all lines with --all.
 long = write("long.safetensors", safetensors({
     f"model.decoder.block_with_a_long_name.{i}.self_attention.query_projection.weight":
     ("F32", [4], struct.pack("<4f", *(10.0 ** -(i % 12) for _ in range(4)))) for i in range(300)}))
@@ -188,14 +190,14 @@ assert max(map(len, table)) <= 80, max(table, key=len)
 assert sum("weight" in line for line in table) == 20, table
 assert sum("weight" in line for line in run(long, "--all").stdout.splitlines()) == 300
 
-# Names are shown, never obeyed.
+# Control characters and markup in names are shown as text.
 name = "\x1b[2J<script>\u009b\u202e\u2066\n"
 evil = write("evil.safetensors", safetensors({name: ("F32", [1], bytes(4))}))
 assert not set("\x1b\u009b\u202e\u2066") & set(run(evil).stdout) and "?[2J<script>????" in run(evil).stdout
 assert inspect(evil)["tensors"][0]["name"] == name
 hidden = "\x7f\u009b2J\u202e\u2066\u061c\u20ac"
 path = write("hidden.safetensors", safetensors({hidden: ("F32", [1], bytes(4))}))
-assert inspect(path)["tensors"][0]["name"] == hidden  # escaped, so nothing is lost
+assert inspect(path)["tensors"][0]["name"] == hidden  # JSON escapes keep the whole name
 assert not set(hidden[:-1]) & set(run(path, "--json").stdout) - set("2J") and "\u20ac" in run(path, "--json").stdout
 before = open(mixed, "rb").read()
 result = run(evil, mixed, "--html", mixed)
@@ -206,9 +208,9 @@ assert run(evil, mixed, "--html", page).returncode == 0
 html = open(page, encoding="utf-8").read()
 assert "&lt;script&gt;" in html and "[2J<script>" not in html and "layers.0.weight" in html
 assert not set("\x1b\u009b\u202e\u2066") & set(html)
-assert "http://" not in html and "https://" not in html  # it needs no network
+assert "http://" not in html and "https://" not in html  # the page loads nothing
 
-# A page that cannot be written says why, and leaves the one before as it was.
+# A page that cannot be written gives the reason and leaves the old page unchanged.
 result = run(mixed, "--html", "/no/such/folder/page")
 assert "'/no/such/folder/page' could not be written: No such file or directory." in result.stderr, result
 limit = "import resource, os, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (2000, -1)); os.execv(sys.argv[1], sys.argv[1:])"
@@ -222,23 +224,23 @@ with open(os.path.join(FOLDER.name, "out"), "w") as out:
                             stderr=subprocess.PIPE, text=True)
 assert result.returncode == 2 and result.stderr == "headroom: Standard output could not be written to its end.\n", result
 
-# A page may go where the user says, be it a device, a pipe or a link.
+# The page may be written to a device, a pipe or a link that the user names.
 assert run(mixed, "--html", "/dev/null").returncode == 0
 assert run(mixed, "--html", "/dev/stdout").stdout.startswith("<!doctype html>")
 link = os.path.join(FOLDER.name, "link.html")
 os.symlink(page, link)
 os.remove(page)
-for _ in range(2):  # made, then replaced
+for _ in range(2):  # created, then replaced
     assert run(mixed, "--html", link).returncode == 0
     assert open(link, encoding="utf-8").read().startswith("<!doctype html>")
 
-# A reader that has seen enough ends it, quietly.
+# A closed pipe ends the program without a message.
 process = subprocess.Popen([PROGRAM, "inspect", "--json", long], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 process.stdout.read(1)
 process.stdout.close()
 assert process.wait() == 141 and not process.stderr.read(), process.returncode
 
-# What cannot be used: one sentence that names the file, exit 2, nothing on standard output.
+# Invalid files: one sentence that names the file, exit code 2, nothing on standard output.
 whole = open(mixed, "rb").read()
 for content, part in ((whole[:-1], "truncated"), (whole + b"x", "after its last tensor"),
                       (b"", "too short"), (b"\xff" * 64, "more than the file has"),

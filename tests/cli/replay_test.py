@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`headroom replay` as a user runs it."""
+"""`headroom replay`: policies and their options, traces, retries, histories and errors."""
 import json
 import os
 import subprocess
@@ -21,7 +21,7 @@ def scales(pattern, key, *arguments):
 
 SHORT = ("--init-scale", "1024", "--growth-interval", "3")
 
-# One object a step, with just these keys.
+# One object per step, with exactly these keys.
 result = run("replay", "--policy", "torch", *SHORT, "--json", "-", text="1\n0\n")
 assert result.stdout.splitlines() == [
     '{"step":1,"overflow":true,"scale_used":1024,"scale":512,"applied":false}',
@@ -53,14 +53,14 @@ result = run("replay", file.name)
 assert result.returncode == 0 and "2 steps, 1 skipped" in result.stdout, result
 os.unlink(file.name)
 
-# Where the gradients' size is known, the policy's own scale decides what overflows.
+# With "amax" in the trace, the scale of the replayed policy decides what overflows.
 closed = '{"amax": 2.0, "overflow": false}\n' * 3
 assert scales(closed.splitlines(), "scale", "--policy", "torch") == [32768, 16384, 16384]
 closed = '{"amax": 0.5, "overflow": true, "overflow_at": 32768}\n' * 3
 assert scales(closed.splitlines(), "scale", "--policy", "torch") == [32768, 16384, 16384]
 assert scales(['{"amax": 2.0}'] * 60, "scale", "--policy", "headroom")[-1] == 16384
 
-# Several policies: one row each, with what FP16 would have lost.
+# Several policies: one row each, with the number of values that FP16 would have lost.
 trace = '{"amax": 0.5, "log2": {"-1": 3, "-30": 1, "-45": 4}}\n' * 10
 result = run("replay", "--policy", "torch,static,headroom", "--json", "-", text=trace)
 rows = [json.loads(line) for line in result.stdout.splitlines()]
@@ -70,7 +70,7 @@ assert rows[0]["values"] == 80 and rows[0]["skipped"] == 0, result
 result = run("replay", "--policy", "torch,static", "-", text='{"amax": 0.5, "log2": {"-45": 4}}')
 assert result.returncode == 0 and "100.0000 %" in result.stdout, result
 
-# A policy that retries batches skips only what no scale helps, and reports how many passes it took.
+# A policy that retries batches skips only batches that fit no scale, and reports its retries.
 burst = ['{"amax": 0.5}'] * 20 + ['{"amax": 40}'] + ['{"amax": 0.5}'] * 2 + ["1", '{"amax": 0.5}']
 result = run("replay", "--policy", "torch,headroom-retry", "--json", "-", text="\n".join(burst))
 rows = [json.loads(line) for line in result.stdout.splitlines()]
@@ -79,7 +79,7 @@ assert rows[0]["retries"] == 0 and 3 < rows[1]["retries"] < 16, result
 numbers = scales(burst, "step", "--policy", "headroom-retry")
 assert numbers[19:23] == [20, 21, 21, 21] and numbers[-1] == 25, numbers
 used = scales(burst, "scale_used", "--policy", "headroom-retry")
-assert used[20] > used[21] > used[22], "the same batch at lower and lower scales"
+assert used[20] > used[21] > used[22], "retries of a batch have decreasing scales"
 result = run("replay", "--policy", "headroom-retry", "-", text="\n".join(burst))
 assert f"25 steps, 1 skipped (4.00 %), {rows[1]['retries']} retries" in result.stdout, result
 assert result.stdout.count("overflow, retried") == rows[1]["retries"], result
@@ -90,7 +90,7 @@ assert 20 < result.stdout.count("overflow, retried") <= 140, result
 passes = run("replay", "--policy", "headroom-retry", "--json", "-", text="\n".join(burst)).stdout
 assert "25 steps, 1 skipped" in run("replay", "--policy", "torch", "-", text=passes).stdout, passes
 
-# A gradient of 0 is one; numbers that no run has do not run over.
+# Gradients of 0 do not overflow; counts saturate instead of wrapping around.
 assert scales(['{"amax": 0}'] * 3, "overflow") == [False] * 3
 much = '{"amax": 0.5, "log2": {"-90": 281474976710656, "-1": 1}}\n' * 40000
 result = run("replay", "--policy", "torch,static", "--json", "-", text=much)
@@ -101,7 +101,7 @@ for scale, start, counts in ((0, 1, [1]), (1, 2**31 - 1, [1, 1]), (1, 0, [2**63 
     result = run("replay", "-", text=text + '\n{"step": 1, "amax": 1.0, "overflow": false}\n')
     assert result.returncode == 0 and ("0.0000 %" in result.stdout or "lost" not in result.stdout), result
 
-# The last line of a history may be cut off, as that of a run that was killed; no other line, and of no other trace.
+# Only the last line of a history may be incomplete, as after a killed run.
 header = '{"format": "headroom-history", "version": 1}\n'
 line = '{"step": 1, "amax": 1.0, "overflow": false}'
 result = run("replay", "-", text=header + line + "\n" + line[:20])
@@ -111,7 +111,7 @@ assert result.returncode == 0 and "1 steps" in result.stdout and not result.stde
 for text in (header + line[:20] + "\n" + line, header + line[:20] + "\n", line + "\n" + line[:20]):
     assert run("replay", "-", text=text).returncode == 2, text
 
-# What cannot be used: one sentence, the line's number, exit 2, nothing on standard output.
+# Invalid traces: one sentence with the line number, exit code 2, nothing on standard output.
 for text, part in (("0\n2\n", ":2:"), ("0\nyes\n", ":2:"), ('{"over": 1}\n', "no \"overflow\""),
                    ('{"overflow": 3}\n', "true, false"), ("[1]\n", ":1:"), ("0\n{\n", ":2:"),
                    ("\x00\xff\n", ":1:"), ("", "no steps"), ('{"amax": -1}', "\"amax\""),
@@ -143,7 +143,7 @@ assert run().returncode == 2
 assert run("--help").returncode == 0
 assert "headroom 0." in run("--version").stdout
 
-# A collapse is told, and does not disturb the numbers.
+# A collapse of the scale is reported on standard error only.
 result = run("replay", "--policy", "tf-keras", "--init-scale", "2", "--json", "-", text="1\n" * 4)
 assert [json.loads(line)["scale"] for line in result.stdout.splitlines()] == [1, 1, 1, 1]
 assert "3 steps from step 2 on raised an alarm" in result.stderr, result.stderr

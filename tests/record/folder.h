@@ -11,7 +11,7 @@
 
 namespace headroom {
 
-/// A folder for one test, gone at its end.
+/// A temporary folder, removed by the destructor.
 class Folder {
  public:
   Folder() {
@@ -41,7 +41,7 @@ class Folder {
   std::filesystem::path root_;
 };
 
-/// Of a step that went well.
+/// The report of an applied step.
 inline StepReport applied(float scale = 1024.0f) {
   StepReport report;
   report.applied = true;

@@ -1,4 +1,4 @@
-"""What PyTorch's faults share: a register of them, a small model, and words for what came of it."""
+"""Shared by the faults that run with PyTorch: their registry, a small model and the outcome of a call."""
 import re
 
 import torch
@@ -27,15 +27,16 @@ def step(w, optimizer, scaler, grad):
     scaler.update()
 
 
-def sentence(error):
-    """The first sentence, without places in sources and addresses, which change."""
+def first_sentence(error):
+    """The type and first sentence of an error, without source locations and addresses, which vary."""
     first = re.sub(r" ?\[[^\]]*[./][^\]]*\](:\d+)?", "", str(error).splitlines()[0].split(". ")[0]).strip()
     return f"{type(error).__name__}: {first}"
 
 
-def refused(call, otherwise):
+def outcome_of(call, otherwise):
+    """("reported", sentence) if the call raises, else `otherwise`."""
     try:
         call()
     except Exception as error:  # noqa: BLE001
-        return "reported", sentence(error)
+        return "reported", first_sentence(error)
     return otherwise
