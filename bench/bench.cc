@@ -141,8 +141,8 @@ void run_adamw(const Settings& settings, const Runner& runner) {
     const bool half = dtype != DType::kF32;
     const size_t count = ((settings.megabytes << 20) / 28) / 1024 * 1024;
     Model model(dtype, count, count);
-    // The floor uses its own arrays in the layout of the optimizer's: staggered, so that they do not
-    // compete for the same cache sets (src/apply/arena.h).
+    // The floor uses its own arrays in the layout of the optimizer's: staggered, so that they do
+    // not compete for the same cache sets (src/apply/arena.h).
     constexpr size_t kStagger = 272;
     const FloatBuffer arrays(3 * (count + kStagger));
     const FloatBuffer weight16(half ? count / 2 : 0);
