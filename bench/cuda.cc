@@ -132,7 +132,7 @@ void run(const Model& model, hr::DType type, double copy_speed) {
   hr::AdamW optimizer(parameters, {.lr = 1e-6, .weight_decay = 0.1});
   hr::GradScaler scaler(hr::DynamicScale{}, {.device = kDevice});
 
-  scaler.device_scale();  // tells the scaler that the loss is scaled outside of it
+  scaler.device_scale();  // the loss is scaled outside of the scaler
   const auto enqueue = [&] {
     scaler.step(optimizer, {.max_norm = 1.0f});
     scaler.update();

@@ -32,7 +32,7 @@ class Training {
                             hr::view(weight + kCount, hr::DType::kF32, kCount, kDevice)});
     }
     optimizer_ = std::make_unique<hr::AdamW>(parameters);
-    scaler_.device_scale();  // tells the scaler that the loss is scaled outside of it
+    scaler_.device_scale();  // the loss is scaled outside of the scaler
   }
   ~Training() { cudaFree(memory_); }
   Training(const Training&) = delete;

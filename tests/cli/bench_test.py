@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`headroom bench` prints every figure beside its floor. The speeds themselves are not tested."""
+"""`headroom bench` prints every figure with its floor. The speeds themselves are not tested."""
 import json
 import os
 import subprocess

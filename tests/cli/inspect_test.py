@@ -213,7 +213,8 @@ assert "http://" not in html and "https://" not in html  # the page loads nothin
 # A page that cannot be written gives the reason and leaves the old page unchanged.
 result = run(mixed, "--html", "/no/such/folder/page")
 assert "'/no/such/folder/page' could not be written: No such file or directory." in result.stderr, result
-limit = "import resource, os, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (2000, -1)); os.execv(sys.argv[1], sys.argv[1:])"
+limit = ("import resource, os, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (2000, -1)); "
+         "os.execv(sys.argv[1], sys.argv[1:])")
 result = subprocess.run([sys.executable, "-c", limit, PROGRAM, "inspect", mixed, "--html", page], capture_output=True,
                         text=True)
 assert result.returncode == 2 and "could not be written: File too large" in result.stderr, result
@@ -260,12 +261,12 @@ for arguments in ((), ("/no/such/file",), (FOLDER.name,), ("/dev/null",), (mixed
     result = run(*arguments)
     assert result.returncode == 2 and result.stderr and not result.stdout, (arguments, result)
 
-# A full disk is told.
+# A full disk is reported.
 result = subprocess.run(f"{PROGRAM} inspect {mixed} --json >/dev/full", shell=True,
                         capture_output=True, text=True)
 assert result.returncode == 2 and "headroom: " in result.stderr, result
 
-# On a terminal there is a progress bar, which is gone in the end; elsewhere there is none.
+# On a terminal there is a progress bar, which is erased at the end; elsewhere there is none.
 big = write("big.npz", npz({"w": npy("<f4", 1 << 23, bytes(1 << 25))}, zipfile.ZIP_DEFLATED))
 parent, child = pty.openpty()
 process = subprocess.Popen([PROGRAM, "inspect"] + [big] * 8, stdout=subprocess.DEVNULL,

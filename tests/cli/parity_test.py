@@ -23,7 +23,7 @@ with tempfile.TemporaryDirectory() as temp:
                                                      "--seed", seed, "--threads", 1)
             assert summary["skipped"] < 0.1 * summary["steps"], summary
             scores.setdefault(precision, []).append(summary["score"])
-            comparable[precision, seed] = min(20, summary["first_skip"] + 1)  # steps before the first skip
+            comparable[precision, seed] = min(20, summary["first_skip"] + 1)  # losses that no skip has affected
 
 mean = {precision: sum(values) / len(values) for precision, values in scores.items()}
 noise = max(max(scores["fp32"]) - min(scores["fp32"]), allowance)

@@ -26,7 +26,8 @@ def main():
     assert shown.returncode == 2 and shown.stderr.startswith("headroom: 'inspekt' is no command"), shown
 
     # Control characters in quoted arguments are replaced.
-    for wrong in (["\x1b[2J"], ["replay", "x", "--\x1b[2J"], ["replay", "\x1b]0;x\x07\u009b\u202e\x7f\n\nheadroom: fake"]):
+    for wrong in (["\x1b[2J"], ["replay", "x", "--\x1b[2J"],
+                  ["replay", "\x1b]0;x\x07\u009b\u202e\x7f\n\nheadroom: fake"]):
         shown = run(*wrong)
         assert shown.returncode == 2 and not set("\x1b\x07\x7f\u009b\u202e") & set(shown.stderr), shown
         assert "?[2J" in shown.stderr or "'?]0;x???? " in shown.stderr and "\nheadroom: fake" not in shown.stderr, shown

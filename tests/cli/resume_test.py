@@ -229,7 +229,8 @@ def test_checkpoint_of_another_model_is_refused(temp):
 
 def test_settings_that_change_the_course_are_refused(temp):
     good, _ = make_good_run(temp)
-    for option, value in (("--lr", 0.5), ("--seed", 2), ("--precision", "bf16"), ("--precision", "fp32"), ("--opt-level", "O0"), ("--model", "cnn"), ("--clip", 2),
+    for option, value in (("--lr", 0.5), ("--seed", 2), ("--precision", "bf16"), ("--precision", "fp32"),
+                          ("--opt-level", "O0"), ("--model", "cnn"), ("--clip", 2),
                           ("--batch", 3), ("--loss-scale", "static:8"), ("--opt-level", "O2"), ("--steps", 7)):
         result = train("--resume", "--out", good, option, value)
         check(result.returncode == 2 and result.stderr.startswith(f"headroom: {option} is "), result.stderr)

@@ -127,6 +127,9 @@ def test_run_that_only_skips_stops_and_keeps_its_history(temp):
     check(result.returncode == 3 and "100 steps in a row" in result.stderr, result.stderr)
     check(len(steps_of(f"{temp}/stuck")) == 100, "the skipped steps are recorded")
     check("final scale       1e+30\n" in result.stdout and "scale 1e+30 " in result.stderr, result)
+
+
+def test_nan_loss_is_printed_without_a_sign(temp):
     result = train("mlp", "--steps", 5, "--lr", 1e30, "--optimizer", "sgd")
     check(" loss              nan\n" in result.stdout and "-nan" not in result.stdout + result.stderr, result)
 
@@ -215,8 +218,8 @@ def test_full_disk_is_reported(temp):
         mounts = subprocess.run([*small_disk, "true"], capture_output=True).returncode == 0
     except FileNotFoundError:
         mounts = False
-    result = subprocess.run([*(small_disk if mounts else []), program, "train", "mlp", "--width", "16", "--steps", "2000",
-                             "--checkpoint-every", "0", "--threads", "1", "--out", out], capture_output=True, text=True,
+    result = subprocess.run([*(small_disk if mounts else []), program, "train", "mlp", "--width", "16",
+                             "--steps", "2000", "--checkpoint-every", "0", "--threads", "1", "--out", out], capture_output=True, text=True,
                             preexec_fn=None if mounts else limit_file_size(50_000))
     full = " to its end: the disk is full" if mounts else ": File too large"
     check(result.returncode == 2 and f"history.jsonl' could not be written{full}" in result.stderr, result)
@@ -242,8 +245,8 @@ def test_planted_links_and_pipes_are_refused(temp):
 def test_run_continues_if_standard_error_cannot_be_written(temp):
     for redirection in ("2>/dev/full", "2>&-", "0>&- 2>&-"):
         out = f"{temp}/run"
-        result = subprocess.run(f"{program} train mlp --width 16 --steps 60 --threads 1 --out {out} {redirection}", shell=True,
-                                capture_output=True, text=True)
+        result = subprocess.run(f"{program} train mlp --width 16 --steps 60 --threads 1 --out {out} {redirection}",
+                                shell=True, capture_output=True, text=True)
         check(result.returncode == 0 and "60 of 60 steps" in result.stdout, f"{redirection}: {result}")
         check(len(steps_of(out)) == 60 and os.path.exists(f"{out}/report.html"), redirection)
 
@@ -252,7 +255,8 @@ def test_data_path_that_a_checkpoint_cannot_store_is_refused(temp):
     # Checkpoints hold UTF-8 only. Without checkpoints the path is accepted.
     odd = os.fsdecode(os.fsencode(temp) + b"/\xff.txt")
     write(odd, TEXT)
-    for more, code in ((["--out", f"{temp}/untouched"], 2), ([], 0), (["--out", f"{temp}/odd", "--checkpoint-every", 0], 0)):
+    for more, code in ((["--out", f"{temp}/untouched"], 2), ([], 0),
+                       (["--out", f"{temp}/odd", "--checkpoint-every", 0], 0)):
         result = train("lm", "--data", odd, "--steps", 3, "--batch", 32, *more)
         check(result.returncode == code and ("is not UTF-8" in result.stderr) == (code == 2), result.stderr)
     check(not os.path.exists(f"{temp}/untouched"), "nothing is written")
@@ -298,8 +302,8 @@ def test_interrupted_run_keeps_its_history(temp):
 
 def test_closed_pipe_does_not_end_the_run(temp):
     out = f"{temp}/piped"
-    process = subprocess.Popen([program, "train", "mlp", "--width", "16", "--steps", "60", "--threads", "1", "--out", out],
-                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    process = subprocess.Popen([program, "train", "mlp", "--width", "16", "--steps", "60", "--threads", "1",
+                                "--out", out], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     process.stdout.readline()
     process.stdout.close()
     check(process.wait() == 141, process.returncode)

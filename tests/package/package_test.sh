@@ -31,6 +31,22 @@ compile() {
   "$compiler" -std=c++20 "$here/tools_consumer.cc" $flags -o "$work/tools_consumer"
 }
 
+# code_block FILE LANGUAGE [HEADING]: prints the first code block of a language in a document, or after a heading.
+code_block() {
+  awk -v fence="\`\`\`$2" -v heading="${3:-}" 'heading == "" || $0 == heading {inside = 1}
+    inside && !done && $0 == fence {on = 1; next} /^```$/ {done = done || on; on = 0} on' "$source/$1"
+}
+
+# build_section FILE HEADING PROGRAM: builds the CMake file and the program shown after a heading.
+build_section() {
+  mkdir -p "$work/source"
+  code_block "$1" cmake "$2" >"$work/source/CMakeLists.txt"
+  code_block "$1" cpp "$2" >"$work/source/$3"
+  test -s "$work/source/$3"
+  configure "$work/source" -DCMAKE_PREFIX_PATH="$prefix"
+  cmake --build "$work/build" >/dev/null
+}
+
 case $case in
   find_package)
     configure "$here/consumer" -DCMAKE_PREFIX_PATH="$prefix" "${consumers[@]}"
@@ -79,7 +95,7 @@ case $case in
     ;;
   readme)
     # The first C++ example of the README.
-    awk '/^```cpp$/ {on = 1; next} /^```$/ {if (on) exit} on' "$source/README.md" >"$work/example.cc"
+    code_block README.md cpp >"$work/example.cc"
     test -s "$work/example.cc"
     configure "$here/consumer" -DCMAKE_PREFIX_PATH="$prefix" -DCONSUMER_SOURCE="$work/example.cc"
     cmake --build "$work/build" >/dev/null
@@ -93,28 +109,13 @@ case $case in
     ;;
   libtorch)
     # The LibTorch quick start of the README: its CMake file and its program.
-    section() { awk -v fence="\`\`\`$1" '/^## LibTorch$/ {inside = 1}
-      inside && !done && $0 == fence {on = 1; next} /^```$/ {done = done || on; on = 0} on' \
-      "$source/README.md"; }
-    mkdir -p "$work/source"
-    section cmake >"$work/source/CMakeLists.txt"
-    section cpp >"$work/source/fit.cc"
-    test -s "$work/source/fit.cc"
-    configure "$work/source" -DCMAKE_PREFIX_PATH="$prefix"
-    cmake --build "$work/build" >/dev/null
+    build_section README.md '## LibTorch' fit.cc
     "$work/build/fit" | tee "$work/output"
     grep -q 'applied at scale ' "$work/output"
     ;;
   mpi)
     # The MPI example of docs/scaling.md: its CMake file and its program, on two ranks.
-    fence() { awk -v fence="\`\`\`$1" '/^## MPI$/ {inside = 1} inside && !done && $0 == fence {on = 1; next}
-      /^```$/ {done = done || on; on = 0} on' "$source/docs/scaling.md"; }
-    mkdir -p "$work/source"
-    fence cmake >"$work/source/CMakeLists.txt"
-    fence cpp >"$work/source/ranks.cc"
-    test -s "$work/source/ranks.cc"
-    configure "$work/source" -DCMAKE_PREFIX_PATH="$prefix"
-    cmake --build "$work/build" >/dev/null
+    build_section docs/scaling.md '## MPI' ranks.cc
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
     mpirun --oversubscribe -n 2 "$work/build/ranks" | tee "$work/output"
     for rank in 0 1; do
@@ -145,29 +146,27 @@ PYTHON
     ;;
   c_docs)
     # The examples of docs/c.md, except for languages that are not installed.
-    fence() { awk -v fence="\`\`\`$1" '!done && $0 == fence {on = 1; next}
-      /^```$/ {done = done || on; on = 0} on' "$source/docs/c.md"; }
     export LD_LIBRARY_PATH=$libdir
-    fence c >"$work/step.c"
+    code_block docs/c.md c >"$work/step.c"
     test -s "$work/step.c"
     cc -std=c11 -pedantic -Wall -Wextra -Werror "$work/step.c" -I"$prefix/include" -L"$libdir" \
       -lheadroom-c -o "$work/step"
     "$work/step" | tee "$work/output"
     grep -q 'applied at scale 65536' "$work/output"
     if command -v rustc >/dev/null; then
-      fence rust >"$work/step.rs"
+      code_block docs/c.md rust >"$work/step.rs"
       rustc --edition 2021 -L "$libdir" -o "$work/step_rs" "$work/step.rs"
       "$work/step_rs" | tee "$work/output"
       grep -q 'applied at scale 65536' "$work/output"
     fi
     jdk=$(java --version 2>/dev/null || true)
     if [[ $jdk =~ ^(openjdk|java)\ (2[2-9]|[3-9][0-9]) ]]; then
-      fence java >"$work/Step.java"
+      code_block docs/c.md java >"$work/Step.java"
       (cd "$work" && java --enable-native-access=ALL-UNNAMED Step.java) | tee "$work/output"
       grep -q 'applied at scale 65536' "$work/output"
     fi
     if command -v mcs >/dev/null && command -v mono >/dev/null; then
-      fence csharp >"$work/Step.cs"
+      code_block docs/c.md csharp >"$work/Step.cs"
       mcs -out:"$work/step.exe" "$work/Step.cs"
       mono "$work/step.exe" | tee "$work/output"
       grep -q 'applied at scale 65536' "$work/output"

@@ -123,7 +123,8 @@ def test_state_dicts_are_interchangeable_with_torch():
         return second.state_dict(), lazy.scale(torch.ones(1)), lazy.state_dict()
 
     assert_same(script)
-    theirs, ours = make_started_scaler(torch.amp.GradScaler, init_scale=5.0), make_started_scaler(headroom.torch.GradScaler)
+    theirs = make_started_scaler(torch.amp.GradScaler, init_scale=5.0)
+    ours = make_started_scaler(headroom.torch.GradScaler)
     ours.load_state_dict(theirs.state_dict())
     assert ours.state_dict() == theirs.state_dict()
     ours._scale.fill_(7.0)

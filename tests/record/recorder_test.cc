@@ -1,12 +1,8 @@
-#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <headroom/record.h>
-#include <sys/resource.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
-#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -189,14 +185,10 @@ TEST(Recorder, ResumedHistoryHasNoDuplicateSteps) {
 
 TEST(Recorder, FailedHeaderWriteLeavesNoHistory) {
   const Folder folder;
-  std::signal(SIGXFSZ, SIG_IGN);
-  rlimit before{};
-  getrlimit(RLIMIT_FSIZE, &before);
-  const rlimit small = {20, before.rlim_max};
-  setrlimit(RLIMIT_FSIZE, &small);
-  expect_error(ErrorCode::kFile, "could not be written",
-               [&] { Recorder recorder(folder.path("run")); });
-  setrlimit(RLIMIT_FSIZE, &before);
+  expect_error(ErrorCode::kFile, "could not be written", [&] {
+    const FileSizeLimit limit(20);
+    Recorder recorder(folder.path("run"));
+  });
   EXPECT_FALSE(std::filesystem::exists(folder.path("run/history.jsonl")));
 }
 
@@ -287,16 +279,11 @@ TEST(Recorder, FullDiskIsReportedAndLeavesNoPartialLine) {
   const Folder folder;
   Recorder recorder(folder.path("run"));
   recorder.step(1, 1.0, applied());
-  // A file size limit simulates a full disk.
   const auto size = std::filesystem::file_size(folder.path("run/history.jsonl"));
-  std::signal(SIGXFSZ, SIG_IGN);
-  rlimit before{};
-  getrlimit(RLIMIT_FSIZE, &before);
-  const rlimit small = {size + 20, before.rlim_max};
-  setrlimit(RLIMIT_FSIZE, &small);
-  expect_error(ErrorCode::kFile, "history.jsonl' could not be written",
-               [&] { recorder.step(2, 1.0, applied()); });
-  setrlimit(RLIMIT_FSIZE, &before);
+  expect_error(ErrorCode::kFile, "history.jsonl' could not be written", [&] {
+    const FileSizeLimit limit(size + 20);
+    recorder.step(2, 1.0, applied());
+  });
   EXPECT_EQ(std::filesystem::file_size(folder.path("run/history.jsonl")), size);
   recorder.step(2, 1.0, applied());  // works once there is space again
   recorder.finish();
@@ -320,15 +307,13 @@ TEST(Recorder, FailedEventWriteAlsoRollsBackTheHistory) {
   };
   const auto history = size(internal::kHistoryFile), events = size(internal::kEventFile);
   ASSERT_GT(events, history + 1000);
-  std::signal(SIGXFSZ, SIG_IGN);
-  rlimit before{};
-  getrlimit(RLIMIT_FSIZE, &before);
-  const rlimit small = {events, before.rlim_max};
-  setrlimit(RLIMIT_FSIZE, &small);
-  expect_error(ErrorCode::kFile, "could not be written",
-               [&] { recorder.step(21, 1.0, applied()); });
-  expect_error(ErrorCode::kFile, "could not be written", [&] { recorder.layers(21, 1.0, layers); });
-  setrlimit(RLIMIT_FSIZE, &before);
+  {
+    const FileSizeLimit limit(events);
+    expect_error(ErrorCode::kFile, "could not be written",
+                 [&] { recorder.step(21, 1.0, applied()); });
+    expect_error(ErrorCode::kFile, "could not be written",
+                 [&] { recorder.layers(21, 1.0, layers); });
+  }
   EXPECT_EQ(size(internal::kHistoryFile), history);
   EXPECT_EQ(size(internal::kEventFile), events);
   recorder.step(21, 1.0, applied());  // works once there is space again

@@ -41,9 +41,7 @@ TEST(Recorder, ResumeTruncatesADamagedHistoryAndNotesIt) {
   const Folder folder;
   { Recorder(folder.path("run")).step(1, 1.0, applied()); }
   folder.write("run/history.jsonl", folder.read("run/history.jsonl") + "garbage\n{\"step\":3}\n");
-  RunInfo info;
-  info.resume = true;
-  { Recorder(folder.path("run"), info).step(2, 1.0, applied()); }
+  { Recorder(folder.path("run"), resumed_run()).step(2, 1.0, applied()); }
   internal::HistoryReader reader(folder.path("run/history.jsonl"));
   reader.read_more();
   EXPECT_EQ(reader.history().steps.size(), 2u);

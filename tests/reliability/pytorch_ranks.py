@@ -50,7 +50,7 @@ class Rank:
 
 def run_rank(rank, work, folder):
     warnings.simplefilter("ignore")
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2,
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2,
                             timeout=datetime.timedelta(seconds=LIMIT))
     try:
         result = work(rank)
@@ -163,7 +163,7 @@ def omit_a_step(rank):
     one = Rank(rank)
     for i in range(4):
         one.backward(1.0)
-        if rank == 0 or i != 2:  # like a `continue` on a condition that only this rank meets
+        if rank == 0 or i != 2:  # like a `continue` on a condition that is true on this rank only
             one.step()
     return one.result()
 
@@ -173,7 +173,8 @@ def rank_omits_a_step():
     ends = run_on_two_ranks(omit_a_step)
     if any(isinstance(end, str) for end in ends):
         return classify_error(ends)
-    return "corrupted", "the ranks diverge: weights are {:.4g} and {:.4g}; nothing is reported".format(*(end[0] for end in ends))
+    return "corrupted", "the ranks diverge: weights are {:.4g} and {:.4g}; nothing is reported".format(
+        *(end[0] for end in ends))
 
 
 def train_one_batch_less(rank):
