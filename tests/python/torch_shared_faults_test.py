@@ -129,7 +129,7 @@ def try_disabled_scaler(optimizer_type):
 FAULTS = {
     "a scale of 0": lambda kind: try_bad_scale(kind, 0.0),
     "a scale of NaN": lambda kind: try_bad_scale(kind, math.nan),
-    "145 try_repeated_overflow": try_repeated_overflow,
+    "145 overflows": try_repeated_overflow,
     "a gradient becomes NaN": try_nan_after_unscale,
     "a scale below 1": try_overflow_in_unscaling,
     "a parameter in two optimizers": try_two_optimizers,

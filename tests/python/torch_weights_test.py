@@ -157,7 +157,7 @@ def test_two_scalers_of_one_optimizer_keep_separate_verdicts():
     assert [scaler.get_scale() for scaler in scalers] == [2.0, 4.0]
     assert [scaler.last_step_applied for scaler in scalers] == [False, True]
     assert scalers[1].report().applied
-    with pytest.raises(RuntimeError, match="make_stepped_optimizer by others"):
+    with pytest.raises(RuntimeError, match="stepped by others"):
         scalers[0].report()
 
 
