@@ -77,8 +77,8 @@ def rank_1_variable(way):
 
 
 def test_training_on_two_ranks_equals_training_on_one(temp):
-    models = {"mlp": [], "gpt": ["--batch", 4, "--context", 16], "field": ["--opt-level", "O2"], "lm": ["--batch", 2048],
-              "cnn": ["--batch", 16, "--accumulate", 2]}
+    models = {"mlp": [], "gpt": ["--batch", 4, "--context", 16], "field": ["--opt-level", "O2"],
+              "lm": ["--batch", 2048], "cnn": ["--batch", 16, "--accumulate", 2]}
     for model, settings in models.items():
         steps = {"mlp": 40}.get(model, 5)
         common = [model, "--precision", "fp16", "--steps", steps, "--clip", 1, *settings]

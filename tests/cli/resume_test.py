@@ -199,7 +199,8 @@ def test_hostile_checkpoint_state_is_refused(temp):
         write(out, LAST, add_setting(data, name, value))
         result = train("--resume", "--out", out)
         check(result.returncode == 0 and "Watch at" not in result.stderr and "\x1b" not in result.stderr
-              and f"has a setting '{name[:2]}" in result.stderr and "going on after step 4" in result.stderr, result.stderr)
+              and f"has a setting '{name[:2]}" in result.stderr and "going on after step 4" in result.stderr,
+              result.stderr)
         check(read(out, LAST) == data, f"{name}: the final checkpoint differs")
 
 
@@ -265,7 +266,8 @@ def test_full_disk_keeps_the_saved_checkpoints_and_is_reported(temp):
                                 stdout=subprocess.PIPE, stderr=full, preexec_fn=limit_file_size)
     check(result.returncode == 1 and b"4 of 4 steps" in result.stdout, result)
     result = train("--resume", "--out", out, "--steps", 4, preexec_fn=limit_file_size)
-    check(result.returncode == 1 and "Training goes on without this checkpoint; the one of step 2 stays" in result.stderr
+    check(result.returncode == 1
+          and "Training goes on without this checkpoint; the one of step 2 stays" in result.stderr
           and "the end of the run is not saved. " in result.stderr, (result.returncode, result.stderr))
     check({name: read(out, name) for name in checkpoints(out)} == before, "the checkpoints are unchanged")
     check(not [name for name in os.listdir(out) if name.endswith(".tmp")], os.listdir(out))

@@ -219,7 +219,8 @@ def test_full_disk_is_reported(temp):
     except FileNotFoundError:
         mounts = False
     result = subprocess.run([*(small_disk if mounts else []), program, "train", "mlp", "--width", "16",
-                             "--steps", "2000", "--checkpoint-every", "0", "--threads", "1", "--out", out], capture_output=True, text=True,
+                             "--steps", "2000", "--checkpoint-every", "0", "--threads", "1", "--out", out],
+                            capture_output=True, text=True,
                             preexec_fn=None if mounts else limit_file_size(50_000))
     full = " to its end: the disk is full" if mounts else ": File too large"
     check(result.returncode == 2 and f"history.jsonl' could not be written{full}" in result.stderr, result)
@@ -236,7 +237,8 @@ def test_planted_links_and_pipes_are_refused(temp):
             put(f"{out}/{name}")
             result = train("mlp", "--width", 16, "--steps", 3, "--tensorboard", "--out", out)
             # A new run removes old checkpoints, links and pipes included.
-            check(result.returncode == code and (code == 0 or f"{name}' could not be written: it is {kind}" in result.stderr),
+            check(result.returncode == code, f"{name} {kind}: {result}")
+            check(code == 0 or f"{name}' could not be written: it is {kind}" in result.stderr,
                   f"{name} {kind}: {result}")
     with open(victim, "rb") as file:
         check(file.read() == b"precious", "the target of the link is unchanged")
