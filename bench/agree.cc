@@ -1,5 +1,5 @@
-// What it costs that ranks agree, beside the averaging of their gradients in the same run:
-//     mpirun -n 2 headroom_agree_bench          or with torchrun's variables, over Gloo
+// The cost of agreement between ranks, compared with averaging their gradients in the same run:
+//     mpirun -n 2 headroom_agree_bench          or over Gloo, with torchrun's variables
 #include <headroom/error.h>
 #include <headroom/headroom.h>
 #include <torch/torch.h>
@@ -15,8 +15,8 @@
 namespace headroom::cli {
 namespace {
 
-// Median microseconds of one call; all ranks make the same calls.
-double microseconds(int repetitions, const std::function<void()>& call) {
+// The median time of a call in microseconds. All ranks must make the same calls.
+double median_microseconds(int repetitions, const std::function<void()>& call) {
   std::vector<double> times;
   for (int i = 0; i < repetitions; ++i) {
     const auto start = std::chrono::steady_clock::now();
@@ -36,12 +36,12 @@ int bench() {
   const auto team = make_team(launch, std::chrono::minutes(1));
   if (team == nullptr) {
     throw Error(ErrorCode::kInvalidArgument,
-                "There is one rank only; start this by mpirun or torchrun.");
+                "There is only one rank; start this with mpirun or torchrun.");
   }
-  // A step of an optimizer with next to nothing to do, alone and with the others.
+  // A step of 8 elements, with and without agreement.
   std::vector<float> weights(8), grads(8, 1.0f);
   SGD optimizer({{"w", view(weights), view(grads)}});
-  const auto step_of = [&](GradScaler& scaler) {
+  const auto make_step = [&](GradScaler& scaler) {
     return [&] {
       scaler.scale(1.0f);
       scaler.step(optimizer);
@@ -50,11 +50,11 @@ int bench() {
   };
   GradScaler alone(StaticScale{1.0f});
   GradScaler together(StaticScale{1.0f}, {.ranks = team->ranks()});
-  const double step_alone = microseconds(2000, step_of(alone));
-  const double step_together = microseconds(2000, step_of(together));
+  const double step_alone = median_microseconds(2000, make_step(alone));
+  const double step_together = median_microseconds(2000, make_step(together));
   std::vector<double> message(32, 1.0);
-  const double reduce =
-      microseconds(2000, [&] { team->ranks()->reduce(message.data(), 8, message.data() + 8, 24); });
+  const double reduce = median_microseconds(
+      2000, [&] { team->ranks()->reduce(message.data(), 8, message.data() + 8, 24); });
   if (launch.first()) {
     std::printf("%s, %d ranks\n", launch.by == Launch::By::kMpirun ? "MPI" : "Gloo", launch.size);
     std::printf("  one message              %10.1f us\n", reduce);
@@ -64,7 +64,8 @@ int bench() {
     torch::Tensor parameter = torch::zeros({count}).requires_grad_(true);
     parameter.mutable_grad() = torch::ones({count});
     double loss = 0.0;
-    const double average = microseconds(20, [&] { team->average({parameter}, &loss, false); });
+    const double average =
+        median_microseconds(20, [&] { team->average({parameter}, &loss, false); });
     if (launch.first()) {
       std::printf("  average %8lld gradients %9.1f us, %.0f messages\n",
                   static_cast<long long>(count), average, average / reduce);

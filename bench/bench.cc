@@ -16,7 +16,7 @@ namespace {
 using internal::FloatBuffer;
 using Work = std::function<void()>;
 
-volatile uint32_t g_sink;
+volatile uint32_t sink;  // keeps the compiler from removing the floor's loop
 
 double seconds(const Work& work) {
   const auto start = std::chrono::steady_clock::now();
@@ -35,11 +35,11 @@ class Runner {
   Runner(const Settings& settings, const std::function<void(const Figure&)>& done)
       : settings_(settings), done_(done) {}
 
-  bool wanted(const std::string& name) const {
+  bool is_selected(const std::string& name) const {
     return name.find(settings_.filter) != std::string::npos;
   }
 
-  // Takes turns, so that a machine that slows down slows both.
+  // Alternates between both, so that a machine that slows down affects them equally.
   void compare(const std::string& name, size_t bytes, const Work& ours, const std::string& floor,
                const Work& floor_work) const {
     std::vector<double> our_times, floor_times;
@@ -58,7 +58,7 @@ class Runner {
   const std::function<void(const Figure&)>& done_;
 };
 
-// `count` ordinary gradients of a type: numbers around 1, none of them special.
+// `count` gradients of a type between 1 and 2: no zeros, subnormals, inf or NaN.
 class Gradients {
  public:
   Gradients(DType dtype, size_t count) : dtype_(dtype), memory_(count * size_of(dtype) / 4 + 16) {
@@ -85,11 +85,11 @@ class Gradients {
   FloatBuffer memory_;
 };
 
-void measure_figures(const Settings& settings, const Runner& runner) {
+void run_measure(const Settings& settings, const Runner& runner) {
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16, DType::kF64}) {
     const std::string name = std::string("measure/") + to_string(dtype);
-    const std::string two = name + "/threads=2";
-    if (!runner.wanted(name) && !runner.wanted(two)) continue;
+    const std::string two_threads = name + "/threads=2";
+    if (!runner.is_selected(name) && !runner.is_selected(two_threads)) continue;
     const size_t bytes = (settings.megabytes << 20) / 2;
     const size_t count = bytes / size_of(dtype);
     const Gradients gradients(dtype, count);
@@ -98,13 +98,13 @@ void measure_figures(const Settings& settings, const Runner& runner) {
       set_num_threads(1);
       measure(list);
     };
-    if (runner.wanted(name)) {
+    if (runner.is_selected(name)) {
       runner.compare(name, bytes, one_thread, "a vectorised read",
-                     [&] { g_sink = read_floor(list[0].data, bytes); });
+                     [&] { sink = read_floor(list[0].data, bytes); });
     }
-    if (runner.wanted(two)) {
+    if (runner.is_selected(two_threads)) {
       runner.compare(
-          two, bytes,
+          two_threads, bytes,
           [&] {
             set_num_threads(2);
             measure(list);
@@ -114,7 +114,7 @@ void measure_figures(const Settings& settings, const Runner& runner) {
   }
 }
 
-// The weights, gradients and optimizer of one type, cut into tensors of `tensor_size` elements.
+// Weights, gradients and AdamW for one type, in tensors of `tensor_size` elements.
 struct Model {
   Model(DType dtype, size_t count, size_t tensor_size)
       : gradients(dtype, count), weights(dtype, count) {
@@ -133,15 +133,16 @@ struct Model {
 
 constexpr float kMultiplier = 0x1p-16f;
 
-void adamw_figures(const Settings& settings, const Runner& runner) {
+void run_adamw(const Settings& settings, const Runner& runner) {
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
     const std::string name = std::string("adamw/") + to_string(dtype);
-    const std::string two = name + "/threads=2";
-    if (!runner.wanted(name) && !runner.wanted(two)) continue;
+    const std::string two_threads = name + "/threads=2";
+    if (!runner.is_selected(name) && !runner.is_selected(two_threads)) continue;
     const bool half = dtype != DType::kF32;
     const size_t count = ((settings.megabytes << 20) / 28) / 1024 * 1024;
     Model model(dtype, count, count);
-    // The floor has arrays of its own, laid out as the optimizer's are.
+    // The floor uses its own arrays in the layout of the optimizer's: staggered, so that they do
+    // not compete for the same cache sets (src/apply/arena.h).
     constexpr size_t kStagger = 272;
     const FloatBuffer arrays(3 * (count + kStagger));
     const FloatBuffer weight16(half ? count / 2 : 0);
@@ -158,13 +159,13 @@ void adamw_figures(const Settings& settings, const Runner& runner) {
       set_num_threads(1);
       model.optimizer->apply(kMultiplier, false);
     };
-    if (runner.wanted(name)) {
+    if (runner.is_selected(name)) {
       runner.compare(name, bytes, one_thread, "a loop that reads and writes the same",
                      [&] { update_floor(floor); });
     }
-    if (runner.wanted(two)) {
+    if (runner.is_selected(two_threads)) {
       runner.compare(
-          two, bytes,
+          two_threads, bytes,
           [&] {
             set_num_threads(2);
             model.optimizer->apply(kMultiplier, false);
@@ -174,13 +175,13 @@ void adamw_figures(const Settings& settings, const Runner& runner) {
   }
 }
 
-// Many small tensors against one large one of the same size.
-void many_tensor_figures(const Runner& runner) {
+// Compares many small tensors with one large tensor of the same total size.
+void run_many_tensors(const Runner& runner) {
   constexpr size_t kTensors = 10000;
   constexpr size_t kSize = 100;
   constexpr size_t kCount = kTensors * kSize;
-  constexpr int kTimes = 20;  // one call is short
-  const auto times = [](const Work& work) {
+  constexpr int kTimes = 20;  // a single call is too short to time
+  const auto repeat = [](const Work& work) {
     return [work] {
       for (int i = 0; i < kTimes; ++i) work();
     };
@@ -189,7 +190,7 @@ void many_tensor_figures(const Runner& runner) {
     const std::string type = to_string(dtype);
     const std::string measure_name = "measure/" + type + "/tensors=10000";
     const std::string adamw_name = "adamw/" + type + "/tensors=10000";
-    if (!runner.wanted(measure_name) && !runner.wanted(adamw_name)) continue;
+    if (!runner.is_selected(measure_name) && !runner.is_selected(adamw_name)) continue;
     Model many(dtype, kCount, kSize);
     Model one(dtype, kCount, kCount);
     set_num_threads(1);
@@ -200,16 +201,16 @@ void many_tensor_figures(const Runner& runner) {
     };
     const std::vector<TensorView> many_grads = grads(many);
     const std::vector<TensorView> one_grad = grads(one);
-    if (runner.wanted(measure_name)) {
+    if (runner.is_selected(measure_name)) {
       runner.compare(measure_name, kTimes * kCount * size_of(dtype),
-                     times([&] { measure(many_grads); }), "one tensor",
-                     times([&] { measure(one_grad); }));
+                     repeat([&] { measure(many_grads); }), "one tensor",
+                     repeat([&] { measure(one_grad); }));
     }
-    if (runner.wanted(adamw_name)) {
+    if (runner.is_selected(adamw_name)) {
       const size_t bytes = kCount * (24 + size_of(dtype) + (dtype == DType::kF32 ? 0 : 2));
       runner.compare(adamw_name, kTimes * bytes,
-                     times([&] { many.optimizer->apply(kMultiplier, false); }), "one tensor",
-                     times([&] { one.optimizer->apply(kMultiplier, false); }));
+                     repeat([&] { many.optimizer->apply(kMultiplier, false); }), "one tensor",
+                     repeat([&] { one.optimizer->apply(kMultiplier, false); }));
     }
   }
 }
@@ -218,9 +219,9 @@ void many_tensor_figures(const Runner& runner) {
 
 void run(const Settings& settings, const std::function<void(const Figure&)>& done) {
   const Runner runner(settings, done);
-  measure_figures(settings, runner);
-  adamw_figures(settings, runner);
-  many_tensor_figures(runner);
+  run_measure(settings, runner);
+  run_adamw(settings, runner);
+  run_many_tensors(runner);
   set_num_threads(0);
 }
 

@@ -1,4 +1,5 @@
-// The figures of `headroom bench`: each kernel beside its floor, measured in turns in one run.
+// The benchmarks of `headroom bench`: the speed of each kernel and of its floor, measured in
+// alternation in one run.
 #ifndef HEADROOM_BENCH_BENCH_H_
 #define HEADROOM_BENCH_BENCH_H_
 
@@ -10,7 +11,7 @@ namespace headroom::bench {
 
 struct Figure {
   std::string name;
-  std::string floor;  // what it is compared with
+  std::string floor;  // describes the work it is compared with
   double gbps = 0.0;
   double floor_gbps = 0.0;
 
@@ -18,9 +19,9 @@ struct Figure {
 };
 
 struct Settings {
-  std::string filter;       // only figures whose name contains this
-  size_t megabytes = 1024;  // memory that one figure walks, far more than any cache holds
-  int repetitions = 15;     // medians are taken over these
+  std::string filter;       // runs only figures whose name contains this
+  size_t megabytes = 1024;  // memory that a figure reads and writes, far more than any cache
+  int repetitions = 15;     // number of timings of which the median is reported
 };
 
 /// Runs the benchmarks one by one and calls `done` with each figure.

@@ -1,4 +1,4 @@
-// Whole scaled steps on a CUDA device, beside a copy of the same bytes.
+// Scaled steps on a CUDA device, compared with a device-to-device copy of the same bytes.
 #include <cuda_runtime.h>
 #include <headroom/headroom.h>
 
@@ -50,7 +50,7 @@ std::vector<int64_t> resnet50() {
   return sizes;
 }
 
-// The median of single runs: device events around each, after waiting for the one before.
+// The median time of single runs, by device events; synchronises before each run.
 float median_ms(int times, const std::function<void()>& work) {
   cudaEvent_t a, b;
   cudaEventCreate(&a);
@@ -72,7 +72,7 @@ float median_ms(int times, const std::function<void()>& work) {
   return all[all.size() / 2];
 }
 
-// Memory filled with random numbers of this size; zeros would flatter.
+// Device memory filled with normal random numbers times `size`. Zeros would make the step faster.
 class Tensor {
  public:
   Tensor(hr::DType type, int64_t count, float size) : type_(type), count_(count) {
@@ -116,7 +116,7 @@ struct Model {
   std::vector<int64_t> sizes;
 };
 
-// Steps, one kind of numbers: eager and as a CUDA graph.
+// Prints one line for a model and type: the step eager and as a CUDA graph, and its stages alone.
 void run(const Model& model, hr::DType type, double copy_speed) {
   std::vector<std::unique_ptr<Tensor>> memory;
   std::vector<hr::Parameter> parameters;
@@ -132,7 +132,7 @@ void run(const Model& model, hr::DType type, double copy_speed) {
   hr::AdamW optimizer(parameters, {.lr = 1e-6, .weight_decay = 0.1});
   hr::GradScaler scaler(hr::DynamicScale{}, {.device = kDevice});
 
-  scaler.device_scale();  // losses are scaled elsewhere
+  scaler.device_scale();  // the loss is scaled outside of the scaler
   const auto enqueue = [&] {
     scaler.step(optimizer, {.max_norm = 1.0f});
     scaler.update();
@@ -150,7 +150,7 @@ void run(const Model& model, hr::DType type, double copy_speed) {
   const float measure = median_ms(30, [&] { hr::measure(grads); });
   const float apply = median_ms(30, [&] { optimizer.apply(0x1p-16f, false); });
   const auto size = static_cast<double>(hr::size_of(type));
-  const double bytes = 24 + 2 * size + (type == hr::DType::kF32 ? 0 : 2);  // of one parameter
+  const double bytes = 24 + 2 * size + (type == hr::DType::kF32 ? 0 : 2);  // per parameter
   const double floor = total * bytes / copy_speed / 1e6;
   std::printf("%-12s %-5s %8.3f %8.3f %8.3f %6.2f   %8.3f (%3.0f %%) %8.3f\n", model.name,
               hr::to_string(type), eager, replay, floor, replay / floor, measure,

@@ -1,5 +1,5 @@
-// The floors that the benchmarks stand on: loops that only move the same bytes, on the same SIMD
-// target and in the same pattern as the kernels they are compared with.
+// The floors of the benchmarks: loops that only move the same bytes as the kernels, on the same
+// SIMD target and in the same access pattern.
 #ifndef HEADROOM_BENCH_FLOOR_H_
 #define HEADROOM_BENCH_FLOOR_H_
 
@@ -8,8 +8,8 @@
 
 namespace headroom::bench {
 
-/// Reads `bytes` bytes (a multiple of 512) with plain vector loads. The result keeps the compiler
-/// from leaving the loop out.
+/// Reads `bytes` bytes (a multiple of 512) with plain vector loads. Returns their XOR, so that the
+/// compiler cannot remove the loop.
 uint32_t read_floor(const void* data, size_t bytes);
 
 /// The arrays of an update: the gradient is read, the others are read and written, and `weight16`
@@ -24,7 +24,7 @@ struct UpdateArrays {
   size_t count;  // a multiple of 64
 };
 
-/// Reads and writes what an optimizer's step would, and computes next to nothing.
+/// Reads and writes what an optimizer's step does, with one XOR per element as arithmetic.
 void update_floor(const UpdateArrays& arrays);
 
 }  // namespace headroom::bench

@@ -1,5 +1,5 @@
-// GPT-2 124M trained on a CUDA device: FP32, FP16 without a scaler, FP16 with one that lives on the
-// device. Says what the scaler costs and whether the losses agree.
+// Trains GPT-2 124M on a CUDA device in FP32, in FP16 without a scaler and in FP16 with a scaler on
+// the device. Prints the cost of the scaler and the difference of the losses.
 //     headroom_gpt2_bench [steps] [text]
 #include <headroom/libtorch.h>
 #include <torch/torch.h>
@@ -68,8 +68,8 @@ struct Gpt2Impl : nn::Module {
 };
 TORCH_MODULE(Gpt2);
 
-// Pairs of bytes as words.
-torch::Tensor words_of(const std::string& path) {
+// Reads a text and returns its pairs of bytes as tokens.
+torch::Tensor read_tokens(const std::string& path) {
   std::string text;
   if (!path.empty()) {
     std::ifstream file(path, std::ios::binary);
@@ -90,7 +90,8 @@ torch::Tensor words_of(const std::string& path) {
 
 enum class Way {
   kFp32,
-  kFp16ByHand,  // the loss x 65536, and AdamW as it is, which does not mind: no scaler
+  kFp16ByHand,  // the loss times 65536 and no unscaling, since Adam's update does not depend on the
+                // scale
   kFp16Scaled,
 };
 
@@ -165,8 +166,8 @@ float median(std::vector<float> values) {
   return values[values.size() / 2];
 }
 
-// The means of tenths of the run.
-std::vector<float> losses_of(Way way, int steps, const torch::Tensor& words, int seed = 1) {
+// Trains and returns the mean losses of the tenths of the run.
+std::vector<float> train_losses(Way way, int steps, const torch::Tensor& words, int seed = 1) {
   Training training(way, words, seed);
   std::vector<torch::Tensor> losses;
   std::vector<float> times;
@@ -195,11 +196,11 @@ std::vector<float> losses_of(Way way, int steps, const torch::Tensor& words, int
 int main(int argc, char** argv) {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   const int steps = argc > 1 ? std::max(10, std::atoi(argv[1])) : 500;
-  const torch::Tensor words = words_of(argc > 2 ? argv[2] : "");
+  const torch::Tensor words = read_tokens(argc > 2 ? argv[2] : "");
   std::printf("GPT-2 124M, batch %lld x %lld, %d steps\n", static_cast<long long>(kBatch),
               static_cast<long long>(kContext), steps);
-  // What the scaler costs: the same loop with and without it, in turns. Both have gradients of the
-  // same size: those that underflow are zeros, and matrix products are faster on zeros.
+  // The cost of the scaler: alternates the same loop with and without it. Both have gradients of
+  // the same magnitude, because matrix products are faster on gradients that underflowed to zero.
   {
     Training with(Way::kFp16Scaled, words), without(Way::kFp16ByHand, words);
     std::vector<float> with_times, without_times;
@@ -214,14 +215,14 @@ int main(int argc, char** argv) {
     std::printf("with the scaler %.3f ms, without %.3f ms: %+.3f ms, %+.2f %%\n", a, b, a - b,
                 100.0f * (a - b) / b);
   }
-  const std::vector<float> scaled = losses_of(Way::kFp16Scaled, steps, words);
-  const std::vector<float> other = losses_of(Way::kFp16Scaled, steps, words, 2);
-  const std::vector<float> wide = losses_of(Way::kFp32, steps, words);
-  const auto print_apart = [&](const char* what, const std::vector<float>& one) {
+  const std::vector<float> scaled = train_losses(Way::kFp16Scaled, steps, words);
+  const std::vector<float> other = train_losses(Way::kFp16Scaled, steps, words, 2);
+  const std::vector<float> wide = train_losses(Way::kFp32, steps, words);
+  const auto print_difference = [&](const char* what, const std::vector<float>& one) {
     std::printf("%-28s", what);
     for (size_t i = 0; i < one.size(); ++i) std::printf(" %+.4f", one[i] - scaled[i]);
     std::printf("\n");
   };
-  print_apart("fp32 - fp16", wide);
-  print_apart("noise: fp16 of another seed", other);
+  print_difference("fp32 - fp16", wide);
+  print_difference("noise: fp16 of another seed", other);
 }

@@ -1,6 +1,5 @@
-// Host time of a scaled step through LibTorch: how long scale(), step() and update() keep the CPU
-// busy for the 161 tensors of ResNet-50 in FP16 on a CUDA device, and how long the whole step
-// takes.
+// Host time of a scaled step through LibTorch: the CPU time of scale(), step() and update() for the
+// 161 tensors of ResNet-50 in FP16 on a CUDA device, and the time of the whole step.
 #include <headroom/libtorch.h>
 #include <torch/torch.h>
 
@@ -19,7 +18,7 @@ std::vector<torch::Tensor> resnet50() {
   std::vector<std::vector<int64_t>> shapes;
   const auto conv = [&](int64_t out, int64_t in, int64_t size) {
     shapes.push_back({out, in, size, size});
-    shapes.push_back({out});  // the norm behind it
+    shapes.push_back({out});  // weight and bias of the batch norm after it
     shapes.push_back({out});
   };
   conv(64, 3, 7);

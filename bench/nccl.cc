@@ -1,5 +1,5 @@
-// What it costs on a CUDA device that ranks agree over NCCL: the same step alone and with them, in
-// turns. With one device there is one rank; then it is the price of all but the wires.
+// The cost of agreement over NCCL on a CUDA device: alternates the same step with and without it.
+// With one device there is one rank, so the figure contains everything but the network.
 //     headroom_nccl_bench
 #include <cuda_runtime.h>
 #include <headroom/headroom.h>
@@ -32,7 +32,7 @@ class Training {
                             hr::view(weight + kCount, hr::DType::kF32, kCount, kDevice)});
     }
     optimizer_ = std::make_unique<hr::AdamW>(parameters);
-    scaler_.device_scale();  // losses are scaled elsewhere
+    scaler_.device_scale();  // the loss is scaled outside of the scaler
   }
   ~Training() { cudaFree(memory_); }
   Training(const Training&) = delete;
@@ -49,10 +49,10 @@ class Training {
   hr::GradScaler scaler_;
 };
 
-// A step alone, or as a graph.
-class Timed {
+// Times a step, eager or as a CUDA graph.
+class StepTimer {
  public:
-  Timed(Training* training, cudaStream_t stream, bool as_graph)
+  StepTimer(Training* training, cudaStream_t stream, bool as_graph)
       : training_(training), stream_(stream) {
     training->step();
     cudaStreamSynchronize(stream);
@@ -109,7 +109,7 @@ int main() {
   const hr::StreamScope scope(stream);
   Training alone(nullptr), together(std::make_shared<hr::nccl::NcclRanks>(communicator));
   for (const bool as_graph : {false, true}) {
-    Timed one(&alone, stream, as_graph), two(&together, stream, as_graph);
+    StepTimer one(&alone, stream, as_graph), two(&together, stream, as_graph);
     std::vector<float> one_times, two_times;
     for (int i = 0; i < 200; ++i) {
       one_times.push_back(one.microseconds());

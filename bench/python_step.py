@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""One step of scaler and AdamW on the CPU, PyTorch's beside Headroom's, in turns within one run.
+"""Times one step of scaler and AdamW on the CPU, alternating PyTorch's and Headroom's within one run.
 
     OMP_NUM_THREADS=2 PYTHONPATH=build/release/python python3 bench/python_step.py
 """
@@ -21,7 +21,7 @@ PAIRS = {
 }
 
 
-def make(shape, count, scaler_class, optimizer_class, options):
+def make_training(shape, count, scaler_class, optimizer_class, options):
     params = [torch.nn.Parameter(torch.randn(shape)) for _ in range(count)]
     for param in params:
         param.grad = torch.randn_like(param) * 1000
@@ -32,7 +32,7 @@ def make(shape, count, scaler_class, optimizer_class, options):
 
 def main() -> None:
     for name, (shape, count, repeats) in SHAPES.items():
-        runs: dict = {pair: (make(shape, count, *how), []) for pair, how in PAIRS.items()}
+        runs: dict = {pair: (make_training(shape, count, *how), []) for pair, how in PAIRS.items()}
         for _ in range(repeats):
             for (scaler, optimizer), times in runs.values():
                 start = time.perf_counter()

@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
-"""PyTorch's own scaled step on a CUDA device, for the shapes of headroom_cuda_bench, and beside it that
-of headroom.torch where it can be imported. Device events around single steps, in turns, medians; and
-around many steps in a row.
+"""Times PyTorch's scaled step on a CUDA device for the shapes of headroom_cuda_bench, and that of headroom.torch if it
+can be imported: medians of single steps in alternation, and many steps in a row, both by device events.
 
     PYTHONPATH=build/gpu/python python3 bench/pytorch.py
 """
@@ -39,10 +38,9 @@ def elapsed_ms(work):
     return begin.elapsed_time(end)
 
 
-def in_turns_ms(before, works, times):
-    """The median of each, one after the other in every round, there and back: what disturbs one
-    disturbs all. As backward would, `before` makes the gradients in the same run; its own time is
-    taken off."""
+def alternating_ms(before, works, times):
+    """The median time of each work. Every round runs all of them, in alternating order, so that a disturbance affects
+    all. `before` writes the gradients in the same run, as backward would; its own time is subtracted."""
     taken = {name: [] for name in works}
     alone = []
     for i in range(times + 5):
@@ -53,13 +51,13 @@ def in_turns_ms(before, works, times):
             for name, all_ in taken.items()}
 
 
-def in_a_row_ms(work, times):
-    """Without waits between the steps, as in training: the host prepares one while another runs. On
-    the same gradients all the time, which torch's way makes smaller in each."""
+def consecutive_ms(work, times):
+    """The time per step without waits between steps, as in training: the host prepares a step while another runs. All
+    steps use the same gradients, which unscaling and clipping in place make smaller in each step."""
     return elapsed_ms(lambda: [work() for _ in range(times)]) / times
 
 
-def scaler_of(kind):
+def make_scaler(kind):
     scaler = kind("cuda")
     scaler.scale(torch.zeros((), device="cuda"))
     return scaler
@@ -82,7 +80,7 @@ def main():
         import headroom.torch as ours
     except ImportError as error:
         ours = None
-        print(f"headroom.torch is left out: {error}")
+        print(f"headroom.torch is not measured: {error}")
     print(f"PyTorch {torch.__version__} on {torch.cuda.get_device_name()}: one step and update in ms, FP32")
     for name, sizes, times in (("resnet50", resnet50(), 60), ("gpt2-124M", gpt2(12, 768), 60),
                                ("gpt2-xl", gpt2(48, 1600), 15), ("2000 x 100", [100] * 2000, 30)):
@@ -100,23 +98,23 @@ def main():
             ("fused AdamW", torch.optim.AdamW(params, fused=True, **options), step_update),
             ("AdamW, clip", torch.optim.AdamW(params, foreach=True, **options), unscale_clip_step),
         ):
-            works = {"torch's scaler": partial(way, scaler_of(torch.amp.GradScaler), optimizer, params)}
+            works = {"torch's scaler": partial(way, make_scaler(torch.amp.GradScaler), optimizer, params)}
             if ours is not None:
-                works["ours"] = partial(way, scaler_of(ours.GradScaler), optimizer, params)
+                works["ours"] = partial(way, make_scaler(ours.GradScaler), optimizer, params)
             if ours is not None and label == "fused AdamW, clip":
                 both = ours.AdamW(params, max_norm=1.0, **options)
-                works["our AdamW too"] = partial(step_update, scaler_of(ours.GradScaler), both, params)
-            taken = in_turns_ms(reset, works, times)
-            told = "   ".join(f"{who} {ms:7.3f}" for who, ms in taken.items())
+                works["our AdamW too"] = partial(step_update, make_scaler(ours.GradScaler), both, params)
+            taken = alternating_ms(reset, works, times)
+            text = "   ".join(f"{who} {ms:7.3f}" for who, ms in taken.items())
             if "our AdamW too" in taken:
                 faster = taken["torch's scaler"] / taken["our AdamW too"]
-                told += f"   {faster:.1f} times"
-            print(f"{name:12}{label:20}{told}", flush=True)
+                text += f"   {faster:.1f} times"
+            print(f"{name:12}{label:20}{text}", flush=True)
             if "our AdamW too" in taken:
-                row = {who: in_a_row_ms(work, times) for who, work in works.items()}
-                told = "   ".join(f"{who} {ms:7.3f}" for who, ms in row.items())
+                row = {who: consecutive_ms(work, times) for who, work in works.items()}
+                text = "   ".join(f"{who} {ms:7.3f}" for who, ms in row.items())
                 faster = row["torch's scaler"] / row["our AdamW too"]
-                print(f"{name:12}{'  in a row':20}{told}   {faster:.1f} times", flush=True)
+                print(f"{name:12}{'  in a row':20}{text}   {faster:.1f} times", flush=True)
             del optimizer, works
         del params, source
         torch.cuda.empty_cache()

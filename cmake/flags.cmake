@@ -1,6 +1,6 @@
-# Flags for everything we compile. The last two are part of what the library promises: no fused
-# multiply-add, so that every SIMD target gives the same bits, and inf and NaN are real, even inside a
-# project that is built with -ffast-math.
+# Flags of all our targets. -ffp-contract=off (--fmad=false) and -fno-fast-math are part of the
+# library's promises: without fused multiply-adds every SIMD target gives the same bits, and inf and NaN
+# are honoured even inside a project that is built with -ffast-math.
 add_library(headroom_flags INTERFACE)
 target_compile_features(headroom_flags INTERFACE cxx_std_20)
 set(_warnings -Wall -Wextra)
@@ -15,8 +15,8 @@ target_compile_options(headroom_flags INTERFACE
   "$<$<AND:$<BOOL:${HEADROOM_WERROR}>,$<COMPILE_LANGUAGE:CUDA>>:--Werror=all-warnings>"
   "$<$<COMPILE_LANGUAGE:CXX>:-fno-fast-math;-ffp-contract=off>"
   "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;--fmad=false;--expt-relaxed-constexpr>")
-# Optimised builds: a smashed stack or an overrun of a C library call ends the program, and addresses
-# of functions cannot be overwritten after the start.
+# Hardening of optimised builds: stack protectors and fortified C library calls end the program on an
+# overrun, and full RELRO makes function addresses read-only after the start.
 set(_optimised "$<CONFIG:Release,RelWithDebInfo,MinSizeRel>")
 target_compile_options(headroom_flags INTERFACE
   "$<$<AND:${_optimised},$<COMPILE_LANGUAGE:C,CXX>>:-fstack-protector-strong;-U_FORTIFY_SOURCE;-D_FORTIFY_SOURCE=2>"
@@ -28,22 +28,22 @@ if(HEADROOM_SANITIZE)
   target_link_options(headroom_flags INTERFACE -fsanitize=${HEADROOM_SANITIZE})
 endif()
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-  target_compile_options(headroom_flags INTERFACE  # wrong alarms on std::string +
+  target_compile_options(headroom_flags INTERFACE  # false positives on std::string +
     $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>)
 endif()
 
-# With HEADROOM_UNITY, files of a target for which reading headers (LibTorch, JSON, pybind11) takes
-# longer than all else are compiled together.
+# With HEADROOM_UNITY, compiles the files of a target together. For targets that spend most of their
+# compile time on headers (LibTorch, JSON, pybind11).
 function(headroom_read_headers_once target)
   if(HEADROOM_UNITY)
     set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 10)
   endif()
 endfunction()
 
-# Programs and libraries that are installed: the RUNPATH of the build tree is already the installed
-# one. CMake would otherwise append an empty element to it, to be edited at installation, and the
-# dynamic linker takes an empty element for the current folder. Libraries find each other beside
-# themselves; folders of LibTorch, MPI and NCCL stay where the linker does not search them anyway.
+# An installed program or library. The build tree already uses the RUNPATH of the installation:
+# otherwise CMake appends an empty element, to be edited at installation, and the dynamic linker takes
+# an empty element for the current folder. $ORIGIN lets libraries find each other in their own folder;
+# the folders of LibTorch, MPI and NCCL are added where the linker does not search them by default.
 function(headroom_installed_target target)
   set_target_properties(${target} PROPERTIES
     BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH $ORIGIN INSTALL_RPATH_USE_LINK_PATH ON
@@ -60,12 +60,12 @@ function(headroom_installed_library target)
     set_target_properties(${target} PROPERTIES EXPORT_NAME ${ARGV1} OUTPUT_NAME headroom-${ARGV1})
   endif()
   headroom_installed_target(${target})
-  if(NOT HEADROOM_SANITIZE)  # sanitizers leave their own symbols open
-    target_link_options(${target} PRIVATE LINKER:-z,defs)  # a symbol that is not exported is an error
+  if(NOT HEADROOM_SANITIZE)  # sanitizers leave their own symbols undefined
+    target_link_options(${target} PRIVATE LINKER:-z,defs)  # undefined symbols are errors
   endif()
 endfunction()
 
-# For the code of installed libraries: only HEADROOM_API is visible outside.
+# Exports only symbols marked HEADROOM_API.
 function(headroom_hide_symbols target)
   set_target_properties(${target} PROPERTIES
     POSITION_INDEPENDENT_CODE ON CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)

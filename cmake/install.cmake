@@ -1,9 +1,9 @@
-# install, find_package(headroom), pkg-config.
+# Installation, and the files of find_package(headroom) and pkg-config.
 include(CMakePackageConfigHelpers)
 
 set(_config_dir ${CMAKE_INSTALL_LIBDIR}/cmake/headroom)
 install(TARGETS headroom EXPORT headroom-targets)
-set(_other_headers libtorch libtorch.h mpi.h nccl.h)  # installed below, where they are of use
+set(_other_headers libtorch libtorch.h mpi.h nccl.h)  # installed below, if their library is built
 if(HEADROOM_BUILD_TOOLS)
   install(TARGETS headroom_tools EXPORT headroom-targets)
 else()
@@ -43,18 +43,18 @@ install(FILES
   ${PROJECT_BINARY_DIR}/headroom-config-version.cmake
   DESTINATION ${_config_dir})
 
-# Relative, so that the file is right wherever the package is installed or moved to.
+# A relative prefix, so that the file stays correct if the package is moved.
 file(RELATIVE_PATH _prefix_from_pc
   ${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
-# What a program links beside the static library. Libraries by name only, since nvcc refuses flags of
-# the compiler such as -fopenmp. A shared library has its dependencies by itself.
+# What a program links in addition to the static library. Libraries by name only, because nvcc refuses
+# compiler flags such as -fopenmp. A shared library records its own dependencies.
 set(_pc_requires "")
 set(_pc_libs "")
 if(NOT BUILD_SHARED_LIBS)
   set(_pc_requires libhwy)
   foreach(_name IN LISTS OpenMP_CXX_LIB_NAMES)
     get_filename_component(_dir "${OpenMP_${_name}_LIBRARY}" DIRECTORY)
-    # Other compilers look where g++ does, but not the other way round.
+    # Other compilers search the implicit folders of g++, but g++ does not search theirs.
     if(NOT CMAKE_CXX_COMPILER_ID STREQUAL "GNU" OR NOT _dir IN_LIST CMAKE_CXX_IMPLICIT_LINK_DIRECTORIES)
       string(APPEND _pc_libs " -L${_dir}")
     endif()

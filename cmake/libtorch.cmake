@@ -1,9 +1,9 @@
-# Finds LibTorch. Sets HEADROOM_HAS_LIBTORCH and makes the target headroom_torch. Sets
-# HEADROOM_HAS_GLOO if the headers of Gloo are there, which c10d's need.
+# Finds LibTorch. Sets HEADROOM_HAS_LIBTORCH and defines the target headroom_torch. Sets
+# HEADROOM_HAS_GLOO if the headers of Gloo, which those of c10d need, are found.
 set(HEADROOM_HAS_LIBTORCH OFF)
 set(HEADROOM_HAS_GLOO OFF)
 if(NOT DEFINED TORCH_CUDA_ARCH_LIST AND NOT DEFINED ENV{TORCH_CUDA_ARCH_LIST})
-  set(TORCH_CUDA_ARCH_LIST 9.0)  # for code that LibTorch compiles; there is none
+  set(TORCH_CUDA_ARCH_LIST 9.0)  # silences LibTorch's detection; it compiles no CUDA code here
 endif()
 if(HEADROOM_LIBTORCH STREQUAL "OFF")
   return()
@@ -21,11 +21,11 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang" AND Torch_VERSION VERSION_LESS 2)
   if(HEADROOM_LIBTORCH STREQUAL "ON")
     message(FATAL_ERROR ${_reason})
   endif()
-  message(STATUS "headroom::libtorch is left out. ${_reason}")
+  message(STATUS "headroom::libtorch is not built. ${_reason}")
   return()
 endif()
 set(HEADROOM_HAS_LIBTORCH ON)
-if(HEADROOM_HAS_CUDA)  # which a LibTorch with CUDA makes CMake forget
+if(HEADROOM_HAS_CUDA)  # find_package(Torch) with CUDA clears these
   set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
   set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
 endif()

@@ -3,7 +3,7 @@ set(HEADROOM_HAS_MPI OFF)
 if(HEADROOM_MPI STREQUAL "OFF")
   return()
 endif()
-set(MPI_CXX_SKIP_MPICXX ON)  # MPI's old C++ interface, which nobody here uses
+set(MPI_CXX_SKIP_MPICXX ON)  # the deprecated C++ interface of MPI is not used
 if(HEADROOM_MPI STREQUAL "AUTO")
   find_package(MPI QUIET COMPONENTS CXX)
 else()

@@ -1,4 +1,4 @@
-# Finds NCCL, in the system or where pip puts it. Sets HEADROOM_HAS_NCCL and makes the target
+# Finds NCCL in the system or in pip's packages. Sets HEADROOM_HAS_NCCL and defines the target
 # headroom_find_nccl.
 set(HEADROOM_HAS_NCCL OFF)
 if(HEADROOM_NCCL STREQUAL "OFF" OR NOT HEADROOM_HAS_CUDA)

@@ -3,7 +3,7 @@ set(HEADROOM_HAS_PYTHON OFF)
 if(HEADROOM_PYTHON STREQUAL "OFF" OR HEADROOM_SANITIZE)  # a plain interpreter cannot load a sanitized module
   return()
 endif()
-# Debian's Python, for which its packages of pybind11, NumPy and pytest are, before others in PATH.
+# Prefers Debian's Python, for which its packages of pybind11, NumPy and pytest are made, to others in PATH.
 if(NOT SKBUILD AND NOT DEFINED Python_EXECUTABLE AND EXISTS /usr/bin/python3)
   set(Python_EXECUTABLE /usr/bin/python3)
 endif()

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Gradients to look at with `headroom inspect`: one backward pass of a bigram language model.
+"""Writes gradients for `headroom inspect`: one backward pass of a bigram language model.
 
     python3 examples/dump_gradients.py /tmp/lm.npz && ./run inspect /tmp/lm.npz
 
-The loss is the mean cross-entropy over 65,536 tokens. Its gradient pushes every word that did not
-come down by p / 65536, which FP16 cannot hold for rare words. Needs NumPy.
+The loss is the mean cross-entropy over 65,536 tokens. Its gradient for each word that is not the target is its
+probability / 65536, which underflows in FP16 for rare words. Needs NumPy.
 """
 import sys
 

@@ -1,12 +1,12 @@
-// Fits a displacement field left in metres (values of millimetres) with a small network, in FP32,
+// Fits a displacement field in metres (with values of millimetres) with a small network, in FP32,
 // FP16 or BF16, with or without loss scaling. Everything but the scaler and the optimizer is plain
-// loops: it shows how Headroom sits in a training loop of one's own.
+// loops: it shows how to use Headroom in your own training loop.
 //
 //     field [fp32|fp16|bf16] [none|dynamic|static:S|PRESET] [--steps N] [--seed N] [--trace FILE]
 //
 // The mean squared error over 256 points of millimetre size has gradients around 1e-9, below the
-// smallest FP16 number, so FP16 without scaling stops learning early. (Fitting millimetres instead
-// of metres would be the other cure.)
+// smallest FP16 number, so FP16 without scaling stops learning early. (Fitting in millimetres
+// instead of metres would also help.)
 #include <headroom/headroom.h>
 
 #include <cmath>
@@ -26,8 +26,8 @@ constexpr size_t kHidden = 64;
 
 using Floats = std::vector<float>;
 
-// c[m x n] (+)= a[m x k] b[k x n], any of them read transposed by its strides. FP32 accumulation,
-// as a tensor core does.
+// c[m x n] = a[m x k] b[k x n]. Strides allow a and b to be read transposed. Accumulates in FP32,
+// as a Tensor Core does.
 void matmul(size_t m, size_t n, size_t k, const float* a, size_t a_row, size_t a_col,
             const float* b, size_t b_row, size_t b_col, Floats& c) {
   c.assign(m * n, 0.0f);
@@ -39,9 +39,9 @@ void matmul(size_t m, size_t n, size_t k, const float* a, size_t a_row, size_t a
   }
 }
 
-// Values as the type T would store them.
+// Rounds values to the type T.
 template <typename T>
-void store(Floats& values) {
+void round_to(Floats& values) {
   for (float& value : values) value = static_cast<float>(T(value));
 }
 
@@ -51,7 +51,7 @@ struct Layer {
   size_t in, out;
   bool tanh;
   std::vector<T> weight, bias, weight_grad, bias_grad;
-  Floats w, x, y;  // this pass's weights, input and output, read from T
+  Floats w, x, y;  // weights, input and output of this pass, rounded to T
 
   Layer(size_t inputs, size_t outputs, bool with_tanh, float gain, std::mt19937& random)
       : in(inputs),
@@ -75,15 +75,15 @@ struct Layer {
       y[i] += static_cast<float>(bias[i % out]);
       if (tanh) y[i] = std::tanh(y[i]);
     }
-    store<T>(y);
+    round_to<T>(y);
     return y;
   }
 
-  // Takes the gradient of the output, leaves the parameters' gradients, returns the input's.
+  // Takes the gradient of the output, stores those of the parameters, returns that of the input.
   Floats backward(Floats dy) {
     if (tanh) {
       for (size_t i = 0; i < dy.size(); ++i) dy[i] *= 1.0f - y[i] * y[i];
-      store<T>(dy);
+      round_to<T>(dy);
     }
     Floats dw, dx, db(out);
     matmul(in, out, kPoints, x.data(), 1, in, dy.data(), out, 1, dw);
@@ -91,7 +91,7 @@ struct Layer {
     for (size_t i = 0; i < dw.size(); ++i) weight_grad[i] = T(dw[i]);
     for (size_t i = 0; i < db.size(); ++i) bias_grad[i] = T(db[i]);
     matmul(kPoints, in, out, dy.data(), out, 1, w.data(), 1, out, dx);
-    store<T>(dx);
+    round_to<T>(dx);
     return dx;
   }
 
@@ -109,7 +109,7 @@ struct Options {
   std::string trace;
 };
 
-// Points on the unit square, with sines and cosines of them as inputs, and the field in metres.
+// Random points of [-1, 1]^2 with sines and cosines of them as inputs, and the field in metres.
 void make_data(unsigned seed, Floats& inputs, Floats& targets) {
   std::mt19937 random(seed);
   std::uniform_real_distribution<float> uniform(-1.0f, 1.0f);
@@ -150,7 +150,7 @@ int train(const Options& options) {
     optimizer.set_lr(3e-3 * 0.5 * (1.0 + std::cos(3.14159265 * step / options.steps)));
     const Floats& output = last.forward(second.forward(first.forward(inputs)));
 
-    // The gradient of the mean squared error, times the scale, stored like all others.
+    // The gradient of the mean squared error times the scale, rounded to T like all gradients.
     const float scaled = scaler.scale(1.0f);
     Floats dy(kPoints);
     error = 0.0;
@@ -159,7 +159,7 @@ int train(const Options& options) {
       error += difference * difference / kPoints;
       dy[i] = scaled * 2.0f * difference / static_cast<float>(kPoints);
     }
-    store<T>(dy);
+    round_to<T>(dy);
     first.backward(second.backward(last.backward(dy)));
 
     const hr::StepReport report = scaler.step(optimizer, {.max_norm = 1.0f});

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The field example: FP16 without scaling fails, with scaling it matches FP32, and so does BF16."""
+"""The field example: FP16 without scaling fails; FP16 with scaling and BF16 match FP32."""
 import re
 import subprocess
 import sys

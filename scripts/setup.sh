@@ -1,5 +1,5 @@
-# Sourced by ./run and ./test: installs missing packages, configures once, builds.
-# Everything it prints goes to standard error, so that a command's own output stays clean.
+# Sourced by ./run and ./test: installs missing packages, configures and builds. Prints to standard error only, so that
+# standard output contains nothing but the command's own output.
 
 # quietly COMMAND...: shows the command's output only if it fails.
 quietly() {
@@ -16,7 +16,7 @@ apt_install() {
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"
 }
 
-# need PACKAGE...: installs the Debian packages that are missing.
+# need PACKAGE...: installs missing Debian packages.
 need() {
   local missing=()
   for package in "$@"; do
@@ -37,7 +37,7 @@ PACKAGES=(g++ cmake ninja-build pkgconf python3 libhwy-dev nlohmann-json3-dev li
           libtorch-dev libopenblas0-openmp libgloo-dev libopenmpi-dev openmpi-bin libcairo2-dev fonts-dejavu-core
           python3-dev python3-venv pybind11-dev python3-numpy python3-pytest)
 
-# build PRESET [TARGET...]: configures if needed, then builds; prints the log only on failure.
+# build PRESET [TARGET...]: configures if necessary, then builds; prints the log only on failure.
 build() {
   local preset=$1 log=build/$1.log
   shift

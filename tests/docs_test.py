@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""docs/reliability.md lists every public class: what threads may do with it and what holds after an error."""
+"""docs/reliability.md lists every public class with its thread safety and its state after an error."""
 import glob
 import os
 import re
@@ -16,7 +16,7 @@ missing = sorted(name for name in classes if not re.search(rf"[`:]{name}`", rows
 assert len(classes) > 15 and not missing, missing
 print(f"{len(classes)} classes")
 
-# docs/cuda.md shows the whole example.
+# docs/cuda.md contains the whole example.
 with open(f"{root}/docs/cuda.md") as document, open(f"{root}/examples/cuda/train.cu") as example:
     shown = document.read().split("<!-- example -->\n```cpp\n")[1].split("```\n<!-- end of example -->")[0]
-    assert shown == example.read(), "docs/cuda.md shows another examples/cuda/train.cu"
+    assert shown == example.read(), "docs/cuda.md differs from examples/cuda/train.cu"

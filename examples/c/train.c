@@ -1,6 +1,6 @@
-// A network of two layers, trained from scratch in plain C: weights and gradients are FP16, AdamW
-// keeps FP32 masters, and the scale adapts itself. The field that it fits is left in metres, some
-// millimetres large, so that most gradients would be zero in FP16 if the loss were not scaled.
+// Trains a network of two layers from scratch in plain C: FP16 weights and gradients, AdamW with
+// FP32 masters, and a dynamic scale. It fits a field of a few millimetres in metres, so most
+// gradients would underflow in FP16 without loss scaling.
 //
 //     cc -std=c11 train.c -lheadroom-c -lm -o train && ./train [steps]
 #include <headroom/c.h>
@@ -13,7 +13,7 @@ enum { HIDDEN = 32, BATCH = 64, WEIGHTS = HIDDEN * 2, TENSORS = 3 };
 static const char* const names[TENSORS] = {"hidden.weight", "hidden.bias", "out.weight"};
 static const int64_t counts[TENSORS] = {WEIGHTS, HIDDEN, HIDDEN};
 
-// Each tensor four times: FP16 weight and gradient, and FP32 copies to compute with.
+// Weights and gradients in FP16, and FP32 copies for computing.
 static uint16_t weight16[TENSORS][WEIGHTS], grad16[TENSORS][WEIGHTS];
 static float weight[TENSORS][WEIGHTS], grad[TENSORS][WEIGHTS];
 
@@ -23,20 +23,21 @@ static void check(hr_status status) {
   exit(1);
 }
 
-// Copies between FP16 and FP32.
-static void copy(void* from, int32_t from_type, void* to, int32_t to_type, int64_t count) {
+// Converts between FP16 and FP32.
+static void convert(void* from, int32_t from_type, void* to, int32_t to_type, int64_t count) {
   const hr_tensor source = hr_cpu_tensor(from, from_type, count);
   const hr_tensor target = hr_cpu_tensor(to, to_type, count);
   check(hr_convert(&source, &target));
 }
 
-static float uniform(void) {  // -1 to 1, the same numbers everywhere
+// Uniform in [-1, 1); the same sequence on every machine.
+static float uniform(void) {
   static uint32_t state = 1;
   state = state * 1664525u + 1013904223u;
   return (float)(state >> 8) / 8388608.0f - 1.0f;
 }
 
-// Forward and backward over one batch: returns the loss, adds gradients of loss x scale.
+// Forward and backward of one batch: returns the loss and adds the gradients of loss x scale.
 static float run_batch(float scale) {
   float loss = 0.0f;
   for (int sample = 0; sample < BATCH; ++sample) {
@@ -73,7 +74,7 @@ int main(int argc, char** argv) {
   hr_parameter parameters[TENSORS];
   for (int t = 0; t < TENSORS; ++t) {
     for (int64_t i = 0; i < counts[t]; ++i) weight[t][i] = (t == 2 ? 0.02f : 1.0f) * uniform();
-    copy(weight[t], HR_F32, weight16[t], HR_F16, counts[t]);
+    convert(weight[t], HR_F32, weight16[t], HR_F16, counts[t]);
     parameters[t].name = names[t];
     parameters[t].weight = hr_cpu_tensor(weight16[t], HR_F16, counts[t]);
     parameters[t].grad = hr_cpu_tensor(grad16[t], HR_F16, counts[t]);
@@ -85,19 +86,19 @@ int main(int argc, char** argv) {
   hr_optimizer* optimizer;
   check(hr_fused_create(HR_ADAMW, parameters, TENSORS, &adamw, NULL, &optimizer));
 
-  hr_scaler* scaler;  // starts too high: the first steps overflow and find a good scale
+  hr_scaler* scaler;  // the initial scale is too high, so the first steps overflow and lower it
   check(hr_scaler_create("dynamic:init_scale=16777216,growth_interval=200", NULL, &scaler));
 
   hr_report report = {.size = sizeof report};
   for (int step = 0; step < steps; ++step) {
     for (int t = 0; t < TENSORS; ++t) {
-      copy(weight16[t], HR_F16, weight[t], HR_F32, counts[t]);
+      convert(weight16[t], HR_F16, weight[t], HR_F32, counts[t]);
       for (int64_t i = 0; i < counts[t]; ++i) grad[t][i] = 0.0f;
     }
     float scale;
     check(hr_scaler_scale(scaler, 1.0f, &scale));
     const float loss = run_batch(scale);
-    for (int t = 0; t < TENSORS; ++t) copy(grad[t], HR_F32, grad16[t], HR_F16, counts[t]);
+    for (int t = 0; t < TENSORS; ++t) convert(grad[t], HR_F32, grad16[t], HR_F16, counts[t]);
     check(hr_scaler_step(scaler, optimizer, NULL, &report));
     check(hr_scaler_update(scaler));
 

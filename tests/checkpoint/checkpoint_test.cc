@@ -1,10 +1,8 @@
 #include <gtest/gtest.h>
 #include <headroom/headroom.h>
 #include <headroom/tools.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 
-#include <csignal>
 #include <cstring>
 #include <filesystem>
 
@@ -36,7 +34,7 @@ struct Model {
   }
 };
 
-std::vector<std::string> checkpoints_in(const std::string& folder) {
+std::vector<std::string> list_checkpoints(const std::string& folder) {
   std::vector<std::string> names;
   for (const auto& entry : fs::directory_iterator(folder)) {
     const std::string name = entry.path().filename().string();
@@ -46,7 +44,7 @@ std::vector<std::string> checkpoints_in(const std::string& folder) {
   return names;
 }
 
-TEST(CheckpointFolder, GivesBackWhatWasSavedBitForBit) {
+TEST(CheckpointFolder, LoadReturnsTheSavedBits) {
   const Folder folder;
   Model model;
   CheckpointFolder checkpoints(folder.path("run"));
@@ -68,7 +66,7 @@ TEST(CheckpointFolder, GivesBackWhatWasSavedBitForBit) {
   EXPECT_EQ(loaded.find("nothing"), nullptr);
 }
 
-TEST(CheckpointFolder, IsReadByAnyReaderOfSafetensors) {
+TEST(CheckpointFolder, FilesAreValidSafetensors) {
   const Folder folder;
   Model model;
   CheckpointFolder(folder.path("run")).save(12, model.tensors(), kState);
@@ -78,33 +76,33 @@ TEST(CheckpointFolder, IsReadByAnyReaderOfSafetensors) {
   EXPECT_EQ(file.tensors()[0].offset % 64, 0u);
 }
 
-TEST(CheckpointFolder, KeepsTheLastTwo) {
+TEST(CheckpointFolder, KeepsTheLastTwoCheckpoints) {
   const Folder folder;
   Model model;
   {
     CheckpointFolder checkpoints(folder.path("run"));
     for (const int64_t step : {1, 5, 2000000}) checkpoints.save(step, model.tensors(), "");
-    EXPECT_EQ(checkpoints_in(folder.path("run")),
+    EXPECT_EQ(list_checkpoints(folder.path("run")),
               (std::vector<std::string>{"checkpoint-000005.safetensors",
                                         "checkpoint-2000000.safetensors"}));
   }
   folder.write("run/checkpoint-000001.safetensors.99.tmp", "half of it");
   CheckpointFolder again(folder.path("run"));
-  EXPECT_EQ(checkpoints_in(folder.path("run")).size(), 2u);
+  EXPECT_EQ(list_checkpoints(folder.path("run")).size(), 2u);
   EXPECT_EQ(again.load().step(), 2000000);
-  // Going back: what comes after the one that is loaded belongs to a course that is given up.
+  // Saving after a fallback drops the checkpoints that are newer than the loaded one.
   folder.write("run/checkpoint-2000000.safetensors", "damaged");
   EXPECT_EQ(again.load().step(), 5);
   again.save(6, model.tensors(), "");
   EXPECT_EQ(
-      checkpoints_in(folder.path("run")),
+      list_checkpoints(folder.path("run")),
       (std::vector<std::string>{"checkpoint-000005.safetensors", "checkpoint-000006.safetensors"}));
   again.clear();
-  EXPECT_TRUE(checkpoints_in(folder.path("run")).empty());
+  EXPECT_TRUE(list_checkpoints(folder.path("run")).empty());
   expect_error(ErrorCode::kBadState, "There is no good checkpoint in", [&] { again.load(); });
 }
 
-TEST(CheckpointFolder, FindsEveryCutAndEveryFlippedBit) {
+TEST(CheckpointFolder, LoadDetectsEveryTruncationAndEveryFlippedBit) {
   const Folder folder;
   Model model;
   CheckpointFolder checkpoints(folder.path("run"));
@@ -134,7 +132,7 @@ TEST(CheckpointFolder, FindsEveryCutAndEveryFlippedBit) {
   EXPECT_EQ(checkpoints.load().step(), 2);
 }
 
-TEST(CheckpointFolder, GoesOnToAnOlderOneIfTheReaderFindsLies) {
+TEST(CheckpointFolder, LoadFallsBackIfTheCallerRejectsACheckpoint) {
   const Folder folder;
   Model model;
   CheckpointFolder checkpoints(folder.path("run"));
@@ -146,7 +144,7 @@ TEST(CheckpointFolder, GoesOnToAnOlderOneIfTheReaderFindsLies) {
   std::vector<std::string> skipped;
   EXPECT_EQ(checkpoints.load(take, &skipped).step(), 1);
   EXPECT_EQ(skipped, std::vector<std::string>{"It lies."});
-  // Errors of other kinds are no verdict on the checkpoint.
+  // Errors with other codes are passed on: they do not mean that the checkpoint is damaged.
   expect_error(ErrorCode::kInvalidArgument, "Another model", [&] {
     checkpoints.load(
         [](const Checkpoint&) { throw Error(ErrorCode::kInvalidArgument, "Another model."); });
@@ -161,26 +159,20 @@ TEST(CheckpointFolder, GoesOnToAnOlderOneIfTheReaderFindsLies) {
   EXPECT_NE(skipped.back().find("it is a folder"), std::string::npos);
 }
 
-TEST(CheckpointFolder, AFullDiskLeavesThePreviousOne) {
+TEST(CheckpointFolder, FullDiskLeavesThePreviousCheckpointIntact) {
   const Folder folder;
   std::vector<float> large(1 << 16, 1.0f);
   CheckpointFolder checkpoints(folder.path("run"));
   checkpoints.save(1, {{"w", view(large)}}, "first");
-  const auto old = std::signal(SIGXFSZ, SIG_IGN);
-  rlimit before{};
-  getrlimit(RLIMIT_FSIZE, &before);
-  const rlimit small = {1 << 17, before.rlim_max};
-  setrlimit(RLIMIT_FSIZE, &small);
   expect_error(ErrorCode::kFile, "checkpoint-000002.safetensors' could not be written", [&] {
+    const FileSizeLimit limit(1 << 17);
     checkpoints.save(2, {{"w", view(large)}}, "second");
   });
-  setrlimit(RLIMIT_FSIZE, &before);
-  std::signal(SIGXFSZ, old);
-  EXPECT_EQ(checkpoints_in(folder.path("run")).size(), 1u) << "nothing half-written stays";
+  EXPECT_EQ(list_checkpoints(folder.path("run")).size(), 1u) << "no partial file remains";
   EXPECT_EQ(checkpoints.load().state(), "first");
 }
 
-TEST(CheckpointFolder, LinksAndPipesUnderItsNamesAreRefusedAndLeftOut) {
+TEST(CheckpointFolder, LinksAndPipesAreNeitherWrittenNorLoaded) {
   const Folder folder;
   Model model;
   const std::string run = folder.path("run");
@@ -212,7 +204,7 @@ TEST(CheckpointFolder, LinksAndPipesUnderItsNamesAreRefusedAndLeftOut) {
   EXPECT_EQ(folder.read("victim"), "precious");
 }
 
-TEST(CheckpointFolder, AReaderLooksAgainIfTheOwnerReplacedAllThatItSaw) {
+TEST(CheckpointFolder, ReaderRetriesIfTheOwnerReplacedEveryCheckpoint) {
   const Folder folder;
   Model model;
   CheckpointFolder owner(folder.path("run"));
@@ -221,7 +213,7 @@ TEST(CheckpointFolder, AReaderLooksAgainIfTheOwnerReplacedAllThatItSaw) {
   CheckpointFolder reader(folder.path("run"), FolderUse::kRead);
   const auto take = [&](const Checkpoint& checkpoint) {
     if (checkpoint.step() > 2) return;
-    for (const int64_t step : {3, 4}) owner.save(step, model.tensors(), "");  // 1 and 2 are gone
+    for (const int64_t step : {3, 4}) owner.save(step, model.tensors(), "");  // removes 1 and 2
     throw Error(ErrorCode::kBadState, "It lies.");
   };
   std::vector<std::string> skipped;
@@ -229,7 +221,7 @@ TEST(CheckpointFolder, AReaderLooksAgainIfTheOwnerReplacedAllThatItSaw) {
   EXPECT_TRUE(skipped.empty());
 }
 
-TEST(CheckpointFolder, SaysWhatItLeftOutEvenIfTheCallerRefusesTheNext) {
+TEST(CheckpointFolder, SkippedCheckpointsAreReportedEvenIfTheCallerThrows) {
   const Folder folder;
   Model model;
   CheckpointFolder checkpoints(folder.path("run"));
@@ -242,7 +234,7 @@ TEST(CheckpointFolder, SaysWhatItLeftOutEvenIfTheCallerRefusesTheNext) {
   EXPECT_EQ(skipped.size(), 1u);
 }
 
-TEST(CheckpointFolder, WhatWasOpenedToBeReadIsNeverChanged) {
+TEST(CheckpointFolder, ReadOnlyFolderRefusesToChangeAnything) {
   const Folder folder;
   Model model;
   CheckpointFolder owner(folder.path("run"));
@@ -252,14 +244,14 @@ TEST(CheckpointFolder, WhatWasOpenedToBeReadIsNeverChanged) {
                [&] { reader.save(2, model.tensors(), ""); });
   expect_error(ErrorCode::kWrongOrder, "opened to be read", [&] { reader.clear(); });
   EXPECT_EQ(owner.load().step(), 1);
-  CheckpointFolder moved = std::move(owner);  // with its lock
+  CheckpointFolder moved = std::move(owner);  // takes the lock with it
   EXPECT_EQ(moved.folder(), folder.path("run"));
   expect_error(ErrorCode::kFile, "another run", [&] { CheckpointFolder other(moved.folder()); });
   CheckpointFolder nowhere(folder.path("none"), FolderUse::kRead);
   expect_error(ErrorCode::kFile, "cannot be read", [&] { nowhere.load(); });
 }
 
-TEST(CheckpointFolder, AnotherVersionIsRefused) {
+TEST(CheckpointFolder, OtherFormatVersionIsRefused) {
   const Folder folder;
   Model model;
   CheckpointFolder checkpoints(folder.path("run"));
@@ -276,7 +268,7 @@ TEST(CheckpointFolder, AnotherVersionIsRefused) {
   expect_error(ErrorCode::kBadState, "another format or version", [&] { checkpoints.load(); });
 }
 
-TEST(CheckpointFolder, ASecondOneInTheSameFolderIsRefused) {
+TEST(CheckpointFolder, SecondWriterOfAFolderIsRefused) {
   const Folder folder;
   const CheckpointFolder first(folder.path("run"));
   expect_error(ErrorCode::kFile, "being written by another run",
@@ -285,7 +277,7 @@ TEST(CheckpointFolder, ASecondOneInTheSameFolderIsRefused) {
                [] { CheckpointFolder nowhere("/proc/no/such/folder"); });
 }
 
-TEST(CheckpointFolder, RefusesWhatItCannotWriteAndChangesNothing) {
+TEST(CheckpointFolder, InvalidSaveIsRefusedAndChangesNothing) {
   const Folder folder;
   Model model;
   CheckpointFolder checkpoints(folder.path("run"));
@@ -310,7 +302,7 @@ TEST(CheckpointFolder, RefusesWhatItCannotWriteAndChangesNothing) {
   refuse(ErrorCode::kUnsupported, "not on the CPU", 2,
          {{"w", view(w.data, DType::kF32, 6, {DeviceType::kCUDA, 0})}}, "");
   EXPECT_EQ(checkpoints.load().state(), "first");
-  checkpoints.save(0, {}, "");  // nothing at all is a checkpoint too
+  checkpoints.save(0, {}, "");  // a checkpoint may be empty
 }
 
 TEST(CheckpointFolder, KeepsTwoThoughOneIsSavedTwice) {
@@ -318,23 +310,23 @@ TEST(CheckpointFolder, KeepsTwoThoughOneIsSavedTwice) {
   {
     CheckpointFolder checkpoints(folder.path("run"));
     for (const int64_t step : {1, 2, 3, 3}) checkpoints.save(step, {}, "");
-    EXPECT_EQ(checkpoints_in(folder.path("run")).size(), 2u);
+    EXPECT_EQ(list_checkpoints(folder.path("run")).size(), 2u);
   }
   CheckpointFolder again(folder.path("run"));
   EXPECT_EQ(again.load().step(), 3);
   again.save(3, {}, "");
-  EXPECT_EQ(checkpoints_in(folder.path("run")).size(), 2u);
+  EXPECT_EQ(list_checkpoints(folder.path("run")).size(), 2u);
 }
 
-TEST(CheckpointFolder, WhoGoesBackByHandGoesOnFromThere) {
+TEST(CheckpointFolder, SavingAnEarlierStepDropsLaterCheckpoints) {
   const Folder folder;
   CheckpointFolder checkpoints(folder.path("run"));
   for (const int64_t step : {5, 100, 10}) checkpoints.save(step, {}, "");
   EXPECT_EQ(checkpoints.load().step(), 10);
-  EXPECT_EQ(checkpoints_in(folder.path("run")).size(), 2u) << "5 and 10";
+  EXPECT_EQ(list_checkpoints(folder.path("run")).size(), 2u) << "5 and 10";
 }
 
-TEST(CheckpointFolder, AFailureOfTheTakersOwnFilesIsNoDamage) {
+TEST(CheckpointFolder, FileErrorOfTheCallerIsNotTakenForDamage) {
   const Folder folder;
   CheckpointFolder checkpoints(folder.path("run"));
   for (const int64_t step : {1, 2}) checkpoints.save(step, {}, "");
@@ -344,12 +336,12 @@ TEST(CheckpointFolder, AFailureOfTheTakersOwnFilesIsNoDamage) {
   EXPECT_EQ(checkpoints.load().step(), 2);
 }
 
-TEST(CheckpointFolder, TakesEveryStepThatFits64Bits) {
+TEST(CheckpointFolder, EveryStepOf64BitsCanBeSaved) {
   const Folder folder;
   constexpr int64_t kLast = std::numeric_limits<int64_t>::max();
   CheckpointFolder checkpoints(folder.path("run"));
   for (const int64_t step : {kLast - 2, kLast - 1, kLast}) checkpoints.save(step, {}, "");
-  EXPECT_EQ(checkpoints_in(folder.path("run")).size(), 2u);
+  EXPECT_EQ(list_checkpoints(folder.path("run")).size(), 2u);
   EXPECT_EQ(checkpoints.load().step(), kLast);
 }
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`headroom bench` prints every figure beside its floor. The speeds themselves are not tested."""
+"""`headroom bench` prints every figure with its floor. The speeds themselves are not tested."""
 import json
 import os
 import subprocess
@@ -23,12 +23,12 @@ for name in ("measure/f32", "measure/f16", "measure/bf16", "measure/f64", "adamw
 result = subprocess.run([sys.argv[1], "bench", "--json", "--filter", "nothing"], capture_output=True, text=True)
 assert result.returncode == 2 and "No figure has 'nothing'" in result.stderr, result
 
-# What does not go together is refused, not ignored.
+# Conflicting options are refused, not ignored.
 for option in (["--filter", "measure"], ["--megabytes", "64"]):
     result = subprocess.run([sys.argv[1], "bench", "--libtorch", *option], capture_output=True, text=True)
     assert result.returncode == 2 and f"--libtorch excludes {option[0]}" in result.stderr, result
 
-# A SIMD target that does not exist: a sentence and exit 2, not a crash.
+# An unknown SIMD target gives an error and exit code 2.
 result = subprocess.run([sys.argv[1], "bench"], capture_output=True, text=True,
                         env={**os.environ, "HEADROOM_SIMD": "nonsense"})
 assert result.returncode == 2 and "'nonsense'" in result.stderr and not result.stdout, result

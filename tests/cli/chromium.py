@@ -1,4 +1,4 @@
-"""Pages as a browser shows them."""
+"""Renders pages with Chromium."""
 import shutil
 import subprocess
 import tempfile
@@ -8,10 +8,10 @@ from runs import check
 CHROMIUM = shutil.which("chromium")
 
 
-def opened(path):
-    """What a page makes of itself, of which it must not complain; None where there is no browser."""
+def render(path):
+    """The DOM of a page after its scripts ran, without console messages; None if there is no browser."""
     if CHROMIUM is None:
-        print("skipped: there is no chromium to open the page with")
+        print("skipped: chromium is not installed")
         return None
     with tempfile.TemporaryDirectory() as profile:
         result = subprocess.run(

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""compare_test.py PROGRAM MODEL [SEED...]: what the README shows is so, for these seeds.
+"""compare_test.py PROGRAM MODEL [SEED...]: `headroom compare` gives the result that the README shows, for these seeds.
 
-FP16 without scaling ends clearly worse than FP32; FP16 with dynamic scaling and BF16 without any do not.
+FP16 without scaling ends clearly worse than FP32. FP16 with dynamic scaling and BF16 without scaling do not.
 """
 import subprocess
 import sys
@@ -31,7 +31,7 @@ with tempfile.TemporaryDirectory() as temp:
             assert abs(score["dynamic"] - score["fp32"]) < 0.002, score
             assert abs(score["bf16"] - score["fp32"]) < 0.02, score
 
-    # The command itself: all five runs, a table, logs and pictures.
+    # The command makes five runs and writes a table, histories and plots.
     result = subprocess.run([program, "compare", model, "--steps", "2", "--batch", "512", "--threads", "1",
                              "--out", f"{temp}/compare"],
                             capture_output=True, text=True)
@@ -48,7 +48,7 @@ with tempfile.TemporaryDirectory() as temp:
     with open(f"{temp}/compare/{model}/curves.png", "rb") as file:
         assert file.read(4) == b"\x89PNG"
 
-    # A scale below 1 is shown as it is. The folder of a single run, whose report would be that run's alone, is refused.
+    # A scale below 1 is printed exactly. The folder of a single run is refused: its report would be replaced.
     small = [program, "compare", model, "--steps", "1", "--batch", "512", "--threads", "1", "--static", "0.25", "--out"]
     result = subprocess.run([*small, f"{temp}/quarter"], capture_output=True, text=True)
     row, = [line for line in result.stdout.splitlines() if line.startswith("  fp16, static scale")]

@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
-"""parity_test.py PROGRAM MODEL: FP16 with scaling and BF16 end where FP32 ends.
+"""parity_test.py PROGRAM MODEL: FP16 with scaling and BF16 reach the score of FP32.
 
-Over three seeds the mean score differs from FP32's by no more than FP32's own seeds differ from each
-other (or the small allowance below, where they hardly differ at all). With the same seed, FP16's loss
-follows FP32's: closely in the first steps, as long as none was skipped, and on average at the end,
-because training amplifies rounding in between. Everything is compared with runs on the same machine:
-losses depend on its BLAS.
+Over three seeds the mean score differs from FP32's by no more than the seeds of FP32 differ from each
+other, or by the allowance below if that is larger. With the same seed, the loss of FP16 follows that of
+FP32: closely in the first steps, until one is skipped, and on average at the end, because training
+amplifies rounding differences. All runs are made on the same machine, because losses depend on its BLAS.
 """
 import sys
 import tempfile
@@ -16,7 +15,7 @@ program, model = sys.argv[1], sys.argv[2]
 allowance = {"field": 0.002, "mlp": 0.01, "cnn": 0.01, "gpt": 0.03}[model]  # R2, accuracy, bits/byte
 SEEDS = (1, 2, 3)
 
-scores, losses, alike = {}, {}, {}
+scores, losses, comparable = {}, {}, {}
 with tempfile.TemporaryDirectory() as temp:
     for precision in ("fp32", "fp16", "bf16"):
         for seed in SEEDS:
@@ -24,7 +23,7 @@ with tempfile.TemporaryDirectory() as temp:
                                                      "--seed", seed, "--threads", 1)
             assert summary["skipped"] < 0.1 * summary["steps"], summary
             scores.setdefault(precision, []).append(summary["score"])
-            alike[precision, seed] = min(20, summary["first_skip"] + 1)  # steps from the same weights
+            comparable[precision, seed] = min(20, summary["first_skip"] + 1)  # losses that no skip has affected
 
 mean = {precision: sum(values) / len(values) for precision, values in scores.items()}
 noise = max(max(scores["fp32"]) - min(scores["fp32"]), allowance)
@@ -34,7 +33,7 @@ for precision in ("fp16", "bf16"):
 
 for seed in SEEDS:
     fp16, fp32 = losses["fp16", seed], losses["fp32", seed]
-    count = alike["fp16", seed]
+    count = comparable["fp16", seed]
     first = max(abs(a - b) / b for a, b in zip(fp16[:count], fp32[:count]))
     tail = len(fp32) // 4
     last = sum(fp16[-tail:]) / sum(fp32[-tail:])

@@ -1,4 +1,4 @@
-"""Pictures for the tests of the program."""
+"""Makes images for the tests of the program."""
 import struct
 import zlib
 

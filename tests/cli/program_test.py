@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""program_test.py PROGRAM: the program as a whole, and how it hands over to headroom-train beside it."""
+"""program_test.py PROGRAM: help, errors, output and exit codes, and the start of headroom-train."""
 import os
 import shutil
 import subprocess
@@ -25,20 +25,21 @@ def main():
     shown = run("inspekt", "x")
     assert shown.returncode == 2 and shown.stderr.startswith("headroom: 'inspekt' is no command"), shown
 
-    # Nothing that is quoted steers the terminal.
-    for wrong in (["\x1b[2J"], ["replay", "x", "--\x1b[2J"], ["replay", "\x1b]0;x\x07\u009b\u202e\x7f\n\nheadroom: fake"]):
+    # Control characters in quoted arguments are replaced.
+    for wrong in (["\x1b[2J"], ["replay", "x", "--\x1b[2J"],
+                  ["replay", "\x1b]0;x\x07\u009b\u202e\x7f\n\nheadroom: fake"]):
         shown = run(*wrong)
         assert shown.returncode == 2 and not set("\x1b\x07\x7f\u009b\u202e") & set(shown.stderr), shown
         assert "?[2J" in shown.stderr or "'?]0;x???? " in shown.stderr and "\nheadroom: fake" not in shown.stderr, shown
 
-    # Output that is lost is told, and so it is where there is none; a reader who has had enough is no news.
+    # Output that cannot be written is an error; a closed pipe is not.
     trace = os.path.join(os.path.dirname(__file__), "..", "..", "examples", "traces", "field_fp16.jsonl")
     for command in ("--version", "--help", "replay --help", f"replay {trace}", f"replay --json {trace}",
                     "bench --json --filter measure/f16 --megabytes 64 --repetitions 1"):
         for lost in (">/dev/full", ">&-"):
             shown = subprocess.run(f"{PROGRAM} {command} {lost}", shell=True, capture_output=True, text=True)
             assert shown.returncode == 2 and shown.stderr.startswith("headroom: "), (command, lost, shown)
-        # A program that SIGPIPE killed would have -13 here.
+        # The program must exit with 141 itself: if SIGPIPE killed it, the code would be -13.
         reader, writer = os.pipe()
         os.close(reader)
         piped = subprocess.run([PROGRAM, *command.split()], stdout=writer, stderr=subprocess.PIPE, text=True)
@@ -52,7 +53,7 @@ def main():
             assert shown.returncode == 2 and "headroom: " in shown.stderr, (command, shown)
         shown = run("train", "--help")
         assert shown.returncode == 0 and "--precision" in shown.stdout, shown
-        # Every argument goes through as it is.
+        # Arguments are passed on unchanged.
         shown = run("train", "--steps", "3", "--threads", "1", "--", "no model, ''")
         assert shown.returncode == 2 and "There is no model 'no model, '''" in shown.stderr, shown
     with tempfile.TemporaryDirectory() as folder:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`headroom train` on several ranks, under mpirun and with torchrun's variables.
+"""`headroom train` on several ranks, started by mpirun or with torchrun's environment variables.
 
     ranks_test.py PROGRAM mpi|gloo...
 """
@@ -8,10 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 
-from runs import check, finish, history
+from runs import check, history, run_tests
 
 program, ways = sys.argv[1], sys.argv[2:]
 NO_RANKS = {name: value for name, value in os.environ.items()
@@ -19,7 +18,7 @@ NO_RANKS = {name: value for name, value in os.environ.items()
 
 
 def launch(way, ranks, *arguments):
-    """One process of mpirun's, or one for each rank."""
+    """Starts a training: the process of mpirun, or one process for each rank."""
     command = [program, "train", *map(str, arguments)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     if way == "mpi":
@@ -36,6 +35,7 @@ def launch(way, ranks, *arguments):
 
 
 def wait(processes, seconds=120):
+    """The exit codes and outputs of processes; those that take longer are killed."""
     outputs = []
     for process in processes:
         try:
@@ -46,7 +46,7 @@ def wait(processes, seconds=120):
     return [process.returncode for process in processes], outputs
 
 
-def pids(part, variable):
+def find_processes(part, variable):
     """The processes with `part` on their command line and `variable` in their environment."""
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
@@ -59,23 +59,26 @@ def pids(part, variable):
     return found
 
 
-def until(condition, seconds=60):
+def wait_until(condition, seconds=60):
     end = time.time() + seconds
     while not condition() and time.time() < end:
         time.sleep(0.05)
     return condition()
 
 
-def grown(folder):
+def has_steps(folder):
     path = f"{folder}/history.jsonl"
     return os.path.exists(path) and os.path.getsize(path) > 2000
 
 
-with tempfile.TemporaryDirectory() as temp:
-    # Averaged over ranks or not, and over either way: the same training.
-    models: dict[str, list] = {"mlp": [], "gpt": ["--batch", 4, "--context", 16],
-                               "field": ["--opt-level", "O2"], "lm": ["--batch", 2048],
-                               "cnn": ["--batch", 16, "--accumulate", 2]}
+def rank_1_variable(way):
+    """The environment variable that marks the process of rank 1."""
+    return "OMPI_COMM_WORLD_RANK=1" if way == "mpi" else "RANK=1"
+
+
+def test_training_on_two_ranks_equals_training_on_one(temp):
+    models = {"mlp": [], "gpt": ["--batch", 4, "--context", 16], "field": ["--opt-level", "O2"],
+              "lm": ["--batch", 2048], "cnn": ["--batch", 16, "--accumulate", 2]}
     for model, settings in models.items():
         steps = {"mlp": 40}.get(model, 5)
         common = [model, "--precision", "fp16", "--steps", steps, "--clip", 1, *settings]
@@ -90,24 +93,24 @@ with tempfile.TemporaryDirectory() as temp:
             else:
                 codes, outputs = wait(launch(way, 2, *common, "--out", folder))
                 check(not any(codes), f"{model} {way}: {codes} {outputs}")
-                told = "".join(output for output, _ in outputs)
-                check(told.count("steps on 2 ranks") == 1, f"{model} {way}: {told}")
+                printed = "".join(output for output, _ in outputs)
+                check(printed.count("steps on 2 ranks") == 1, f"{model} {way}: {printed}")
                 check(len(outputs) == 1 or outputs[1] == ("", ""), f"rank 1 is silent: {outputs}")
             end = history(folder)[3]
             losses[way] = [step["loss"] for step in history(folder)[1]] + [end["results"]["final_loss"]]
             scales[way] = end["results"]["final_scale"]
         check(len(set(scales.values())) == 1, f"{model}: {scales}")
         for way in ways:
-            # Batch norm sees half the batch.
+            # Batch norm uses half of each batch.
             bound = 0.2 if model == "cnn" else 0.01
             worst = max(abs(a - b) / abs(b) for a, b in zip(losses[way], losses["alone"]))
             check(len(losses[way]) == steps + 1 and worst < bound, f"{model} {way}: {worst}")
         if len(ways) == 2:
             check(losses["mpi"] == losses["gloo"], f"{model}: {losses}")
 
+
+def test_overflow_is_skipped_on_all_ranks(temp):
     for way in ways:
-        variable = "OMPI_COMM_WORLD_RANK=1" if way == "mpi" else "RANK=1"
-        # Gradients of 3 ranks that overflow: all skip alike, and the reason is told.
         folder = f"{temp}/{way}.skips"
         codes, outputs = wait(launch(way, 3, "mlp", "--precision", "fp16", "--steps", 12, "--batch", 12,
                                      "--loss-scale", "static:1e30", "--out", folder))
@@ -116,14 +119,16 @@ with tempfile.TemporaryDirectory() as temp:
         check(len(skips) == 12 and all(step["overflow"] and step["culprit"].startswith("rank 0: ")
                                        for step in skips), f"{way}: {skips}")
 
-        # A rank that is gone, or hangs: the others say so and end, in time, with 1.
+
+def test_lost_or_stopped_rank_ends_the_others_within_the_time_limit(temp):
+    for way in ways:
         for sign in (signal.SIGKILL, signal.SIGSTOP):
             if way == "mpi" and sign == signal.SIGKILL:
-                continue  # mpirun ends the others itself
+                continue  # mpirun itself ends the others
             folder = f"{temp}/{way}.{sign}"
             processes = launch(way, 2, "mlp", "--steps", 10**7, "--out", folder, "--timeout", 5)
-            check(until(lambda folder=folder: grown(folder)), f"{way} has begun")
-            victims = pids(folder, variable)
+            check(wait_until(lambda folder=folder: has_steps(folder)), f"{way} did not start")
+            victims = find_processes(folder, rank_1_variable(way))
             check(len(victims) == 1, victims)
             for pid in victims:
                 os.kill(pid, sign)
@@ -137,15 +142,18 @@ with tempfile.TemporaryDirectory() as temp:
             check("headroom: rank 0: Another rank did not reach the same step" in outputs[0][1], f"{way}: {outputs}")
             check(took < 60, f"{way} {sign}: {took} s")
 
-        # Faults in one rank only, and a run that goes on: all ranks as if it had never ended.
+
+def test_resumed_run_on_two_ranks_is_identical(temp):
+    for way in ways:
+        # Faults are injected on one rank only.
         whole, parts = f"{temp}/{way}.whole", f"{temp}/{way}.parts"
         faulty = ["mlp", "--precision", "fp16", "--schedule", "constant", "--inject", "nan:p=0.2,rank=1"]
         for folder, steps in ((whole, 30), (parts, 15)):
             codes, outputs = wait(launch(way, 2, *faulty, "--steps", steps, "--out", folder))
             check(not any(codes), f"{way}: {codes} {outputs}")
         codes, outputs = wait(launch(way, 3, "mlp", "--out", parts, "--resume", "--steps", 30, "--batch", 12))
-        told = "".join(error for _, error in outputs)
-        check(codes[0] == 2 and told.count("headroom:") == 1, f"{way}: {codes} {outputs}")
+        printed = "".join(error for _, error in outputs)
+        check(codes[0] == 2 and printed.count("headroom:") == 1, f"{way}: {codes} {outputs}")
         codes, outputs = wait(launch(way, 2, "mlp", "--out", parts, "--resume", "--steps", 30))
         check(not any(codes), f"{way}: {codes} {outputs}")
         check("".join(error for _, error in outputs).count("going on after step 15") == 1, outputs)
@@ -154,43 +162,53 @@ with tempfile.TemporaryDirectory() as temp:
         check(course[0] == course[1] and len(course[0]) == 30, f"{way}: {course}")
         check(0 < sum(step[2] for step in course[0]) < 30, f"{way}: {course}")
 
-        # No scale helps: all go over to the other precision, from the same checkpoint.
+
+def test_all_ranks_escape_to_another_precision_together(temp):
+    for way in ways:
         folder = f"{temp}/{way}.escape"
         codes, outputs = wait(launch(way, 2, "mlp", "--precision", "fp16", "--steps", 60, "--out", folder,
                                      "--inject", "nan:step=8-40,rank=1", "--escape", "fp32"))
         check(not any(codes), f"{way}: {codes} {outputs}")
         check("fp16 is left for fp32" in outputs[0][1] and history(folder)[3]["steps"] == 60, outputs)
 
-        # Asked to stop, all stop after the same step, and the history is whole.
+
+def test_signal_to_one_rank_stops_all_after_the_same_step(temp):
+    for way in ways:
         folder = f"{temp}/{way}.stopped"
         processes = launch(way, 2, "mlp", "--steps", 10**7, "--out", folder)
-        check(until(lambda folder=folder: grown(folder)), f"{way} has begun")
-        for pid in pids(folder, variable):
-            os.kill(pid, signal.SIGTERM)  # one of them is enough
+        check(wait_until(lambda folder=folder: has_steps(folder)), f"{way} did not start")
+        for pid in find_processes(folder, rank_1_variable(way)):
+            os.kill(pid, signal.SIGTERM)
         codes, outputs = wait(processes, 60)
         check(all(code == 130 for code in codes), f"{way}: {codes} {outputs}")
         check("stopped by hand" in outputs[0][0], f"{way}: {outputs}")
         check(history(folder)[3] is not None, f"{way}: no end")
 
-        # Bad input is told once.
+
+def test_invalid_settings_are_reported_once(temp):
+    for way in ways:
         codes, outputs = wait(launch(way, 2, "mlp", "--batch", 13))
-        told = "".join(error for _, error in outputs)
-        check(codes[0] == 2 and told.count("with 2 ranks it has to be a multiple of 2") == 1, outputs)
+        printed = "".join(error for _, error in outputs)
+        check(codes[0] == 2 and printed.count("with 2 ranks it has to be a multiple of 2") == 1, outputs)
         codes, outputs = wait(launch(way, 2, "mlp", "--timeout", "nan"))
         check(codes[0] == 2, outputs)
 
-    if "gloo" in ways:  # the first rank never comes
+
+def test_missing_first_rank_is_reported(temp):
+    if "gloo" in ways:
         result = subprocess.run([program, "train", "mlp", "--timeout", "1"], text=True, capture_output=True,
                                 env={**NO_RANKS, "RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
                                      "MASTER_PORT": "9"})
         check(result.returncode == 1, result)
         check("headroom: rank 1: Another rank did not reach the same step" in result.stderr, result)
 
-    # An environment that makes no sense.
+
+def test_invalid_rank_variables_are_refused(temp):
     for odd, sentence in {"WORLD_SIZE=2": "not all of RANK", "WORLD_SIZE=x": "WORLD_SIZE='x'",
                           "WORLD_SIZE=2 RANK=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=1": "rank 2 of 2"}.items():
         result = subprocess.run([program, "train", "mlp", "--steps", "1"], text=True, capture_output=True,
                                 env={**NO_RANKS, **dict(pair.split("=") for pair in odd.split())})
         check(result.returncode == 2 and sentence in result.stderr, f"{odd}: {result}")
 
-finish()
+
+run_tests(globals())

@@ -1,36 +1,53 @@
-"""What the tests of the program share."""
+"""Shared by the tests of the program: checks, a runner, and training runs with their histories."""
 import json
 import os
 import subprocess
 import sys
+import tempfile
 
 results = []
+current_test = ""
 
 
 def check(ok, what):
+    """Counts a check. A failed check is printed and does not end the test."""
     results.append(bool(ok))
     if not ok:
-        print("FAILED:", what)
+        print(f"FAILED: {current_test} {what}")
 
 
 def finish():
-    """Says how many checks passed, and ends the program."""
+    """Prints how many checks passed and exits."""
     print(f"{results.count(True)} passed, {results.count(False)} failed")
     sys.exit(not all(results))
 
 
+def run_tests(names):
+    """Runs every function test_* of `names`, a module's globals(), with a temporary folder if it takes one; exits."""
+    global current_test
+    for name, test in list(names.items()):
+        if name.startswith("test_"):
+            current_test = f"{name}:"
+            checks = len(results)
+            with tempfile.TemporaryDirectory() as folder:
+                test(folder) if test.__code__.co_argcount else test()
+            if len(results) == checks:  # a test that uses assert counts as one check
+                results.append(True)
+    finish()
+
+
 def history(folder):
-    """The lines of a run's history: header, steps, looks at the layers, end (None if it has none)."""
+    """The lines of a run's history: header, steps, layer records, end (None if it has none)."""
     with open(os.path.join(folder, "history.jsonl")) as file:
         lines = [json.loads(line) for line in file]
     steps = [line for line in lines if "overflow" in line]
-    looks = [line for line in lines if "layers" in line]
+    layers = [line for line in lines if "layers" in line]
     end = lines[-1] if "end" in lines[-1] else None
-    return lines[0], steps, looks, end
+    return lines[0], steps, layers, end
 
 
 def train(program, folder, model, *arguments):
-    """Trains, and gives the summary and the loss of every step."""
+    """Trains a model and returns the summary of the run and the loss of every step."""
     result = subprocess.run([program, "train", model, "--out", folder, *map(str, arguments)],
                             capture_output=True, text=True)
     assert result.returncode == 0, result.stderr

@@ -1,4 +1,4 @@
-"""A reader of TensorBoard event files that shares nothing with the writer."""
+"""A reader of TensorBoard event files that is independent of the writer."""
 import struct
 
 
@@ -11,7 +11,7 @@ def crc32c(data):
     return crc ^ 0xFFFFFFFF
 
 
-def masked(data):
+def masked_crc(data):
     crc = crc32c(data)
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
@@ -22,17 +22,17 @@ def records(data):
     while at < len(data):
         head = data[at:at + 8]
         (length,) = struct.unpack("<Q", head)
-        assert struct.unpack("<I", data[at + 8:at + 12])[0] == masked(head), f"length at {at}"
+        assert struct.unpack("<I", data[at + 8:at + 12])[0] == masked_crc(head), f"length at {at}"
         body = data[at + 12:at + 12 + length]
         assert len(body) == length, f"record at {at} is cut"
         (crc,) = struct.unpack("<I", data[at + 12 + length:at + 16 + length])
-        assert crc == masked(body), f"record at {at}"
+        assert crc == masked_crc(body), f"record at {at}"
         yield body
         at += 16 + length
 
 
 def fields(message):
-    """(number, value) of each field of a protocol buffer; bytes for what has a length."""
+    """The (number, value) of each field of a protocol buffer; bytes for values of other types than varint."""
     at = 0
 
     def varint():

@@ -11,7 +11,7 @@ std::string entry(const std::string& name, const std::string& dtype, const std::
          "],\"data_offsets\":[" + offsets + "]}";
 }
 
-TEST(Safetensors, ReadsEveryFloatTypeAndLeavesTheRestOut) {
+TEST(Safetensors, ReadsEveryFloatTypeAndOmitsTheRest) {
   const std::vector<float> f = {1.0f, -2.0f};
   const std::vector<double> d = {3.0};
   const std::vector<f16> h = {f16(0.5f)};
@@ -21,28 +21,28 @@ TEST(Safetensors, ReadsEveryFloatTypeAndLeavesTheRestOut) {
       entry("f", "F32", "2,1", "0,8") + "," + entry("h", "F16", "1", "16,18") + "," +
       entry("b", "BF16", "1", "18,20") + "," + entry("step", "I64", "1", "20,28") + "," +
       entry("empty", "F32", "0,7", "28,28") + "}   ";
-  const TemporaryFile made(
-      safetensors(header, raw(f) + raw(d) + raw(h) + raw(b) + std::string(8, '\1')));
+  const TemporaryFile made(safetensors(
+      header, to_bytes(f) + to_bytes(d) + to_bytes(h) + to_bytes(b) + std::string(8, '\1')));
   const TensorFile file(made.path());
   ASSERT_EQ(file.tensors().size(), 5u);
   EXPECT_EQ(file.tensors()[0].name, "f");
   EXPECT_EQ(file.tensors()[0].shape, (std::vector<int64_t>{2, 1}));
-  EXPECT_EQ(elements(file, file.tensors()[0]), raw(f));
-  EXPECT_EQ(file.tensors()[1].count, 1);  // no dimensions: a number
-  EXPECT_EQ(elements(file, file.tensors()[1]), raw(d));
-  EXPECT_EQ(elements(file, file.tensors()[2]), raw(h));
+  EXPECT_EQ(read_all_elements(file, file.tensors()[0]), to_bytes(f));
+  EXPECT_EQ(file.tensors()[1].count, 1);  // no dimensions: a scalar
+  EXPECT_EQ(read_all_elements(file, file.tensors()[1]), to_bytes(d));
+  EXPECT_EQ(read_all_elements(file, file.tensors()[2]), to_bytes(h));
   EXPECT_EQ(file.tensors()[3].dtype, DType::kBF16);
-  EXPECT_EQ(elements(file, file.tensors()[3]), raw(b));
-  EXPECT_EQ(elements(file, file.tensors()[4]), "");
+  EXPECT_EQ(read_all_elements(file, file.tensors()[3]), to_bytes(b));
+  EXPECT_EQ(read_all_elements(file, file.tensors()[4]), "");
   ASSERT_EQ(file.left_out().size(), 1u);
   EXPECT_EQ(file.left_out()[0].dtype, "I64");
 }
 
-TEST(Safetensors, ReadsAnyRange) {
+TEST(Safetensors, ReadsAnyRangeOfATensor) {
   std::vector<float> values(300000);
   for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i);
   const TemporaryFile made(
-      safetensors("{" + entry("w", "F32", "300000", "0,1200000") + "}", raw(values)));
+      safetensors("{" + entry("w", "F32", "300000", "0,1200000") + "}", to_bytes(values)));
   const TensorFile file(made.path());
   for (const auto& [first, count] : {std::pair{0, 300000}, {1, 5}, {299999, 1}, {7, 200000}}) {
     std::vector<float> seen;
@@ -56,15 +56,15 @@ TEST(Safetensors, ReadsAnyRange) {
   }
 }
 
-TEST(Safetensors, BitsThatAreSaidToBeBf16) {
+TEST(Safetensors, U16TensorsCanBeReadAsBf16) {
   const std::string content =
-      safetensors("{" + entry("w", "U16", "2", "0,4") + "}", raw(std::vector<uint16_t>{1, 2}));
+      safetensors("{" + entry("w", "U16", "2", "0,4") + "}", to_bytes(std::vector<uint16_t>{1, 2}));
   expect_refused(content, "--as bf16");
   const TemporaryFile made(content);
   EXPECT_EQ(TensorFile(made.path(), {true}).tensors()[0].dtype, DType::kBF16);
 }
 
-TEST(Safetensors, EightBitTypesAreLeftOutAndNamed) {
+TEST(Safetensors, EightBitTypesAreOmittedAndListed) {
   for (const char* type : {"F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E5M2FNUZ", "F8_E4M3FNUZ"}) {
     const TemporaryFile made(
         safetensors("{" + entry("a", type, "4", "0,4") + "," + entry("b", "F32", "1", "4,8") + "}",
@@ -75,11 +75,11 @@ TEST(Safetensors, EightBitTypesAreLeftOutAndNamed) {
   }
 }
 
-TEST(Safetensors, LiesAboutTheHeaderAreRefused) {
+TEST(Safetensors, InvalidHeadersAreRefused) {
   expect_refused("", "too short");
   expect_refused("1234567", "too short");
-  expect_refused(little(3, 8) + "{}", "more than the file has");
-  expect_refused(little(~uint64_t{0}, 8) + "{}", "more than the file has");
+  expect_refused(little_endian(3, 8) + "{}", "more than the file has");
+  expect_refused(little_endian(~uint64_t{0}, 8) + "{}", "more than the file has");
   expect_refused(safetensors("", ""), "no JSON");
   expect_refused(safetensors("{", ""), "no JSON");
   expect_refused(safetensors("{}x", ""), "no JSON");
@@ -97,7 +97,7 @@ TEST(Safetensors, LiesAboutTheHeaderAreRefused) {
   expect_refused(safetensors(std::string(100000, '['), ""), "does not belong");
 }
 
-TEST(Safetensors, LiesAboutTensorsAreRefused) {
+TEST(Safetensors, InconsistentTensorsAreRefused) {
   const std::string four(4, '\0');
   const auto file = [&](const std::string& header) {
     return safetensors("{" + header + "}", four);
@@ -130,8 +130,8 @@ TEST(Safetensors, LiesAboutTensorsAreRefused) {
   expect_refused(file("\"a\":{\"dtype\":\"F32\",\"dtype\":\"F32\"}"), "second 'dtype'");
 }
 
-// Short entries take several times their own length in memory, so they are counted.
-TEST(Safetensors, AHeaderOfTooManyEntriesIsRefused) {
+// A short entry takes several times its length in memory, so the number of entries is limited.
+TEST(Safetensors, TooManyHeaderEntriesAreRefused) {
   const auto header = [](size_t entries, const auto& entry_of) {
     std::string text = "{";
     for (size_t i = 0; i < entries; ++i) text += (i > 0 ? "," : "") + entry_of(std::to_string(i));
@@ -146,26 +146,26 @@ TEST(Safetensors, AHeaderOfTooManyEntriesIsRefused) {
   expect_refused(safetensors("{\"__metadata__\":" + header(kMostEntries, note) + "}", ""), part);
 }
 
-TEST(Safetensors, NamesInErrorsAreHarmless) {
+TEST(Safetensors, NamesInErrorsAreSanitized) {
   expect_refused(
       safetensors("{" + entry("\\u001b[2J" + std::string(500, 'x'), "F99", "", "0,4") + "}",
                   std::string(4, '\0')),
       "'?[2Jxxx");
 }
 
-TEST(TensorFile, WhatIsNoFileIsRefused) {
+TEST(TensorFile, NonRegularFilesAreRefused) {
   expect_error(ErrorCode::kFile, "No such file", [] { TensorFile("/no/such/file"); });
   expect_error(ErrorCode::kFile, "it is a folder", [] { TensorFile("/tmp"); });
   expect_error(ErrorCode::kFile, "not a regular file", [] { TensorFile("/dev/null"); });
 }
 
-TEST(TensorFile, AFileThatIsCutShortWhileItIsReadIsAnError) {
+TEST(TensorFile, FileTruncatedDuringReadingIsAnError) {
   const std::string header = "{" + entry("w", "F32", "250000", "0,1000000") + "}";
   const TemporaryFile made(safetensors(header, std::string(1000000, '\0')));
   const TensorFile file(made.path());
   std::filesystem::resize_file(made.path(), 500000);
   expect_error(ErrorCode::kBadState, "cut short while it was read",
-               [&] { elements(file, file.tensors()[0]); });
+               [&] { read_all_elements(file, file.tensors()[0]); });
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
-"""Writes the corpus of files: small ones as NumPy and the safetensors format make them. Needs NumPy. The texts in
-scaler/, state_dict/, history/, trace/ and arguments/ were taken from small runs or written by hand."""
+"""Writes the binary files of the fuzzing corpus: small .npy, .npz and safetensors files. Needs NumPy.
+
+The texts in scaler/, state_dict/, history/, trace/ and arguments/ come from small runs or were written by hand."""
 import io
 import json
 import os
@@ -58,7 +59,7 @@ write("safetensors", "overlap", struct.pack("<Q", 128) + json.dumps(
     {"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]},
      "b": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode().ljust(128) + bytes(4))
 
-# The fuzzer puts the checksums right.
+# The fuzzer corrects the checksums.
 CHECKPOINT = {"checksum": "0" * 32, "format": "headroom-checkpoint", "version": "1", "step": "1", "state": "{}"}
 write("checkpoint", "one", safetensors({"w": ("F32", F32), "w/half": ("F16", F32.astype("<f2"))}, CHECKPOINT))
 write("checkpoint", "none", safetensors({}, CHECKPOINT))

@@ -10,7 +10,7 @@
 
 namespace headroom {
 
-/// A file in memory, with a path.
+/// A file in memory that can be opened by path.
 class MemoryFile {
  public:
   MemoryFile(const uint8_t* data, size_t size) : descriptor_(memfd_create("fuzz", 0)) {

@@ -1,6 +1,6 @@
-// Any bytes where the library or the program expects a saved scaler, a state dict, a checkpoint, a
-// trace, a history or arguments: they are read or refused with an Error, and what was read makes
-// sense. Built once for each (see scripts/fuzz), which names the function as HEADROOM_FUZZ_TARGET.
+// Fuzzes the parsers of saved scalers, state dicts, checkpoints, traces, histories and arguments:
+// any bytes are parsed or refused with an Error, and parsed values are valid. scripts/fuzz builds
+// it once for each function below, which HEADROOM_FUZZ_TARGET names.
 #include <headroom/headroom.h>
 #include <headroom/tools.h>
 
@@ -23,8 +23,8 @@ void require(bool ok) {
   if (!ok) std::abort();
 }
 
-// A state that is taken keeps its promises for the steps to come.
-[[maybe_unused]] void keeps_its_promises(const GradScaler& scaler, const std::string& text) {
+// A loaded state must keep the scale finite, with a normal reciprocal, in all later steps.
+[[maybe_unused]] void require_valid_scales(const GradScaler& scaler, const std::string& text) {
   ScaleState state = scaler.state();
   for (int step = 0; step < 20; ++step) {
     const bool overflow = (text.size() >> step % 8 & 1) != 0;
@@ -39,10 +39,10 @@ void require(bool ok) {
   const std::string saved = scaler.save();
   scaler.load(saved);
   require(scaler.save() == saved);
-  keeps_its_promises(scaler, text);
+  require_valid_scales(scaler, text);
 }
 
-// The same for PyTorch's form, out of JSON.
+// PyTorch's state dict, as JSON.
 [[maybe_unused]] void state_dict(const std::string& text) {
   const libtorch::StateDict saved = libtorch::state_dict_from_json(text);
   GradScaler scaler(preset("torch"));
@@ -50,18 +50,18 @@ void require(bool ok) {
   scaler.load_state(ScaleState(loaded));
   const libtorch::StateDict again = libtorch::internal::to_state_dict(scaler.state().record());
   require(libtorch::state_dict_from_json(libtorch::to_json(again)) == again);
-  keeps_its_promises(scaler, text);
+  require_valid_scales(scaler, text);
 }
 
-struct Scratch {
+struct TemporaryFolder {
   std::string path = "/tmp/headroom-fuzz-XXXXXX";
-  Scratch() { require(mkdtemp(path.data()) != nullptr); }
-  ~Scratch() { std::filesystem::remove_all(path); }
+  TemporaryFolder() { require(mkdtemp(path.data()) != nullptr); }
+  ~TemporaryFolder() { std::filesystem::remove_all(path); }
 };
 
-// With the checksum put right, or none would come further than that.
+// The checksum is corrected first; otherwise no input would get past it.
 [[maybe_unused]] void checkpoint(std::string text) {
-  static const Scratch scratch;
+  static const TemporaryFolder scratch;
   using internal::kChecksumAt;
   using internal::kChecksumDigits;
   if (text.size() >= kChecksumAt + kChecksumDigits) {

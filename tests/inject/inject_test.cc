@@ -22,23 +22,24 @@ struct Model {
                                        {"none", {}, {}}};
 };
 
-GradStats stats_of(const std::vector<Parameter>& parameters) {
+GradStats measure_gradients(const std::vector<Parameter>& parameters) {
   std::vector<TensorView> grads;
   for (const Parameter& parameter : parameters) grads.push_back(parameter.grad);
   return measure(grads);
 }
 
-TEST(Inject, PutsWhatIsAskedForWhereItIsAskedFor) {
+TEST(Inject, InjectsTheRequestedKindIntoTheRequestedTensor) {
   for (const char* tensor : {"a", "b", "c", "d"}) {
     Model model;
     const std::string where = std::string("tensor=") + tensor;
     const auto done = Injector(parse_faults("nan:" + where)).inject(1, model.parameters);
     ASSERT_EQ(done.size(), 1u);
     EXPECT_EQ(model.parameters[done[0].parameter].name, tensor);
-    EXPECT_EQ(stats_of(model.parameters).nan_count, 1) << tensor;
-    EXPECT_EQ(stats_of(model.parameters).inf_count, 0) << tensor;
+    EXPECT_EQ(measure_gradients(model.parameters).nan_count, 1) << tensor;
+    EXPECT_EQ(measure_gradients(model.parameters).inf_count, 0) << tensor;
     Injector(parse_faults("overflow:" + where + ",count=3"), 4).inject(1, model.parameters);
-    EXPECT_GE(stats_of(model.parameters).inf_count, 2) << tensor;  // one may hit the nan
+    EXPECT_GE(measure_gradients(model.parameters).inf_count, 2)
+        << tensor;  // one of three may hit the NaN
   }
   Model model;
   const auto done = Injector(parse_faults("flip:tensor=a")).inject(1, model.parameters);
@@ -46,11 +47,11 @@ TEST(Inject, PutsWhatIsAskedForWhereItIsAskedFor) {
   EXPECT_EQ(std::popcount(bits ^ std::bit_cast<uint32_t>(1.0f)), 1);
 }
 
-TEST(Inject, HitsAsManyElementsAsItIsAskedTo) {
+TEST(Inject, InjectsTheRequestedNumberOfElements) {
   for (uint64_t seed = 0; seed < 50; ++seed) {
     Model model;
     Injector(parse_faults("overflow:tensor=d,count=10"), seed).inject(1, model.parameters);
-    EXPECT_EQ(stats_of(model.parameters).inf_count, 10) << seed;
+    EXPECT_EQ(measure_gradients(model.parameters).inf_count, 10) << seed;
     Model other;
     const auto done =
         Injector(parse_faults("flip:tensor=d,count=99"), seed).inject(1, other.parameters);
@@ -58,15 +59,15 @@ TEST(Inject, HitsAsManyElementsAsItIsAskedTo) {
   }
 }
 
-TEST(Inject, DoesNothingIfNotAllOfItCanBeDone) {
+TEST(Inject, ChangesNothingIfOneFaultCannotBeInjected) {
   Model model;
   model.parameters[1].grad.read_only = true;
   const Injector injector(parse_faults("nan:tensor=a,nan:tensor=b"));
   expect_error(ErrorCode::kInvalidArgument, "b", [&] { injector.inject(1, model.parameters); });
-  EXPECT_EQ(stats_of(model.parameters).nan_count, 0);
+  EXPECT_EQ(measure_gradients(model.parameters).nan_count, 0);
 }
 
-TEST(Inject, StrikesAsOftenAsItsProbabilitySays) {
+TEST(Inject, FaultRateFollowsTheProbability) {
   Model model;
   const Injector injector(parse_faults("overflow:p=0.01,nan:p=0.2"), 7);
   int64_t inf = 0, nan = 0;
@@ -79,11 +80,11 @@ TEST(Inject, StrikesAsOftenAsItsProbabilitySays) {
   }
   EXPECT_NEAR(static_cast<double>(inf), 200.0, 60.0);
   EXPECT_NEAR(static_cast<double>(nan), 4000.0, 250.0);
-  for (size_t i = 0; i < 4; ++i) EXPECT_GT(hits[i], 800) << "every tensor is hit as often";
+  for (size_t i = 0; i < 4; ++i) EXPECT_GT(hits[i], 800) << "tensors are hit uniformly";
   EXPECT_EQ(hits[4], 0);
 }
 
-TEST(Inject, TheSameSeedAndStepIsTheSameFaultWhateverCameBefore) {
+TEST(Inject, FaultsDependOnSeedAndStepOnly) {
   const auto faults = parse_faults("flip:p=0.5,count=2");
   Model one, two, other;
   const Injector a(faults, 3), b(faults, 3), c(faults, 4);
@@ -98,7 +99,7 @@ TEST(Inject, TheSameSeedAndStepIsTheSameFaultWhateverCameBefore) {
   EXPECT_TRUE(differs);
 }
 
-TEST(Inject, KeepsToItsStepsAndItsRank) {
+TEST(Inject, FaultsAreLimitedToTheirStepsAndRank) {
   Model model;
   const auto faults = parse_faults("nan:step=5,rank=1");
   EXPECT_TRUE(Injector(faults, 0, 0).inject(5, model.parameters).empty());
@@ -111,7 +112,7 @@ TEST(Inject, KeepsToItsStepsAndItsRank) {
   EXPECT_FALSE(range.applies(7, 9) || range.applies(7, 21));
 }
 
-TEST(Inject, AnEntryWithoutAKindBelongsToTheOneBefore) {
+TEST(Inject, EntryWithoutAKindExtendsThePreviousFault) {
   const auto faults = parse_faults("overflow:p=0.01,nan:p=0.001,tensor=a=b:c,rank=1,step=5,flip");
   ASSERT_EQ(faults.size(), 3u);
   EXPECT_EQ(faults[0].probability, 0.01);
@@ -123,31 +124,31 @@ TEST(Inject, AnEntryWithoutAKindBelongsToTheOneBefore) {
   EXPECT_EQ(faults[2].probability, 1.0);
 }
 
-TEST(Inject, RefusesWhatCannotBeInASentence) {
-  const auto refused = [](const std::string& text, const char* part) {
+TEST(Inject, InvalidFaultTextIsRefused) {
+  const auto expect_refused = [](const std::string& text, const char* part) {
     expect_error(ErrorCode::kInvalidArgument, part, [&] { parse_faults(text); });
   };
-  refused("", "There is no fault ''");
-  refused("infinity:p=1", "There is no fault 'infinity'");
-  refused("p=0.5", "begin with a kind");
-  refused("nan:p=x", "needs a probability");
-  refused("nan:p=2", "from 0 to 1");
-  refused("nan:p=nan", "from 0 to 1");
-  refused("nan:p=", "needs a probability");
-  refused("nan:step=", "needs a step");
-  refused("nan:step=5-", "needs a step");
-  refused("nan:step=9-5", "not after the last");
-  refused("nan:step=-5", "needs a step");
-  refused("nan:rank=-1", "from 0 on");
-  refused("nan:count=0", "1 or more");
-  refused("nan:tensor=", "name of a parameter");
-  refused("nan:often=1", "has no 'often'");
-  refused("nan:p=0.5,", "There is no fault ''");
-  refused(std::string(1000, 'x') + ":p=1", "xxx...'");
+  expect_refused("", "There is no fault ''");
+  expect_refused("infinity:p=1", "There is no fault 'infinity'");
+  expect_refused("p=0.5", "begin with a kind");
+  expect_refused("nan:p=x", "needs a probability");
+  expect_refused("nan:p=2", "from 0 to 1");
+  expect_refused("nan:p=nan", "from 0 to 1");
+  expect_refused("nan:p=", "needs a probability");
+  expect_refused("nan:step=", "needs a step");
+  expect_refused("nan:step=5-", "needs a step");
+  expect_refused("nan:step=9-5", "not after the last");
+  expect_refused("nan:step=-5", "needs a step");
+  expect_refused("nan:rank=-1", "from 0 on");
+  expect_refused("nan:count=0", "1 or more");
+  expect_refused("nan:tensor=", "name of a parameter");
+  expect_refused("nan:often=1", "has no 'often'");
+  expect_refused("nan:p=0.5,", "There is no fault ''");
+  expect_refused(std::string(1000, 'x') + ":p=1", "xxx...'");
   Model model;
   expect_error(ErrorCode::kInvalidArgument, "no parameter of that name",
                [&] { Injector(parse_faults("nan:tensor=z")).inject(1, model.parameters); });
-  EXPECT_EQ(stats_of(model.parameters).nan_count, 0);
+  EXPECT_EQ(measure_gradients(model.parameters).nan_count, 0);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Which static scale is recommended, and why.
+// The recommended static scale and the sentence that explains it.
 #include <gtest/gtest.h>
 #include <headroom/inspect.h>
 #include <rapidcheck/gtest.h>
@@ -10,22 +10,22 @@ namespace {
 
 using Verdict = ScaleAdvice::Verdict;
 
-Magnitudes seen(const std::vector<float>& values) {
+Magnitudes count_magnitudes(const std::vector<float>& values) {
   Magnitudes magnitudes;
   magnitudes.add(view(values));
   return magnitudes;
 }
 
-// One for each power of two in [low, high].
-std::vector<float> ladder(int low, int high) {
+// 2^low, ..., 2^high.
+std::vector<float> powers_of_two(int low, int high) {
   std::vector<float> values;
   for (int power = low; power <= high; ++power) values.push_back(std::ldexp(1.0f, power));
   return values;
 }
 
-TEST(Advice, KeepsTheLargestGradientEightTimesBelowOverflow) {
+TEST(Advice, LargestGradientStaysEightTimesBelowOverflow) {
   // 1.0 may become 2^12: 8 x 2^12 = 2^15 still fits, 2^16 does not. Down to 2^-30 all stay nonzero.
-  const ScaleAdvice advice = advise(seen(ladder(-30, 0)));
+  const ScaleAdvice advice = advise(count_magnitudes(powers_of_two(-30, 0)));
   EXPECT_EQ(advice.verdict, Verdict::kScale);
   EXPECT_EQ(advice.scale, 0x1p12f);
   EXPECT_EQ(advice.lowest, 0x1p6f);    // 2^-30 x 2^6 = 2^-24
@@ -33,41 +33,44 @@ TEST(Advice, KeepsTheLargestGradientEightTimesBelowOverflow) {
   EXPECT_EQ(advice.outcome.flushed, 0);
   EXPECT_NE(advice.reason.find("2^12 is the largest power of two that keeps"), std::string::npos)
       << advice.reason;
-  EXPECT_EQ(advise(seen(ladder(-30, 0)), {Format::kFP16, 1e-3, 0}).scale, 0x1p15f);
+  EXPECT_EQ(advise(count_magnitudes(powers_of_two(-30, 0)), {Format::kFP16, 1e-3, 0}).scale,
+            0x1p15f);
 }
 
-TEST(Advice, TakesTheMiddleOfScalesThatAreEquallyGood) {
+TEST(Advice, EquallyGoodScalesGiveTheirMiddle) {
   // 2^-30 is normal from 2^16 on, and 8 times below overflow up to 2^42.
-  const ScaleAdvice advice = advise(seen({0x1p-30f, -0x1p-30f}));
+  const ScaleAdvice advice = advise(count_magnitudes({0x1p-30f, -0x1p-30f}));
   EXPECT_EQ(advice.verdict, Verdict::kScale);
   EXPECT_EQ(advice.scale, 0x1p29f);
   EXPECT_NE(advice.reason.find("middle of 2^16 to 2^42"), std::string::npos) << advice.reason;
 }
 
-TEST(Advice, SaysWhenScalingIsNotNeeded) {
-  const ScaleAdvice fp16 = advise(seen(ladder(-14, 10)));
+TEST(Advice, UnneededScalingIsReported) {
+  const ScaleAdvice fp16 = advise(count_magnitudes(powers_of_two(-14, 10)));
   EXPECT_EQ(fp16.verdict, Verdict::kUnneeded);
   EXPECT_EQ(fp16.scale, 1.0f);
-  EXPECT_EQ(advise(seen(ladder(-60, 10)), {Format::kBF16}).verdict, Verdict::kUnneeded);
+  EXPECT_EQ(advise(count_magnitudes(powers_of_two(-60, 10)), {Format::kBF16}).verdict,
+            Verdict::kUnneeded);
   // One subnormal in 24 is more than 0.1 %, less than 5 %.
-  EXPECT_EQ(advise(seen(ladder(-15, 8))).verdict, Verdict::kScale);
-  EXPECT_EQ(advise(seen(ladder(-15, 8)), {Format::kFP16, 0.05}).verdict, Verdict::kUnneeded);
+  EXPECT_EQ(advise(count_magnitudes(powers_of_two(-15, 8))).verdict, Verdict::kScale);
+  EXPECT_EQ(advise(count_magnitudes(powers_of_two(-15, 8)), {Format::kFP16, 0.05}).verdict,
+            Verdict::kUnneeded);
 }
 
-TEST(Advice, SaysWhenNoScaleFits) {
-  const ScaleAdvice advice = advise(seen(ladder(-60, 10)));
+TEST(Advice, RangeTooWideForEveryScaleIsReported) {
+  const ScaleAdvice advice = advise(count_magnitudes(powers_of_two(-60, 10)));
   EXPECT_EQ(advice.verdict, Verdict::kNoneFits);
-  EXPECT_EQ(advice.scale, 0x1p2f);  // of the safe ones still the one that loses least
+  EXPECT_EQ(advice.scale, 0x1p2f);  // the safe scale that loses least
   EXPECT_EQ(advice.outcome.flushed, 34);
   EXPECT_EQ(advice.lowest, 0.0f);
   EXPECT_NE(advice.reason.find("No scale fits"), std::string::npos) << advice.reason;
 }
 
-TEST(Advice, WhereNoneFitsTheLargestSafeScaleIsTaken) {
-  // From 2^-14 on no 1 is subnormal, so that all these scales seem equally good.
+TEST(Advice, LargestSafeScaleIsRecommendedIfNoneFits) {
+  // From 2^-14 on no 1 is subnormal, so all these scales lose the same number of elements.
   std::vector<float> values(100, 1.0f);
   std::fill_n(values.begin(), 29, 1e-12f);
-  const ScaleAdvice advice = advise(seen(values));
+  const ScaleAdvice advice = advise(count_magnitudes(values));
   EXPECT_EQ(advice.verdict, Verdict::kNoneFits);
   EXPECT_EQ(advice.scale, 0x1p12f);
   EXPECT_EQ(advice.lowest, 0x1p15f);
@@ -77,24 +80,24 @@ TEST(Advice, WhereNoneFitsTheLargestSafeScaleIsTaken) {
       << advice.reason;
 }
 
-TEST(Advice, OnlyAllIsAHundredPercent) {
+TEST(Advice, SharesBelowOneAreNotRoundedToAHundredPercent) {
   std::vector<float> values(10000, 1e-12f);
   std::fill_n(values.begin(), 3, 1.0f);
-  const ScaleAdvice advice = advise(seen(values));
+  const ScaleAdvice advice = advise(count_magnitudes(values));
   EXPECT_NE(advice.reason.find("there >99.9 % become zero"), std::string::npos) << advice.reason;
 }
 
-TEST(Advice, AShareIsNotRoundedAgainstTheUser) {
+TEST(Advice, ToleratedShareIsComparedExactly) {
   std::vector<float> values(100, 1.0f);
   std::fill_n(values.begin(), 29, 1e-12f);
-  EXPECT_EQ(advise(seen(values), {Format::kFP16, 0.29}).verdict, Verdict::kUnneeded);
-  EXPECT_EQ(advise(seen(values), {Format::kFP16, 0.28}).verdict, Verdict::kNoneFits);
+  EXPECT_EQ(advise(count_magnitudes(values), {Format::kFP16, 0.29}).verdict, Verdict::kUnneeded);
+  EXPECT_EQ(advise(count_magnitudes(values), {Format::kFP16, 0.28}).verdict, Verdict::kNoneFits);
 }
 
-TEST(Advice, TheLargestScaleOfAllMayBeTaken) {
+TEST(Advice, LargestPossibleScaleCanBeRecommended) {
   for (const std::vector<float>& values :
        {std::vector<float>{0x1p-149f, 0x1p-148f, 0x3p-149f}, std::vector<float>{1e-42f}}) {
-    const ScaleAdvice advice = advise(seen(values));
+    const ScaleAdvice advice = advise(count_magnitudes(values));
     EXPECT_EQ(advice.verdict, Verdict::kScale);
     EXPECT_EQ(advice.scale, 0x1p126f);
     EXPECT_EQ(advice.outcome.flushed, 0);
@@ -103,24 +106,24 @@ TEST(Advice, TheLargestScaleOfAllMayBeTaken) {
   }
 }
 
-TEST(Advice, GradientsThatOverflowAtOneGetAScaleBelowOne) {
-  const ScaleAdvice advice = advise(seen({1e6f, 1e3f}));
+TEST(Advice, GradientsThatOverflowUnscaledGetAScaleBelowOne) {
+  const ScaleAdvice advice = advise(count_magnitudes({1e6f, 1e3f}));
   EXPECT_EQ(advice.verdict, Verdict::kScale);
   EXPECT_LT(advice.scale, 1.0f);
   EXPECT_EQ(advice.outcome.overflow, 0);
 }
 
-TEST(Advice, NothingToGoBy) {
+TEST(Advice, NoNonzeroGradientsGiveNoAdvice) {
   for (const std::vector<float>& values :
        {std::vector<float>{}, std::vector<float>{0.0f, -0.0f}, std::vector<float>{kInf, kNan}}) {
-    const ScaleAdvice advice = advise(seen(values));
+    const ScaleAdvice advice = advise(count_magnitudes(values));
     EXPECT_EQ(advice.verdict, Verdict::kNothing);
     EXPECT_EQ(advice.scale, 1.0f);
     EXPECT_FALSE(advice.reason.empty());
   }
 }
 
-TEST(Advice, NumbersBeyondEveryScaleAreTold) {
+TEST(Advice, GradientsBeyondEveryScaleAreReported) {
   struct Case {
     std::vector<double> values;
     float scale;
@@ -144,18 +147,18 @@ TEST(Advice, NumbersBeyondEveryScaleAreTold) {
   }
 }
 
-TEST(Advice, BadOptionsAreRefused) {
+TEST(Advice, InvalidOptionsAreRefused) {
   for (const double lose : {-0.1, 1.1, std::nan("")}) {
     expect_error(ErrorCode::kInvalidArgument, "from 0 to 1", [&] {
-      advise(seen({1.0f}), {Format::kFP16, lose});
+      advise(count_magnitudes({1.0f}), {Format::kFP16, lose});
     });
   }
   expect_error(ErrorCode::kInvalidArgument, "margin", [&] {
-    advise(seen({1.0f}), {Format::kFP16, 0.1, -1});
+    advise(count_magnitudes({1.0f}), {Format::kFP16, 0.1, -1});
   });
 }
 
-RC_GTEST_PROP(AdviceProperty, NoSafeScaleLosesLessAndTheRangeHoldsWhatItSays, ()) {
+RC_GTEST_PROP(AdviceProperty, NoSafeScaleLosesLessAndTheRangeIsExact, ()) {
   std::vector<float> values(*rc::gen::inRange<size_t>(1, 60));
   const int low = *rc::gen::inRange(-60, 20);
   const int high = low + *rc::gen::inRange(1, 50);
@@ -164,12 +167,14 @@ RC_GTEST_PROP(AdviceProperty, NoSafeScaleLosesLessAndTheRangeHoldsWhatItSays, ()
                    *rc::gen::inRange(low, high));
   const AdviceOptions options = {*rc::gen::elementOf(kFormats), *rc::gen::element(0.0, 0.01, 0.3),
                                  *rc::gen::inRange(0, 6)};
-  const ScaleAdvice advice = advise(seen(values), options);
-  const auto lost = [&](double scale) { return reference(values, options.format, scale); };
+  const ScaleAdvice advice = advise(count_magnitudes(values), options);
+  const auto lost = [&](double scale) {
+    return count_by_conversion(values, options.format, scale);
+  };
   const auto count = static_cast<double>(values.size());
   const double raised = std::ldexp(1.0, options.margin);
   RC_ASSERT(lost(advice.scale * raised).overflow == 0);
-  RC_ASSERT(text(advice.outcome) == text(lost(advice.scale)));
+  RC_ASSERT(to_text(advice.outcome) == to_text(lost(advice.scale)));
   for (int power = -90; power <= 90; ++power) {
     const double scale = std::ldexp(1.0, power);
     const Outcome here = lost(scale);

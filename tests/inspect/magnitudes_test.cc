@@ -1,4 +1,4 @@
-// Counting against a slow reference that converts every element and looks at the result.
+// Compares the counts with a slow reference that converts every element.
 #include <gtest/gtest.h>
 #include <headroom/inspect.h>
 #include <rapidcheck/gtest.h>
@@ -9,17 +9,18 @@ namespace headroom {
 namespace {
 
 template <typename T>
-void expect_same(const std::vector<T>& values, const std::vector<int>& powers) {
+void expect_counts_of_reference(const std::vector<T>& values, const std::vector<int>& powers) {
   Magnitudes seen;
   seen.add(view(values));
   ASSERT_EQ(seen.count(), static_cast<int64_t>(values.size()));
   for (const Format format : kFormats) {
     for (const int power : powers) {
       const double scale = std::ldexp(1.0, power);
-      const Outcome expected = reference(values, format, scale);
+      const Outcome expected = count_by_conversion(values, format, scale);
       const std::string where = std::string(limits(format).name) + " at 2^" + std::to_string(power);
-      EXPECT_EQ(text(seen.at(format, power)), text(expected)) << where;
-      EXPECT_EQ(text(outcome_at(view(values), format, static_cast<float>(scale))), text(expected))
+      EXPECT_EQ(to_text(seen.at(format, power)), to_text(expected)) << where;
+      EXPECT_EQ(to_text(outcome_at(view(values), format, static_cast<float>(scale))),
+                to_text(expected))
           << where;
     }
   }
@@ -30,17 +31,17 @@ const std::vector<int> kPowers = {-126, -40, -17, -3, -1, 0, 1, 2, 7, 10, 16, 24
 class Counting : public EveryTarget {};
 HEADROOM_ON_EVERY_TARGET(Counting);
 
-TEST_P(Counting, EveryF16IsCountedAsItsConversionSays) {
-  expect_same(all_patterns<f16>(), kPowers);
+TEST_P(Counting, EveryF16IsCountedAsItConverts) {
+  expect_counts_of_reference(all_patterns<f16>(), kPowers);
 }
 
-TEST_P(Counting, EveryBF16IsCountedAsItsConversionSays) {
-  expect_same(all_patterns<bf16>(), kPowers);
+TEST_P(Counting, EveryBF16IsCountedAsItConverts) {
+  expect_counts_of_reference(all_patterns<bf16>(), kPowers);
 }
 
-// Just below, at and just above every number that a format can hold, and halfway between: wherever
-// a cut could be wrong, moved by the powers of two that are asked about.
-TEST_P(Counting, NeighboursOfEveryEndOfARange) {
+// The range ends of every format, divided by each power of two, with the numbers just below and
+// above: where an off-by-one in a bin boundary would show.
+TEST_P(Counting, NeighboursOfEveryRangeEndAreCountedExactly) {
   std::vector<float> floats;
   std::vector<double> doubles;
   for (const Format format : kFormats) {
@@ -60,25 +61,25 @@ TEST_P(Counting, NeighboursOfEveryEndOfARange) {
       }
     }
   }
-  expect_same(floats, kPowers);
-  expect_same(doubles, kPowers);
+  expect_counts_of_reference(floats, kPowers);
+  expect_counts_of_reference(doubles, kPowers);
 }
 
-TEST_P(Counting, RandomPatternsOfEveryType) {
+TEST_P(Counting, RandomBitPatternsAreCountedExactly) {
   std::mt19937_64 random(7);
   std::vector<float> floats(5000);
   std::vector<double> doubles(5000);
   for (float& x : floats) x = std::bit_cast<float>(static_cast<uint32_t>(random()));
   for (double& x : doubles) x = std::bit_cast<double>(random());
-  for (size_t i = 0; i < 2000; ++i) {  // doubles where floats are, and f32 subnormals
+  for (size_t i = 0; i < 2000; ++i) {  // doubles in the range of floats, and FP32 subnormals
     doubles[i] = std::bit_cast<float>(static_cast<uint32_t>(random()));
     floats[i] = std::bit_cast<float>(static_cast<uint32_t>(random() & 0x807FFFFFu));
   }
-  expect_same(floats, kPowers);
-  expect_same(doubles, kPowers);
+  expect_counts_of_reference(floats, kPowers);
+  expect_counts_of_reference(doubles, kPowers);
 }
 
-TEST_P(Counting, ZerosInfinitiesAndNaNsAreCountedApart) {
+TEST_P(Counting, ZerosInfinitiesAndNaNsAreCountedSeparately) {
   const std::vector<float> values = {0.0f, -0.0f, kInf, -kInf, kNan, -kNan, 1.0f, -3.0f, 1e-45f};
   Magnitudes seen;
   seen.add(view(values));
@@ -90,7 +91,7 @@ TEST_P(Counting, ZerosInfinitiesAndNaNsAreCountedApart) {
   EXPECT_EQ(seen.smallest(), 0x1p-149);
 }
 
-TEST_P(Counting, UnalignedAndOddCounts) {
+TEST_P(Counting, UnalignedDataOfAnyLengthIsCounted) {
   std::vector<char> bytes(4 * 3000 + 1);
   std::mt19937 random(3);
   for (char& byte : bytes) byte = static_cast<char>(random());
@@ -99,15 +100,16 @@ TEST_P(Counting, UnalignedAndOddCounts) {
     if (count > 0) std::memcpy(copy.data(), bytes.data() + 1, copy.size() * sizeof(float));
     Magnitudes seen;
     seen.add(view(static_cast<const void*>(bytes.data() + 1), DType::kF32, count));
-    EXPECT_EQ(text(seen.at(Format::kFP16, 5)), text(reference(copy, Format::kFP16, 32.0)));
+    EXPECT_EQ(to_text(seen.at(Format::kFP16, 5)),
+              to_text(count_by_conversion(copy, Format::kFP16, 32.0)));
   }
 }
 
-RC_GTEST_PROP(CountingProperty, AnyScaleIsExactForAnyType, ()) {
+RC_GTEST_PROP(CountingProperty, CountsAreExactForAnyScaleAndType, ()) {
   const float mantissa = 1.0f + static_cast<float>(*rc::gen::inRange(0, 1 << 23)) * 0x1p-23f;
   const float scale = std::ldexp(mantissa, *rc::gen::inRange(-60, 61));
   const Format format = *rc::gen::elementOf(kFormats);
-  // Around the ends of the ranges, where products are ties or just miss them.
+  // Around the range ends, where products are rounding ties or just miss one.
   const FormatLimits& limit = limits(format);
   std::vector<float> floats;
   std::vector<double> doubles;
@@ -121,15 +123,15 @@ RC_GTEST_PROP(CountingProperty, AnyScaleIsExactForAnyType, ()) {
     }
   }
   const auto halves = all_patterns<f16>();
-  RC_ASSERT(text(outcome_at(view(floats), format, scale)) ==
-            text(reference(floats, format, scale)));
-  RC_ASSERT(text(outcome_at(view(doubles), format, scale)) ==
-            text(reference(doubles, format, scale)));
-  RC_ASSERT(text(outcome_at(view(halves), format, scale)) ==
-            text(reference(halves, format, scale)));
+  RC_ASSERT(to_text(outcome_at(view(floats), format, scale)) ==
+            to_text(count_by_conversion(floats, format, scale)));
+  RC_ASSERT(to_text(outcome_at(view(doubles), format, scale)) ==
+            to_text(count_by_conversion(doubles, format, scale)));
+  RC_ASSERT(to_text(outcome_at(view(halves), format, scale)) ==
+            to_text(count_by_conversion(halves, format, scale)));
 }
 
-RC_GTEST_PROP(CountingProperty, MergingIsTheSameAsReadingAll, ()) {
+RC_GTEST_PROP(CountingProperty, MergingEqualsCountingAll, ()) {
   std::vector<float> all;
   Magnitudes merged;
   const int parts = *rc::gen::inRange(0, 5);
@@ -145,14 +147,14 @@ RC_GTEST_PROP(CountingProperty, MergingIsTheSameAsReadingAll, ()) {
   whole.add(view(all));
   for (const Format format : kFormats) {
     for (const int power : {-30, 0, 16}) {
-      RC_ASSERT(text(whole.at(format, power)) == text(merged.at(format, power)));
+      RC_ASSERT(to_text(whole.at(format, power)) == to_text(merged.at(format, power)));
     }
   }
   RC_ASSERT(whole.nonzero() == merged.nonzero() && whole.zeros() == merged.zeros());
   RC_ASSERT(whole.largest() == merged.largest() && whole.smallest() == merged.smallest());
 }
 
-TEST(Magnitudes, LargeTensorsOnSeveralThreadsGiveTheSameCounts) {
+TEST(Magnitudes, CountsDoNotDependOnTheNumberOfThreads) {
   std::vector<f16> values((size_t{1} << 24) + 12345);
   for (size_t i = 0; i < values.size(); ++i) {
     values[i] = f16::from_bits(static_cast<uint16_t>(i % 3 == 0 ? 0 : i * 2654435761u >> 13));
@@ -162,16 +164,17 @@ TEST(Magnitudes, LargeTensorsOnSeveralThreadsGiveTheSameCounts) {
     set_num_threads(threads);
     Magnitudes seen;
     seen.add(view(values));
-    results.push_back(text(seen.at(Format::kFP16, 3)) + text(seen.at(Format::kE4M3, -2)) +
+    results.push_back(to_text(seen.at(Format::kFP16, 3)) + to_text(seen.at(Format::kE4M3, -2)) +
                       std::to_string(seen.zeros()));
-    EXPECT_EQ(text(seen.at(Format::kE5M2, 1)), text(outcome_at(view(values), Format::kE5M2, 2.0f)));
+    EXPECT_EQ(to_text(seen.at(Format::kE5M2, 1)),
+              to_text(outcome_at(view(values), Format::kE5M2, 2.0f)));
   }
   set_num_threads(0);
   EXPECT_EQ(results[0], results[1]);
   EXPECT_EQ(results[0], results[2]);
 }
 
-TEST(Magnitudes, WhatCannotBeReadIsRefused) {
+TEST(Magnitudes, InvalidArgumentsAreRefused) {
   Magnitudes seen;
   expect_error(ErrorCode::kInvalidArgument, "null data",
                [&] { seen.add(view(static_cast<float*>(nullptr), 3)); });

@@ -1,4 +1,5 @@
-// What each format does to a number, the slow way: round it and look at the result.
+// The slow reference of magnitude counting: rounds each number to a format and classifies the
+// result.
 #ifndef HEADROOM_TESTS_INSPECT_REFERENCE_H_
 #define HEADROOM_TESTS_INSPECT_REFERENCE_H_
 
@@ -13,22 +14,23 @@ namespace headroom {
 
 const std::vector<Format> kFormats = {Format::kFP16, Format::kBF16, Format::kE5M2, Format::kE4M3};
 
-/// x * scale, rounded to odd to 24 bits: a float that any narrower format rounds as it would the
-/// exact product. (__float128 holds products of a double and a float exactly.)
-inline float odd_float(double x, double scale) {
+/// x * scale, rounded to odd at 24 bits. Rounding that float to a narrower format gives the same
+/// result as rounding the exact product. (__float128 holds products of a double and a float
+/// exactly.)
+inline float multiply_round_to_odd(double x, double scale) {
   const __float128 exact = static_cast<__float128>(x) * static_cast<__float128>(scale);
   float near = static_cast<float>(exact);
   if (std::isinf(near)) return std::numeric_limits<float>::max();
   if (static_cast<__float128>(near) == exact) return near;
-  // Towards zero, then the last bit set.
+  // Round to odd: truncate towards zero, then set the last bit.
   uint32_t bits = std::bit_cast<uint32_t>(near);
   const __float128 size = exact < 0 ? -exact : exact;
   if (static_cast<__float128>(std::fabs(near)) > size) --bits;
   return std::bit_cast<float>(bits | 1u);
 }
 
-/// Rounds to `mantissa` stored bits and a smallest normal exponent, to nearest even, in arithmetic
-/// that has nothing to do with bits: the quotient by the unit in the last place is rounded by rint.
+/// Rounds to nearest even with `mantissa` stored bits and a smallest normal exponent. Divides by
+/// the unit in the last place and calls rint, so it shares no bit manipulation with the library.
 inline double round_to(double x, int mantissa, int min_exponent) {
   int exponent = 0;
   std::frexp(x, &exponent);
@@ -38,8 +40,8 @@ inline double round_to(double x, int mantissa, int min_exponent) {
 
 enum class Fate { kKept, kFlushed, kSubnormal, kOverflow };
 
-inline Fate fate(double x, Format format, double scale) {
-  const float product = std::fabs(odd_float(x, scale));
+inline Fate classify(double x, Format format, double scale) {
+  const float product = std::fabs(multiply_round_to_odd(x, scale));
   switch (format) {
     case Format::kFP16: {
       const uint16_t bits = f16(product).bits;
@@ -69,20 +71,20 @@ inline Fate fate(double x, Format format, double scale) {
 }
 
 template <typename T>
-Outcome reference(const std::vector<T>& values, Format format, double scale) {
+Outcome count_by_conversion(const std::vector<T>& values, Format format, double scale) {
   Outcome outcome;
   for (const T value : values) {
     const double x = static_cast<double>(to_double(value));
     if (!std::isfinite(x) || x == 0.0) continue;
-    const Fate met = fate(x, format, scale);
-    outcome.flushed += met == Fate::kFlushed;
-    outcome.subnormal += met == Fate::kSubnormal;
-    outcome.overflow += met == Fate::kOverflow;
+    const Fate fate = classify(x, format, scale);
+    outcome.flushed += fate == Fate::kFlushed;
+    outcome.subnormal += fate == Fate::kSubnormal;
+    outcome.overflow += fate == Fate::kOverflow;
   }
   return outcome;
 }
 
-inline std::string text(const Outcome& outcome) {
+inline std::string to_text(const Outcome& outcome) {
   return std::to_string(outcome.flushed) + " flushed, " + std::to_string(outcome.subnormal) +
          " subnormal, " + std::to_string(outcome.overflow) + " overflow";
 }

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""binaries_test.py BUILD PREFIX [--hardened]: what the dynamic linker is asked to do is safe.
+"""binaries_test.py BUILD PREFIX [--hardened]: programs and libraries have safe RUNPATHs and are hardened.
 
 No program or library in the build tree or the installed prefix has a RUNPATH with an empty or relative
-element: the dynamic linker takes those for the current folder, so that a library lying there would be
-loaded. With --hardened (optimised builds), installed ones also have full RELRO, stack protectors and
-fortified calls of the C library."""
+element: the dynamic linker would search the current folder and load a library planted there. With
+--hardened (optimised builds), installed files also have full RELRO, stack protectors and fortified
+calls of the C library."""
 import os
 import re
 import subprocess
@@ -12,7 +12,7 @@ import sys
 
 build, prefix = sys.argv[1], sys.argv[2]
 hardened = "--hardened" in sys.argv
-# Small enough to have no array on a stack and no call that can be fortified.
+# These have no stack array and no call that could be fortified.
 PLAIN = ("libheadroom-mpi", "libheadroom-nccl")
 
 
@@ -38,7 +38,7 @@ def unsafe_elements(dynamic):
         yield from (element for element in runpath.split(":") if not element.startswith(("/", "$ORIGIN")))
 
 
-# The check itself: what it was written for is found.
+# The check detects an empty and a relative element.
 assert list(unsafe_elements("0x1d (RUNPATH) Library runpath: [/a:]")) == [""]
 assert list(unsafe_elements("0x0f (RPATH) Library rpath: [lib:$ORIGIN]")) == ["lib"]
 assert not list(unsafe_elements("0x1d (RUNPATH) Library runpath: [$ORIGIN:/a]"))

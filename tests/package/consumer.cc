@@ -1,4 +1,4 @@
-// A user's program: must find inf, skip, and then step.
+// A user's program: skips a step that overflows and applies the next one.
 #include <headroom/headroom.h>
 
 #include <cstdio>

@@ -1,4 +1,4 @@
-// Each case must not compile.
+// None of these cases may compile.
 #include <headroom/headroom.h>
 
 namespace hr = headroom;

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# package_test.sh CASE SOURCE PREFIX WORK [STATIC_BUILD]: one way in which a user meets the package.
-# STATIC_BUILD is the folder that the case add_subdirectory has built in.
+# package_test.sh CASE SOURCE PREFIX WORK [STATIC_BUILD]: tests one way of using the package.
+# STATIC_BUILD is the build folder of the case add_subdirectory.
 # consumer.cc links headroom::headroom alone, tools_consumer.cc links headroom::tools.
 set -euo pipefail
 case=$1 source=$2 prefix=$3 work=$4 static_build=${5:-}
@@ -12,15 +12,15 @@ fail() { echo "FAILED: $*"; exit 1; }
 configure() { cmake -G Ninja -DCMAKE_BUILD_TYPE=Release -S "$1" -B "$work/build" "${@:2}" >/dev/null; }
 consumers=(-DCONSUMER_SOURCE="$here/consumer.cc" -DTOOLS_CONSUMER_SOURCE="$here/tools_consumer.cc")
 
-# run_consumers FOLDER: both programs work. The first has none of the tools loaded.
+# run_consumers FOLDER: runs both programs. The first must not load the tools.
 run_consumers() {
   "$1/consumer"
   "$1/tools_consumer" "$work/run"
   test -s "$work/run/report.html"
-  if ldd "$1/consumer" | grep -q libheadroom-tools; then fail "a program without the tools loads them"; fi
+  if ldd "$1/consumer" | grep -q libheadroom-tools; then fail "consumer loads libheadroom-tools"; fi
 }
 
-# compile COMPILER [pkg-config arguments]: both programs, with the flags of pkg-config.
+# compile COMPILER [pkg-config arguments]: builds both programs with the flags of pkg-config.
 compile() {
   local compiler=$1 flags
   flags=$(PKG_CONFIG_PATH=$libdir/pkgconfig pkg-config "${@:2}" --cflags --libs headroom)
@@ -31,6 +31,22 @@ compile() {
   "$compiler" -std=c++20 "$here/tools_consumer.cc" $flags -o "$work/tools_consumer"
 }
 
+# code_block FILE LANGUAGE [HEADING]: prints the first code block of a language in a document, or after a heading.
+code_block() {
+  awk -v fence="\`\`\`$2" -v heading="${3:-}" 'heading == "" || $0 == heading {inside = 1}
+    inside && !done && $0 == fence {on = 1; next} /^```$/ {done = done || on; on = 0} on' "$source/$1"
+}
+
+# build_section FILE HEADING PROGRAM: builds the CMake file and the program shown after a heading.
+build_section() {
+  mkdir -p "$work/source"
+  code_block "$1" cmake "$2" >"$work/source/CMakeLists.txt"
+  code_block "$1" cpp "$2" >"$work/source/$3"
+  test -s "$work/source/$3"
+  configure "$work/source" -DCMAKE_PREFIX_PATH="$prefix"
+  cmake --build "$work/build" >/dev/null
+}
+
 case $case in
   find_package)
     configure "$here/consumer" -DCMAKE_PREFIX_PATH="$prefix" "${consumers[@]}"
@@ -39,7 +55,7 @@ case $case in
     ;;
   add_subdirectory)
     configure "$here/subproject" -DHEADROOM_SOURCE="$source" "${consumers[@]}" \
-      -DHEADROOM_INSTALL=ON -DHEADROOM_BUILD_C=ON -DCMAKE_CUDA_ARCHITECTURES=90-virtual  # one is enough here
+      -DHEADROOM_INSTALL=ON -DHEADROOM_BUILD_C=ON -DCMAKE_CUDA_ARCHITECTURES=90-virtual  # one architecture is enough here
     cmake --build "$work/build" >/dev/null
     run_consumers "$work/build"
     ;;
@@ -53,38 +69,38 @@ case $case in
     run_consumers "$work"
     ;;
   pkg_config_static)
-    # By every compiler that is here.
+    # With every installed compiler.
     for compiler in g++ clang++ nvcc /usr/local/cuda/bin/nvcc; do
       command -v "$compiler" >/dev/null || continue
       compile "$compiler" --static
-      if ldd "$work/tools_consumer" | grep -q libheadroom; then fail "$compiler linked no archive"; fi
+      if ldd "$work/tools_consumer" | grep -q libheadroom; then fail "$compiler did not link the static library"; fi
       run_consumers "$work"
     done
     ;;
   options)
-    # Without the C library and the tools: the rest is installed, and says what is missing.
+    # Without the C library and the tools, the rest is installed and find_package names what is missing.
     cmake -DHEADROOM_BUILD_C=OFF -DHEADROOM_BUILD_TOOLS=OFF "$static_build" >/dev/null
     cmake --build "$static_build" --target headroom >/dev/null
     cmake --install "$static_build/headroom" --prefix "$prefix" >/dev/null
     left=$(cd "$prefix" && find . -name '*headroom-c[.-]*' -o -name c.h -o -name '*tools*' -o -name record.h)
-    [ -z "$left" ] || fail "installed all the same:" "$left"
+    [ -z "$left" ] || fail "installed although switched off:" "$left"
     configure "$here/consumer" -DCMAKE_PREFIX_PATH="$prefix" -DCONSUMER_SOURCE="$here/consumer.cc"
     cmake --build "$work/build" >/dev/null
     "$work/build/consumer"
-    if configure "$here/consumer" "${consumers[@]}" 2>"$work/tools.log"; then fail "there are no tools to be found"; fi
+    if configure "$here/consumer" "${consumers[@]}" 2>"$work/tools.log"; then fail "find_package found tools that are not installed"; fi
     grep -q "built without its tools" "$work/tools.log"
     if cmake -S "$here/c_consumer" -B "$work/c" -DCMAKE_PREFIX_PATH="$prefix" -DCONSUMER_SOURCE=none.c \
-      >/dev/null 2>"$work/c.log"; then fail "there is no C library to be found"; fi
+      >/dev/null 2>"$work/c.log"; then fail "find_package found a C library that is not installed"; fi
     grep -q "built without the C library" "$work/c.log"
     ;;
   readme)
-    # The first C++ example of the README, just as it stands there.
-    awk '/^```cpp$/ {on = 1; next} /^```$/ {if (on) exit} on' "$source/README.md" >"$work/example.cc"
+    # The first C++ example of the README.
+    code_block README.md cpp >"$work/example.cc"
     test -s "$work/example.cc"
     configure "$here/consumer" -DCMAKE_PREFIX_PATH="$prefix" -DCONSUMER_SOURCE="$work/example.cc"
     cmake --build "$work/build" >/dev/null
     "$work/build/consumer" | tee "$work/output"
-    # It learns, and as README says it does not without a scale: its gradients become 0 in FP16.
+    # It learns. Without a scale it does not, as the README says: its gradients underflow in FP16.
     last() { awk '/^step 300/ {print $4 < '"$1"' ? "below" : "above"}'; }
     [ "$(last 1e-12 <"$work/output")" = below ]
     sed -i 's/hr::DynamicScale{}/hr::NoScale{}/' "$work/example.cc"
@@ -93,28 +109,13 @@ case $case in
     ;;
   libtorch)
     # The LibTorch quick start of the README: its CMake file and its program.
-    section() { awk -v fence="\`\`\`$1" '/^## LibTorch$/ {inside = 1}
-      inside && !done && $0 == fence {on = 1; next} /^```$/ {done = done || on; on = 0} on' \
-      "$source/README.md"; }
-    mkdir -p "$work/source"
-    section cmake >"$work/source/CMakeLists.txt"
-    section cpp >"$work/source/fit.cc"
-    test -s "$work/source/fit.cc"
-    configure "$work/source" -DCMAKE_PREFIX_PATH="$prefix"
-    cmake --build "$work/build" >/dev/null
+    build_section README.md '## LibTorch' fit.cc
     "$work/build/fit" | tee "$work/output"
     grep -q 'applied at scale ' "$work/output"
     ;;
   mpi)
     # The MPI example of docs/scaling.md: its CMake file and its program, on two ranks.
-    fence() { awk -v fence="\`\`\`$1" '/^## MPI$/ {inside = 1} inside && !done && $0 == fence {on = 1; next}
-      /^```$/ {done = done || on; on = 0} on' "$source/docs/scaling.md"; }
-    mkdir -p "$work/source"
-    fence cmake >"$work/source/CMakeLists.txt"
-    fence cpp >"$work/source/ranks.cc"
-    test -s "$work/source/ranks.cc"
-    configure "$work/source" -DCMAKE_PREFIX_PATH="$prefix"
-    cmake --build "$work/build" >/dev/null
+    build_section docs/scaling.md '## MPI' ranks.cc
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
     mpirun --oversubscribe -n 2 "$work/build/ranks" | tee "$work/output"
     for rank in 0 1; do
@@ -122,8 +123,8 @@ case $case in
     done
     ;;
   c)
-    # A program in C: by CMake without a C++ compiler in sight, by pkg-config, and by dlopen from
-    # another folder, as other languages load it.
+    # A C program: with CMake and no C++ compiler, with pkg-config, and loaded by dlopen from another
+    # folder, as other languages do.
     example=$source/examples/c/train.c
     configure "$here/c_consumer" -DCMAKE_PREFIX_PATH="$prefix" -DCONSUMER_SOURCE="$example"
     cmake --build "$work/build" >/dev/null
@@ -144,52 +145,49 @@ print("loaded", library.hr_version().decode())
 PYTHON
     ;;
   c_docs)
-    # The examples of docs/c.md, just as they stand there; those of languages that are not installed
-    # are left out.
-    fence() { awk -v fence="\`\`\`$1" '!done && $0 == fence {on = 1; next}
-      /^```$/ {done = done || on; on = 0} on' "$source/docs/c.md"; }
+    # The examples of docs/c.md, except for languages that are not installed.
     export LD_LIBRARY_PATH=$libdir
-    fence c >"$work/step.c"
+    code_block docs/c.md c >"$work/step.c"
     test -s "$work/step.c"
     cc -std=c11 -pedantic -Wall -Wextra -Werror "$work/step.c" -I"$prefix/include" -L"$libdir" \
       -lheadroom-c -o "$work/step"
     "$work/step" | tee "$work/output"
     grep -q 'applied at scale 65536' "$work/output"
     if command -v rustc >/dev/null; then
-      fence rust >"$work/step.rs"
+      code_block docs/c.md rust >"$work/step.rs"
       rustc --edition 2021 -L "$libdir" -o "$work/step_rs" "$work/step.rs"
       "$work/step_rs" | tee "$work/output"
       grep -q 'applied at scale 65536' "$work/output"
     fi
     jdk=$(java --version 2>/dev/null || true)
     if [[ $jdk =~ ^(openjdk|java)\ (2[2-9]|[3-9][0-9]) ]]; then
-      fence java >"$work/Step.java"
+      code_block docs/c.md java >"$work/Step.java"
       (cd "$work" && java --enable-native-access=ALL-UNNAMED Step.java) | tee "$work/output"
       grep -q 'applied at scale 65536' "$work/output"
     fi
     if command -v mcs >/dev/null && command -v mono >/dev/null; then
-      fence csharp >"$work/Step.cs"
+      code_block docs/c.md csharp >"$work/Step.cs"
       mcs -out:"$work/step.exe" "$work/Step.cs"
       mono "$work/step.exe" | tee "$work/output"
       grep -q 'applied at scale 65536' "$work/output"
     fi
     ;;
   headers)
-    # Every public header stands alone, and C++17 is enough for a user.
+    # Every public header compiles by itself, as C++17.
     for header in "$prefix"/include/headroom/*.h; do
-      case $(basename "$header") in  # need torch's, MPI's and NCCL's
+      case $(basename "$header") in  # these need the headers of torch, MPI and NCCL
         libtorch.h | mpi.h | nccl.h) continue ;;
       esac
       name=headroom/$(basename "$header")
       echo "#include <$name>" | $cxx -std=c++17 -Wall -Wextra -Werror -pedantic -fsyntax-only \
-        -I"$prefix/include" -x c++ - || { echo "$name does not stand alone"; exit 1; }
+        -I"$prefix/include" -x c++ - || fail "$name does not compile by itself"
     done
     ;;
   misuse)
     $cxx -std=c++20 -fsyntax-only -I"$prefix/include" "$here/misuse.cc"
     for case in INTEGER_VIEW IMPLICIT_WIDENING IMPLICIT_NARROWING COPIED_OPTIMIZER ABSTRACT_OPTIMIZER; do
       if $cxx -std=c++20 -fsyntax-only -I"$prefix/include" -DCASE_$case "$here/misuse.cc" 2>/dev/null
-      then echo "misuse $case compiled"; exit 1; fi
+      then fail "misuse $case compiles"; fi
     done
     ;;
   *) echo "unknown case $case"; exit 1 ;;

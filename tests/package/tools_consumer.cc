@@ -1,5 +1,5 @@
-// A user's program with the tools: injects a fault, records the step that it spoils, reads the
-// gradients' range and saves a checkpoint.
+// A user's program with the tools: injects a fault, records the skipped step, counts the gradients
+// by magnitude and saves a checkpoint.
 #include <headroom/headroom.h>
 #include <headroom/tools.h>
 

@@ -3,7 +3,9 @@
 
 #include <headroom/scaler.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -11,7 +13,7 @@
 
 namespace headroom {
 
-/// A folder for one test, gone at its end.
+/// A temporary folder, removed by the destructor.
 class Folder {
  public:
   Folder() {
@@ -41,7 +43,27 @@ class Folder {
   std::filesystem::path root_;
 };
 
-/// Of a step that went well.
+/// Simulates a full disk: while it lives, the process can write no file beyond `bytes`.
+class FileSizeLimit {
+ public:
+  explicit FileSizeLimit(rlim_t bytes) : handler_(std::signal(SIGXFSZ, SIG_IGN)) {
+    getrlimit(RLIMIT_FSIZE, &before_);
+    const rlimit limit = {bytes, before_.rlim_max};
+    setrlimit(RLIMIT_FSIZE, &limit);
+  }
+  ~FileSizeLimit() {
+    setrlimit(RLIMIT_FSIZE, &before_);
+    std::signal(SIGXFSZ, handler_);
+  }
+  FileSizeLimit(const FileSizeLimit&) = delete;
+  FileSizeLimit& operator=(const FileSizeLimit&) = delete;
+
+ private:
+  void (*handler_)(int);
+  rlimit before_{};
+};
+
+/// The report of an applied step.
 inline StepReport applied(float scale = 1024.0f) {
   StepReport report;
   report.applied = true;

@@ -1,5 +1,5 @@
-// make_run FOLDER STEPS DELAY_MS: a run whose history the tests of the program can foresee. Every
-// tenth step is skipped; the layers are looked at in every fifth.
+// make_run FOLDER STEPS DELAY_MS: writes a run with a predictable history, for tests of the
+// program. Every tenth step is skipped; layers are recorded in every fifth.
 #include <headroom/headroom.h>
 #include <headroom/tools.h>
 

@@ -1,12 +1,8 @@
-#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <headroom/record.h>
-#include <sys/resource.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
-#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -24,7 +20,7 @@ namespace {
 using internal::HistoryReader;
 using nlohmann::json;
 
-StepReport skipped(const std::string& culprit) {
+StepReport skipped_report(const std::string& culprit) {
   StepReport report;
   report.scale = 1024.0f;
   report.grad_norm = HUGE_VAL;
@@ -32,12 +28,12 @@ StepReport skipped(const std::string& culprit) {
   return report;
 }
 
-std::vector<LayerStats> some_layers(float value = 1.0f) {
+std::vector<LayerStats> make_layers(float value = 1.0f) {
   std::vector<float> grad = {value, value, 0.0f};
   return measure_layers({{"w", {}, view(grad)}});
 }
 
-TEST(Recorder, WritesAHeaderAndALineAStep) {
+TEST(Recorder, WritesAHeaderAndOneLinePerStep) {
   const Folder folder;
   RunInfo info;
   info.name = "mine";
@@ -45,7 +41,7 @@ TEST(Recorder, WritesAHeaderAndALineAStep) {
   info.settings = {{"z", "first"}, {"a", "second"}};
   Recorder recorder(folder.path("deep/run"), info);
   recorder.step(1, 2.5, applied(), {{"lr", 1e-3}});
-  recorder.step(2, NAN, skipped("w: 3 inf, 0 nan"));
+  recorder.step(2, NAN, skipped_report("w: 3 inf, 0 nan"));
   recorder.finish({{"accuracy", 0.9}});
   std::istringstream lines(folder.read("deep/run/history.jsonl"));
   std::string line;
@@ -79,12 +75,12 @@ TEST(Recorder, WritesAHeaderAndALineAStep) {
   EXPECT_EQ(end["results"]["accuracy"], 0.9);
 }
 
-TEST(Recorder, WhatItWritesIsReadBack) {
+TEST(Recorder, HistoryRoundTripsThroughTheReader) {
   const Folder folder;
   Recorder recorder(folder.path("run"));
-  recorder.layers(1, 65536.0, some_layers(0x1p-30f));
+  recorder.layers(1, 65536.0, make_layers(0x1p-30f));
   recorder.step(1, HUGE_VAL, applied(65536.0f));
-  recorder.step(7, 1e300, skipped("evil \"name\"\n</script>: 1 inf, 0 nan"));
+  recorder.step(7, 1e300, skipped_report("evil \"name\"\n</script>: 1 inf, 0 nan"));
   recorder.finish({{"loss", -HUGE_VAL}}, "stopped by hand");
   HistoryReader reader(folder.path("run/history.jsonl"));
   EXPECT_TRUE(reader.read_more());
@@ -108,7 +104,8 @@ TEST(Recorder, WhatItWritesIsReadBack) {
   EXPECT_FALSE(reader.cut());
 }
 
-TEST(Recorder, EveryStepIsThereAtOnce) {  // so that a killed run leaves it
+// A killed run leaves all its steps.
+TEST(Recorder, EachStepIsWrittenImmediately) {
   const Folder folder;
   Recorder recorder(folder.path("run"));
   HistoryReader reader(folder.path("run/history.jsonl"));
@@ -121,7 +118,7 @@ TEST(Recorder, EveryStepIsThereAtOnce) {  // so that a killed run leaves it
   EXPECT_TRUE(reader.history().end.empty());
 }
 
-TEST(Recorder, TwoCannotWriteToOneFolder) {
+TEST(Recorder, SecondWriterOfAFolderIsRefused) {
   const Folder folder;
   {
     Recorder first(folder.path("run"));
@@ -132,14 +129,14 @@ TEST(Recorder, TwoCannotWriteToOneFolder) {
   }
   HistoryReader reader(folder.path("run/history.jsonl"));
   reader.read_more();
-  EXPECT_EQ(reader.history().steps.size(), 2u) << "the first one's history is whole";
-  Recorder later(folder.path("run"));  // replaces it
+  EXPECT_EQ(reader.history().steps.size(), 2u) << "the first history is complete";
+  Recorder later(folder.path("run"));  // replaces the history
   HistoryReader fresh(folder.path("run/history.jsonl"));
   fresh.read_more();
   EXPECT_TRUE(fresh.history().steps.empty());
 }
 
-TEST(Recorder, GoesOnAfterAResumeWithoutDuplicateSteps) {
+TEST(Recorder, ResumedHistoryHasNoDuplicateSteps) {
   const Folder folder;
   RunInfo info;
   info.tensorboard = true;
@@ -148,8 +145,9 @@ TEST(Recorder, GoesOnAfterAResumeWithoutDuplicateSteps) {
     Recorder killed(folder.path("run"), info);
     for (int64_t step = 1; step <= 5; ++step) {
       for (Recorder* one : {&recorder, &killed}) {
-        one->layers(step, 1.0, some_layers());
-        one->step(step, 0.5 * static_cast<double>(step), step == 2 ? skipped("w") : applied());
+        one->layers(step, 1.0, make_layers());
+        one->step(step, 0.5 * static_cast<double>(step),
+                  step == 2 ? skipped_report("w") : applied());
       }
     }
     killed.finish();
@@ -162,7 +160,7 @@ TEST(Recorder, GoesOnAfterAResumeWithoutDuplicateSteps) {
     recorder.rewind(3);
     recorder.note(3, "resumed");
     for (int64_t step = 4; step <= 5; ++step) {
-      recorder.layers(step, 1.0, some_layers());
+      recorder.layers(step, 1.0, make_layers());
       recorder.step(step, 0.5 * static_cast<double>(step), applied());
     }
     recorder.finish();
@@ -176,7 +174,7 @@ TEST(Recorder, GoesOnAfterAResumeWithoutDuplicateSteps) {
   ASSERT_EQ(history.notes.size(), 1u);
   EXPECT_EQ(history.notes[0].text, "resumed");
   EXPECT_EQ(history.end, "finished");
-  EXPECT_GE(history.steps[3].seconds, history.steps[2].seconds) << "time goes on";
+  EXPECT_GE(history.steps[3].seconds, history.steps[2].seconds) << "the time does not restart";
   write_report(folder.path("run"));
   EXPECT_NE(folder.read("run/report.html").find("[3,\"resumed\"]"), std::string::npos);
   const auto size = [&](const char* run) {
@@ -185,20 +183,16 @@ TEST(Recorder, GoesOnAfterAResumeWithoutDuplicateSteps) {
   EXPECT_EQ(size("run"), size("whole"));
 }
 
-TEST(Recorder, AHeaderThatDoesNotFitLeavesNoHistory) {
+TEST(Recorder, FailedHeaderWriteLeavesNoHistory) {
   const Folder folder;
-  std::signal(SIGXFSZ, SIG_IGN);
-  rlimit before{};
-  getrlimit(RLIMIT_FSIZE, &before);
-  const rlimit small = {20, before.rlim_max};
-  setrlimit(RLIMIT_FSIZE, &small);
-  expect_error(ErrorCode::kFile, "could not be written",
-               [&] { Recorder recorder(folder.path("run")); });
-  setrlimit(RLIMIT_FSIZE, &before);
+  expect_error(ErrorCode::kFile, "could not be written", [&] {
+    const FileSizeLimit limit(20);
+    Recorder recorder(folder.path("run"));
+  });
   EXPECT_FALSE(std::filesystem::exists(folder.path("run/history.jsonl")));
 }
 
-TEST(Recorder, ARunThatGoesOnWithOtherSettingsSaysSo) {
+TEST(Recorder, ResumeRecordsChangedSettings) {
   const Folder folder;
   RunInfo info;
   info.settings = {{"steps", "4"}, {"odd", "\xFF"}};
@@ -218,22 +212,22 @@ TEST(Recorder, ARunThatGoesOnWithOtherSettingsSaysSo) {
   };
   info.resume = true;
   { Recorder(folder.path("run"), info).rewind(4); }
-  EXPECT_EQ(lines(), 5) << "nothing has changed";
+  EXPECT_EQ(lines(), 5) << "unchanged settings add no line";
   info.settings[0].second = "6";
   {
     Recorder recorder(folder.path("run"), info);
     recorder.rewind(3);
     for (int64_t step = 4; step <= 6; ++step) recorder.step(step, 1.0, applied());
   }
-  EXPECT_EQ(lines(), 8) << "one line says it";
+  EXPECT_EQ(lines(), 8) << "one line holds the new settings";
   EXPECT_EQ(settings()[0], std::make_pair(std::string("steps"), std::string("6")));
   EXPECT_EQ(settings().size(), 2u);
   info.settings.clear();
   { Recorder recorder(folder.path("run"), info); }
-  EXPECT_EQ(settings().size(), 2u) << "none are given: they stay";
+  EXPECT_EQ(settings().size(), 2u) << "settings remain if none are given";
 }
 
-TEST(Reader, TellsOfDamageAsOftenAsItIsAsked) {
+TEST(HistoryReader, EveryReadReportsTheDamage) {
   const Folder folder;
   {
     Recorder recorder(folder.path("run"));
@@ -248,11 +242,11 @@ TEST(Reader, TellsOfDamageAsOftenAsItIsAsked) {
     EXPECT_EQ(reader.bytes(), static_cast<int64_t>(good.size()));
   }
   folder.write("run/history.jsonl", good);
-  EXPECT_TRUE(reader.read_more()) << "the damage was cut off";
+  EXPECT_TRUE(reader.read_more()) << "the damaged lines were removed";
   EXPECT_EQ(reader.history().steps.size(), 1u);
 }
 
-TEST(Reader, NamesMayHoldAnyCharacter) {
+TEST(HistoryReader, NamesMayHoldAnyCharacter) {
   const Folder folder;
   const std::string name("a\0b", 3);
   RunInfo info;
@@ -264,7 +258,7 @@ TEST(Reader, NamesMayHoldAnyCharacter) {
   EXPECT_EQ(reader.history().results[0], std::make_pair(name, 0.5));
 }
 
-TEST(Reader, FollowsARunThatIsRewoundWhileItIsRead) {
+TEST(HistoryReader, FollowsARunThatIsRewoundDuringReading) {
   const Folder folder;
   Recorder recorder(folder.path("run"));
   for (int64_t step = 1; step <= 9; ++step) recorder.step(step, 1.0, applied());
@@ -281,36 +275,31 @@ TEST(Reader, FollowsARunThatIsRewoundWhileItIsRead) {
   EXPECT_EQ(reader.history().steps[1].loss, 3.0);
 }
 
-TEST(Recorder, AFullDiskIsNamedAndCutsNoLine) {
+TEST(Recorder, FullDiskIsReportedAndLeavesNoPartialLine) {
   const Folder folder;
   Recorder recorder(folder.path("run"));
   recorder.step(1, 1.0, applied());
-  // A limit on the size of files stands for a full disk.
   const auto size = std::filesystem::file_size(folder.path("run/history.jsonl"));
-  std::signal(SIGXFSZ, SIG_IGN);
-  rlimit before{};
-  getrlimit(RLIMIT_FSIZE, &before);
-  const rlimit small = {size + 20, before.rlim_max};
-  setrlimit(RLIMIT_FSIZE, &small);
-  expect_error(ErrorCode::kFile, "history.jsonl' could not be written",
-               [&] { recorder.step(2, 1.0, applied()); });
-  setrlimit(RLIMIT_FSIZE, &before);
+  expect_error(ErrorCode::kFile, "history.jsonl' could not be written", [&] {
+    const FileSizeLimit limit(size + 20);
+    recorder.step(2, 1.0, applied());
+  });
   EXPECT_EQ(std::filesystem::file_size(folder.path("run/history.jsonl")), size);
-  recorder.step(2, 1.0, applied());  // there is room again
+  recorder.step(2, 1.0, applied());  // works once there is space again
   recorder.finish();
   HistoryReader reader(folder.path("run/history.jsonl"));
   reader.read_more();
   EXPECT_EQ(reader.history().steps.size(), 2u);
 }
 
-TEST(Recorder, WhatDoesNotFitIntoTheEventFileIsInNeither) {
+TEST(Recorder, FailedEventWriteAlsoRollsBackTheHistory) {
   const Folder folder;
   RunInfo info;
   info.tensorboard = true;
   Recorder recorder(folder.path("run"), info);
   std::vector<float> weight = {1.0f}, grad = {1.0f};
   const auto layers = measure_layers({{"w", view(weight), view(grad)}});
-  Scalars many;  // which take more room there
+  Scalars many;  // scalars take more bytes in the event file than in the history
   for (int i = 0; i < 100; ++i) many.emplace_back("s" + std::to_string(i), 0.5);
   for (int64_t step = 1; step <= 20; ++step) recorder.step(step, 1.0, applied(), many);
   const auto size = [&](const char* name) {
@@ -318,29 +307,27 @@ TEST(Recorder, WhatDoesNotFitIntoTheEventFileIsInNeither) {
   };
   const auto history = size(internal::kHistoryFile), events = size(internal::kEventFile);
   ASSERT_GT(events, history + 1000);
-  std::signal(SIGXFSZ, SIG_IGN);
-  rlimit before{};
-  getrlimit(RLIMIT_FSIZE, &before);
-  const rlimit small = {events, before.rlim_max};
-  setrlimit(RLIMIT_FSIZE, &small);
-  expect_error(ErrorCode::kFile, "could not be written",
-               [&] { recorder.step(21, 1.0, applied()); });
-  expect_error(ErrorCode::kFile, "could not be written", [&] { recorder.layers(21, 1.0, layers); });
-  setrlimit(RLIMIT_FSIZE, &before);
+  {
+    const FileSizeLimit limit(events);
+    expect_error(ErrorCode::kFile, "could not be written",
+                 [&] { recorder.step(21, 1.0, applied()); });
+    expect_error(ErrorCode::kFile, "could not be written",
+                 [&] { recorder.layers(21, 1.0, layers); });
+  }
   EXPECT_EQ(size(internal::kHistoryFile), history);
   EXPECT_EQ(size(internal::kEventFile), events);
-  recorder.step(21, 1.0, applied());  // there is room again
+  recorder.step(21, 1.0, applied());  // works once there is space again
   recorder.layers(21, 1.0, layers);
 }
 
-TEST(Recorder, OneThatWasMovedFromSaysSo) {
+TEST(Recorder, MovedFromRecorderThrows) {
   const Folder folder;
   Recorder gone(folder.path("run"));
   const Recorder here = std::move(gone);
   expect_error(ErrorCode::kWrongOrder, "was moved from", [&] { gone.note(1, "x"); });  // NOLINT
 }
 
-TEST(Recorder, RefusesWhatCannotBe) {
+TEST(Recorder, InvalidArgumentsAreRefused) {
   const Folder folder;
   Recorder recorder(folder.path("run"));
   recorder.step(5, 1.0, applied());
@@ -369,7 +356,7 @@ TEST(Recorder, RefusesWhatCannotBe) {
                [&] { Recorder bad(folder.path("run/history.jsonl")); });
 }
 
-TEST(Reader, LeavesOutALineThatIsCutOff) {
+TEST(HistoryReader, IncompleteLastLineIsIgnoredAndReported) {
   const Folder folder;
   Recorder recorder(folder.path("run"));
   recorder.step(1, 1.0, applied());
@@ -383,24 +370,25 @@ TEST(Reader, LeavesOutALineThatIsCutOff) {
     EXPECT_LE(reader.history().steps.size(), 1u);
     EXPECT_EQ(reader.cut(), whole[length - 1] != '\n') << length;
     write_report(folder.path("cut"));
-    const bool told = folder.read("cut/report.html").find("\"cut\":true") != std::string::npos;
-    EXPECT_EQ(told, reader.cut());
+    const bool reported = folder.read("cut/report.html").find("\"cut\":true") != std::string::npos;
+    EXPECT_EQ(reported, reader.cut());
   }
   folder.write("cut/history.jsonl", whole.substr(0, header - 5));
   expect_error(ErrorCode::kBadState, "history.jsonl:1:", [&] { write_report(folder.path("cut")); });
 }
 
-TEST(Reader, RefusesOtherDamageWithTheLine) {
+TEST(HistoryReader, DamageIsReportedWithItsLineNumber) {
   const Folder folder;
   {
     Recorder recorder(folder.path("run"));
-    recorder.layers(1, 1.0, some_layers());
+    recorder.layers(1, 1.0, make_layers());
     recorder.step(1, 1.0, applied());
     recorder.step(2, 1.0, applied());
     recorder.finish();
   }
   const std::string whole = folder.read("run/history.jsonl");
-  const auto damaged = [&](const std::string& from, const std::string& to, const char* sentence) {
+  const auto expect_damage = [&](const std::string& from, const std::string& to,
+                                 const char* sentence) {
     std::string text = whole;
     const size_t at = text.find(from);
     ASSERT_NE(at, std::string::npos) << from;
@@ -408,22 +396,22 @@ TEST(Reader, RefusesOtherDamageWithTheLine) {
     folder.write("bad/history.jsonl", text);
     expect_error(ErrorCode::kBadState, sentence, [&] { write_report(folder.path("bad")); });
   };
-  damaged("headroom-history", "other", "history.jsonl:1:");
-  damaged("\"version\":1", "\"version\":2", "its version is not 1");
-  damaged("\"count\":3", "\"count\":-3", "history.jsonl:2:");
-  damaged("\"histogram\":[2]", "\"histogram\":[9223372036854775807]", "history.jsonl:2:");
-  damaged("\"from\":0", "\"from\":9223372036854775807", "history.jsonl:2:");
-  damaged("\"overflow\":false", "\"overflow\":7", "history.jsonl:3:");
-  damaged("\"step\":2", "\"step\":1", "not after the one before");
-  damaged("{\"step\":2", "{{", "history.jsonl:4: this line of the history is damaged");
-  damaged("{\"end\"", "\n{\"end\"", "history.jsonl:5:");
+  expect_damage("headroom-history", "other", "history.jsonl:1:");
+  expect_damage("\"version\":1", "\"version\":2", "its version is not 1");
+  expect_damage("\"count\":3", "\"count\":-3", "history.jsonl:2:");
+  expect_damage("\"histogram\":[2]", "\"histogram\":[9223372036854775807]", "history.jsonl:2:");
+  expect_damage("\"from\":0", "\"from\":9223372036854775807", "history.jsonl:2:");
+  expect_damage("\"overflow\":false", "\"overflow\":7", "history.jsonl:3:");
+  expect_damage("\"step\":2", "\"step\":1", "not after the one before");
+  expect_damage("{\"step\":2", "{{", "history.jsonl:4: this line of the history is damaged");
+  expect_damage("{\"end\"", "\n{\"end\"", "history.jsonl:5:");
   folder.write("bad/history.jsonl", whole + whole);
   expect_error(ErrorCode::kBadState, "after the end of the run",
                [&] { write_report(folder.path("bad")); });
 }
 
-// A hostile line takes neither all memory nor all time: it is refused before it is a tree.
-TEST(Reader, RefusesLinesBeyondItsLimits) {
+// A hostile line must not exhaust memory or time, so it is refused before it is parsed.
+TEST(HistoryReader, LinesBeyondTheLimitsAreRefused) {
   const Folder folder;
   { Recorder recorder(folder.path("run")); }
   const std::string header = folder.read("run/history.jsonl");
@@ -432,7 +420,7 @@ TEST(Reader, RefusesLinesBeyondItsLimits) {
     for (size_t i = 0; i < times; ++i) text += piece;
     return text;
   };
-  const auto refused = [&](const std::string& line, const std::string& part) {
+  const auto expect_line_refused = [&](const std::string& line, const std::string& part) {
     folder.write("run/history.jsonl", header + line);
     HistoryReader reader(folder.path("run/history.jsonl"));
     expect_error(ErrorCode::kBadState,
@@ -440,19 +428,21 @@ TEST(Reader, RefusesLinesBeyondItsLimits) {
                  [&] { reader.read_more(); });
   };
   const std::string note = "{\"step\":1,\"note\":\"";
-  refused(note + std::string(size_t{64} << 20, 'x'),
-          "is longer than 64 MiB");  // end not waited for
-  refused(note + std::string(size_t{64} << 20, 'x') + "\"}\n", "is longer than 64 MiB");
-  refused("{\"layers\":[" + repeated(size_t{1} << 21, "[],") + "[]]}\n", "has more than 4194304");
-  refused("{" + repeated(4097, "\"a\":0,") + "\"b\":0}\n", "has an object of more than 4096");
-  refused("{\"a\":" + std::string(17, '[') + "\n", "has more than 16 lists");
+  expect_line_refused(note + std::string(size_t{64} << 20, 'x'),
+                      "is longer than 64 MiB");  // refused before the end of the line is found
+  expect_line_refused(note + std::string(size_t{64} << 20, 'x') + "\"}\n", "is longer than 64 MiB");
+  expect_line_refused("{\"layers\":[" + repeated(size_t{1} << 21, "[],") + "[]]}\n",
+                      "has more than 4194304");
+  expect_line_refused("{" + repeated(4097, "\"a\":0,") + "\"b\":0}\n",
+                      "has an object of more than 4096");
+  expect_line_refused("{\"a\":" + std::string(17, '[') + "\n", "has more than 16 lists");
   folder.write("run/history.jsonl", header + note + repeated(5000, "[{:\\\"") + "\"}\n");
   HistoryReader reader(folder.path("run/history.jsonl"));
   reader.read_more();
-  EXPECT_EQ(reader.history().notes.size(), 1u) << "text counts for nothing but its length";
+  EXPECT_EQ(reader.history().notes.size(), 1u) << "brackets inside a string do not count";
 }
 
-TEST(Recorder, WritesNoLineThatNoReaderTakes) {
+TEST(Recorder, RefusesToWriteALineThatReadersRefuse) {
   const Folder folder;
   Recorder recorder(folder.path("run"));
   Scalars many;
@@ -464,12 +454,12 @@ TEST(Recorder, WritesNoLineThatNoReaderTakes) {
   recorder.step(1, 1.0, applied());
 }
 
-TEST(Reader, ThinsOutLooksEvenly) {
+TEST(HistoryReader, LayerRecordsAreThinnedEvenly) {
   const Folder folder;
   Recorder recorder(folder.path("run"));
   constexpr int64_t kLooks = 5000;
   for (int64_t step = 1; step <= kLooks; ++step) {
-    recorder.layers(step, 1.0, some_layers(step == 17 ? 0x1p-30f : 1.0f));
+    recorder.layers(step, 1.0, make_layers(step == 17 ? 0x1p-30f : 1.0f));
   }
   HistoryReader reader(folder.path("run/history.jsonl"));
   reader.read_more();
@@ -481,7 +471,7 @@ TEST(Reader, ThinsOutLooksEvenly) {
   for (size_t i = 2; i + 1 < looks.size(); ++i) {
     EXPECT_EQ(looks[i].step - looks[i - 1].step, looks[1].step - looks[0].step);
   }
-  EXPECT_EQ(reader.history().extremes.at("w").lost, 1.0) << "the worst is kept";
+  EXPECT_EQ(reader.history().extremes.at("w").lost, 1.0) << "the worst value is kept";
 }
 
 }  // namespace

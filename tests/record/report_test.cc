@@ -16,14 +16,14 @@ namespace {
 
 using nlohmann::json;
 
-// The JSON inside a report.
-json data_of(const std::string& html) {
+// The JSON embedded in a report.
+json parse_data(const std::string& html) {
   const std::string open = "id=\"data\">";
   const size_t begin = html.find(open) + open.size();
   return json::parse(html.substr(begin, html.find("</script>", begin) - begin));
 }
 
-internal::HistoryStep step_of(int64_t step, double loss, double scale, bool applied = true) {
+internal::HistoryStep make_step(int64_t step, double loss, double scale, bool applied = true) {
   internal::HistoryStep made;
   made.step = step;
   made.loss = loss;
@@ -33,20 +33,20 @@ internal::HistoryStep step_of(int64_t step, double loss, double scale, bool appl
   return made;
 }
 
-json run_data(const internal::History& history) {
+json report_of_run(const internal::History& history) {
   return json::parse(internal::report_data("t", {{"", &history, false}}))["runs"][0];
 }
 
-TEST(Report, OfNoStepsIsMade) {
+TEST(Report, RunWithoutStepsHasAReport) {
   const Folder folder;
   { Recorder recorder(folder.path("run")); }
   write_report(folder.path("run"));
-  const json data = data_of(folder.read("run/report.html"));
+  const json data = parse_data(folder.read("run/report.html"));
   EXPECT_EQ(data["runs"][0]["count"], 0);
   EXPECT_EQ(data["runs"][0]["end"], "");
 }
 
-TEST(Report, HostileNamesStayText) {
+TEST(Report, HostileNamesAreShownAsText) {
   const Folder folder;
   const std::string evil = "</script><script>alert(1)</script>\"'&\xE2\x82\xAC\xFF";
   std::vector<float> grad = {1.0f};
@@ -62,23 +62,23 @@ TEST(Report, HostileNamesStayText) {
   write_report(folder.path("run"));
   const std::string html = folder.read("run/report.html");
   EXPECT_EQ(html.find("alert(1)</script>"), std::string::npos);
-  const json run = data_of(html)["runs"][0];
+  const json run = parse_data(html)["runs"][0];
   const std::string kept = "</script><script>alert(1)</script>\"'&\xE2\x82\xAC\xEF\xBF\xBD";
   EXPECT_EQ(run["layers"][0]["name"], kept);
   EXPECT_EQ(run["skips"][0][2], kept);
 }
 
-TEST(Report, LongRunsAreThinnedWithTheirExtremesKept) {
+TEST(Report, LongRunsAreThinnedButKeepTheirExtremes) {
   internal::History history;
   constexpr int64_t kSteps = 100000;
   for (int64_t step = 1; step <= kSteps; ++step) {
     const double loss = step == 33333   ? 1e6
                         : step == 77777 ? 1e-6
                                         : 1.0 + 1e-3 * static_cast<double>(step % 7);
-    history.steps.push_back(step_of(step, step == 5000 ? NAN : loss, 1024.0, step % 50 != 0));
+    history.steps.push_back(make_step(step, step == 5000 ? NAN : loss, 1024.0, step % 50 != 0));
   }
   history.skipped = kSteps / 50;
-  const json run = run_data(history);
+  const json run = report_of_run(history);
   const json& values = run["loss"][1];
   EXPECT_LE(values.size(), 3000u);
   EXPECT_EQ(run["loss"][0].back(), kSteps);
@@ -95,22 +95,22 @@ TEST(Report, LongRunsAreThinnedWithTheirExtremesKept) {
   }
   EXPECT_EQ(low, 1e-6);
   EXPECT_EQ(high, 1e6);
-  EXPECT_EQ(gaps, 1) << "a loss that is not finite is not lost";
+  EXPECT_EQ(gaps, 1) << "the NaN loss is kept as a gap";
   EXPECT_LE(run["skips"].size(), 1500u);
   EXPECT_GE(run["skips"].size(), 1000u);
   EXPECT_EQ(run["skipped"], kSteps / 50);
-  EXPECT_EQ(run["scale"][0], json({1, kSteps})) << "only where it moves";
+  EXPECT_EQ(run["scale"][0], json({1, kSteps})) << "only the ends of a constant curve";
   EXPECT_LT(internal::report_data("t", {{"", &history, false}}).size(), 300000u);
 }
 
-TEST(Report, CurvesKeepToTheirPointsWhateverTheirValues) {
+TEST(Report, CurvesHaveABoundedNumberOfPoints) {
   for (const int64_t steps : {3000, 3001, 4501, 6000, 99'999}) {
     internal::History history;
     for (int64_t step = 1; step <= steps; ++step) {
       const double loss = step % 4 == 0 ? NAN : static_cast<double>(step % 7);
-      history.steps.push_back(step_of(step, loss, step % 2 ? 1.0 : 2.0));
+      history.steps.push_back(make_step(step, loss, step % 2 ? 1.0 : 2.0));
     }
-    const json run = run_data(history);
+    const json run = report_of_run(history);
     for (const char* curve : {"loss", "scale"}) {
       EXPECT_LE(run[curve][0].size(), 3000u) << curve << " of " << steps;
       EXPECT_GE(run[curve][0].size(), 2000u) << curve << " of " << steps;
@@ -119,16 +119,16 @@ TEST(Report, CurvesKeepToTheirPointsWhateverTheirValues) {
   }
 }
 
-TEST(Report, EverySkipIsListedUpToASensibleNumber) {
+TEST(Report, Lists1500SkipsInFull) {
   internal::History history;
   for (int64_t step = 1; step <= 1500; ++step) {
-    history.steps.push_back(step_of(step, 1.0, 2.0, false));
+    history.steps.push_back(make_step(step, 1.0, 2.0, false));
   }
   history.skipped = 1500;
-  EXPECT_EQ(run_data(history)["skips"].size(), 1500u);
+  EXPECT_EQ(report_of_run(history)["skips"].size(), 1500u);
 }
 
-TEST(Report, StaysSmallForManyLayers) {
+TEST(Report, ManyLayersGiveABoundedSize) {
   internal::History history;
   for (int64_t step = 1; step <= 400; ++step) {
     internal::HistoryLook look;
@@ -160,14 +160,14 @@ TEST(Report, LayersAreSortedByWorstUnderflow) {
                                   {"b.subnormal", {}, view(subnormal)},
                                   {"c.lost", {}, view(lost)}}));
   write_report(folder.path("run"));
-  const json run = data_of(folder.read("run/report.html"))["runs"][0];
+  const json run = parse_data(folder.read("run/report.html"))["runs"][0];
   EXPECT_EQ(run["layers"][0]["name"], "c.lost");
   EXPECT_EQ(run["layers"][1]["name"], "b.subnormal");
   EXPECT_EQ(run["bounds"]["underflow"], "c.lost");
   EXPECT_EQ(run["bounds"]["overflow"], "a.fine");
 }
 
-TEST(Report, OfAFolderOfRunsHasThemAll) {
+TEST(Report, FolderReportContainsEveryRun) {
   const Folder folder;
   for (const char* name : {"runs/b", "runs/a", "runs/1/2/3/4/5/6/7/8/c", "elsewhere"}) {
     Recorder recorder(folder.path(name));
@@ -177,11 +177,11 @@ TEST(Report, OfAFolderOfRunsHasThemAll) {
   std::filesystem::create_directory_symlink(folder.path("runs"), folder.path("runs/loop"));
   write_report(folder.path("runs"), folder.path("mine.html"));
   EXPECT_FALSE(std::filesystem::exists(folder.path("runs/report.html")));
-  const json runs = data_of(folder.read("mine.html"))["runs"];
+  const json runs = parse_data(folder.read("mine.html"))["runs"];
   EXPECT_EQ(runs.size(), 4u);
 }
 
-TEST(Report, OfManyRunsLeavesOutWhatCannotBeReadAndSaysSo) {
+TEST(Report, FolderReportOmitsUnreadableRunsAndListsThem) {
   const Folder folder;
   { Recorder(folder.path("runs/good")).finish(); }
   folder.write("runs/empty/history.jsonl", "");
@@ -191,7 +191,7 @@ TEST(Report, OfManyRunsLeavesOutWhatCannotBeReadAndSaysSo) {
   ASSERT_EQ(left_out.size(), 2u);
   EXPECT_NE(left_out[0].find("bad/history.jsonl:3: "), std::string::npos) << left_out[0];
   EXPECT_NE(left_out[1].find("empty/history.jsonl:1: "), std::string::npos) << left_out[1];
-  const json data = data_of(folder.read("runs/report.html"));
+  const json data = parse_data(folder.read("runs/report.html"));
   EXPECT_EQ(data["runs"].size(), 1u);
   EXPECT_EQ(data["left_out"], left_out);
   std::filesystem::remove_all(folder.path("runs/good"));
@@ -199,7 +199,7 @@ TEST(Report, OfManyRunsLeavesOutWhatCannotBeReadAndSaysSo) {
                "bad/history.jsonl:3: ", [&] { write_report(folder.path("runs")); });
 }
 
-TEST(Report, WithoutARunOrARightIsRefused) {
+TEST(Report, MissingRunsAndUnwritablePathsAreRefused) {
   const Folder folder;
   folder.write("empty/other.txt", "x");
   expect_error(ErrorCode::kFile, "There is no run in", [&] { write_report(folder.path("empty")); });
@@ -213,8 +213,8 @@ TEST(Report, WithoutARunOrARightIsRefused) {
   EXPECT_TRUE(std::filesystem::is_character_file("/dev/full"));
 }
 
-// The name that the report has by itself is strict; what the caller names is taken as it is.
-TEST(Report, FollowsLinksOnlyWhereTheCallerNamesThem) {
+// The default path refuses links and pipes; a path given by the caller is used as it is.
+TEST(Report, FollowsLinksOnlyInPathsGivenByTheCaller) {
   const Folder folder;
   { Recorder recorder(folder.path("run")); }
   folder.write("victim", "precious");
@@ -233,9 +233,9 @@ TEST(Report, FollowsLinksOnlyWhereTheCallerNamesThem) {
   write_report(folder.path("run"), "/dev/null");
 }
 
-// Whoever may write to the folder knows the process and may guess its next: no unfinished file has
-// a name that they can take before it.
-TEST(Report, UnfinishedFilesHaveNamesThatNobodyCanTakeBefore) {
+// Anyone who may write to the folder can predict process ids, so temporary names must not be
+// derived from them: a link planted under the predicted name would be followed.
+TEST(Report, TemporaryFileNamesCannotBeGuessed) {
   const Folder folder;
   { Recorder recorder(folder.path("run")); }
   folder.write("victim", "precious");

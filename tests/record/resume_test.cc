@@ -1,4 +1,4 @@
-// What a run that goes on does with the files that are there.
+// Resuming a run on its existing files.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <headroom/record.h>
@@ -15,35 +15,33 @@ namespace {
 
 using std::string_literals::operator""s;
 
-RunInfo goes_on() {
+RunInfo resumed_run() {
   RunInfo info;
   info.resume = true;
   return info;
 }
 
-// Lets `more` files be opened beside those that are.
-class FilesLeft {
+// Limits the process to `more` additional open files while it lives.
+class OpenFileLimit {
  public:
-  explicit FilesLeft(rlim_t more) {
+  explicit OpenFileLimit(rlim_t more) {
     const int next = open("/dev/null", O_RDONLY);
     close(next);
     getrlimit(RLIMIT_NOFILE, &before_);
     const rlimit few = {static_cast<rlim_t>(next) + more, before_.rlim_max};
     setrlimit(RLIMIT_NOFILE, &few);
   }
-  ~FilesLeft() { setrlimit(RLIMIT_NOFILE, &before_); }
+  ~OpenFileLimit() { setrlimit(RLIMIT_NOFILE, &before_); }
 
  private:
   rlimit before_{};
 };
 
-TEST(Recorder, ForgetsADamagedHistoryFromTheDamageOnAndSaysSo) {
+TEST(Recorder, ResumeTruncatesADamagedHistoryAndNotesIt) {
   const Folder folder;
   { Recorder(folder.path("run")).step(1, 1.0, applied()); }
   folder.write("run/history.jsonl", folder.read("run/history.jsonl") + "garbage\n{\"step\":3}\n");
-  RunInfo info;
-  info.resume = true;
-  { Recorder(folder.path("run"), info).step(2, 1.0, applied()); }
+  { Recorder(folder.path("run"), resumed_run()).step(2, 1.0, applied()); }
   internal::HistoryReader reader(folder.path("run/history.jsonl"));
   reader.read_more();
   EXPECT_EQ(reader.history().steps.size(), 2u);
@@ -51,9 +49,9 @@ TEST(Recorder, ForgetsADamagedHistoryFromTheDamageOnAndSaysSo) {
   EXPECT_NE(reader.history().notes[0].text.find("history.jsonl:3:"), std::string::npos);
 }
 
-TEST(Resume, WhatCannotBeReadIsLeftAlone) {
+TEST(Resume, UnreadableFilesAreRefusedAndUnchanged) {
 #ifdef __SANITIZE_ADDRESS__
-  GTEST_SKIP() << "the sanitizer itself opens files, to look whether memory is there";
+  GTEST_SKIP() << "AddressSanitizer itself opens files to check addresses";
 #endif
   const Folder folder;
   RunInfo info;
@@ -65,28 +63,29 @@ TEST(Resume, WhatCannotBeReadIsLeftAlone) {
   const std::string history = folder.read("run/history.jsonl");
   const std::string events = folder.read("run/events.out.tfevents.headroom");
   for (const rlim_t more : {0, 1, 2}) {
-    const FilesLeft few(more);
-    expect_error(ErrorCode::kFile, "", [&] { Recorder recorder(folder.path("run"), goes_on()); });
+    const OpenFileLimit limit(more);
+    expect_error(ErrorCode::kFile, "",
+                 [&] { Recorder recorder(folder.path("run"), resumed_run()); });
   }
   EXPECT_EQ(folder.read("run/history.jsonl"), history);
   EXPECT_EQ(folder.read("run/events.out.tfevents.headroom"), events);
-  Recorder(folder.path("run"), goes_on()).step(6, 1.0, applied());
+  Recorder(folder.path("run"), resumed_run()).step(6, 1.0, applied());
 }
 
-TEST(Resume, AHistoryOfAnotherVersionIsRefusedAndStays) {
+TEST(Resume, HistoryOfAnotherVersionIsRefusedAndUnchanged) {
   const Folder folder;
   { Recorder(folder.path("run")).step(1, 1.0, applied()); }
   std::string other = folder.read("run/history.jsonl");
   other.replace(other.find("\"version\":1"), 11, "\"version\":9");
-  for (const std::string& text : {other, std::string("nothing of this is a history\n")}) {
+  for (const std::string& text : {other, std::string("this is not a history\n")}) {
     folder.write("run/history.jsonl", text);
     expect_error(ErrorCode::kBadState, "move it away",
-                 [&] { Recorder recorder(folder.path("run"), goes_on()); });
+                 [&] { Recorder recorder(folder.path("run"), resumed_run()); });
     EXPECT_EQ(folder.read("run/history.jsonl"), text);
   }
 }
 
-TEST(Resume, StepsMayBeNegative) {
+TEST(Resume, RewindSupportsNegativeSteps) {
   const Folder folder;
   RunInfo info;
   info.tensorboard = true;
@@ -101,15 +100,14 @@ TEST(Resume, StepsMayBeNegative) {
   EXPECT_GT(kept, all / 2);
 }
 
-// What somebody may have put where a file of the run belongs: it is refused, not followed and not
-// waited for, and what a link leads to stays as it is.
-TEST(Recorder, RefusesLinksPipesAndDevicesUnderItsNames) {
+// A planted link must not be followed and a pipe must not block the run.
+TEST(Recorder, LinksAndPipesInPlaceOfItsFilesAreRefused) {
   RunInfo info;
   info.tensorboard = true;
   for (const char* name : {"history.jsonl", "events.out.tfevents.headroom"}) {
     for (const bool resume : {false, true}) {
       info.resume = resume;
-      const auto refused = [&](const std::string& part, const Folder& folder) {
+      const auto expect_file_refused = [&](const std::string& part, const Folder& folder) {
         expect_error(ErrorCode::kFile, std::string(name) + "' could not be written: it is " + part,
                      [&] { Recorder(folder.path("run"), info); });
       };
@@ -119,21 +117,21 @@ TEST(Recorder, RefusesLinksPipesAndDevicesUnderItsNames) {
       const std::string path = folder.path("run/") + name;
       for (const std::string& to : {folder.path("victim"), folder.path("none"), "/dev/null"s}) {
         std::filesystem::create_symlink(to, path);
-        refused("a symbolic link", folder);
+        expect_file_refused("a symbolic link", folder);
         std::filesystem::remove(path);
       }
       EXPECT_EQ(folder.read("victim"), "precious");
       EXPECT_FALSE(std::filesystem::exists(folder.path("none")));
       ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
-      refused("a pipe", folder);
+      expect_file_refused("a pipe", folder);
       const int reader = open(path.c_str(), O_RDONLY | O_NONBLOCK);
-      refused("a pipe", folder);
+      expect_file_refused("a pipe", folder);
       close(reader);
     }
   }
 }
 
-TEST(Resume, NumbersOfTheCallersHaveNamesOfTheirOwn) {
+TEST(Recorder, ReservedAndDuplicateScalarNamesAreRefused) {
   const Folder folder;
   Recorder recorder(folder.path("run"));
   expect_error(ErrorCode::kInvalidArgument, "uses for itself", [&] {

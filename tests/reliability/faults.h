@@ -1,4 +1,4 @@
-// What the faults of the table share.
+// Shared by the faults of the table in docs/reliability.md.
 #ifndef HEADROOM_TESTS_RELIABILITY_FAULTS_H_
 #define HEADROOM_TESTS_RELIABILITY_FAULTS_H_
 
@@ -10,31 +10,32 @@
 
 namespace hr = headroom;
 
-struct Harm {  // the promise is broken
+/// Thrown if a fault corrupted something or was not reported.
+struct BrokenPromise {
   std::string what;
 };
 
 struct Outcome {
-  const char* word;  // fine or reported
+  const char* word;  // "fine" or "reported"
   std::string what;
 };
 
 inline void expect(bool ok, const std::string& what) {
-  if (!ok) throw Harm{what};
+  if (!ok) throw BrokenPromise{what};
 }
 
-// The sentence of the error that `call` has to throw.
-inline Outcome refused(const std::function<void()>& call) {
+/// The message of the error that `call` must throw.
+inline Outcome expect_refusal(const std::function<void()>& call) {
   try {
     call();
   } catch (const hr::Error& error) {
     return {"reported", error.what()};
   }
-  throw Harm{"accepted"};
+  throw BrokenPromise{"accepted"};
 }
 
-// Those of tensors and optimizers (tensors.cc).
-Outcome inf_behind_two_to_the_31();
+// Tensors and optimizers (tensors.cc).
+Outcome inf_past_two_to_the_31();
 Outcome gradient_of_another_size();
 Outcome gradient_moved();
 Outcome gradient_cut_to_one_element();
@@ -46,18 +47,18 @@ Outcome same_parameter_listed_twice();
 Outcome optimizer_state_of_another_model();
 Outcome optimizer_state_in_another_order();
 
-// Those of two ranks (ranks.cc).
+// Two ranks (ranks.cc).
 Outcome rank_overflows_before_averaging();
 Outcome rank_overflows_after_averaging();
 Outcome rank_overflows_in_its_shard();
 Outcome rank_without_gradients();
 Outcome rank_dies();
-Outcome rank_leaves_out_a_step();
-Outcome rank_has_a_batch_less();
-Outcome ranks_begin_with_different_scales();
+Outcome rank_omits_a_step();
+Outcome rank_has_one_batch_less();
+Outcome ranks_start_with_different_scales();
 
-// Those of checkpoints (checkpoints.cc).
-Outcome checkpoint_cut_short();
+// Checkpoints (checkpoints.cc).
+Outcome checkpoint_truncated();
 Outcome checkpoint_with_a_flipped_bit();
 Outcome disk_full_while_saving();
 Outcome killed_while_saving();

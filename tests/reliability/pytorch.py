@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""What PyTorch does with each fault of the table in docs/reliability.md. Run by hand where PyTorch is installed:
+"""Runs each fault of the table in docs/reliability.md with PyTorch. Run it by hand where PyTorch is installed:
     python tests/reliability/pytorch.py > tests/reliability/pytorch.json
-A fault's outcome is one of
-    fine       weights and state are as they should be, and there is nothing to tell
-    reported   refused or skipped, and the caller can know
-    silent     weights are right, but the run is stuck or loses precision, and nothing is reported
+The outcome of a fault is one of
+    fine       weights and state are correct, and there is nothing to report
+    reported   refused or skipped, and the caller can detect it
+    silent     weights are correct, but the run is stuck or loses precision, and nothing is reported
     corrupted  weights, the state or a checkpoint are wrong or lost"""
 import json
 import os
@@ -16,7 +16,7 @@ import warnings
 
 import torch
 
-import pytorch_ranks  # noqa: F401  like the next, it registers its faults
+import pytorch_ranks  # noqa: F401  registers its faults, as the next module does
 import pytorch_tensors  # noqa: F401
 from pytorch_faults import (
     FAULTS,
@@ -27,12 +27,19 @@ from pytorch_faults import (
     GradScaler,
     fault,
     load,
-    refused,
+    outcome_of,
     save,
     setup,
-    skipped,
+    skip_report,
     step,
 )
+
+
+def expect_skipped(w, scaler):
+    """Reported if the weights are still 1."""
+    if (w == 1).all():
+        return "reported", skip_report(scaler)
+    return "corrupted", f"weights become {w[0].item()}"
 
 
 @fault
@@ -53,15 +60,16 @@ def overflows_in_a_row():
 
 @fault
 def first_momentum_step_overflows():
-    for _ in range(50):  # what is in memory is a matter of chance
+    for _ in range(50):  # the contents of uninitialised memory are random
         w, optimizer, scaler = setup(momentum=0.9, **({} if OURS else {"fused": True}))
-        memory = [torch.full((4,), 7.0) for _ in range(100)]  # as other work leaves it
+        memory = [torch.full((4,), 7.0) for _ in range(100)]  # leaves nonzero values in freed memory
         del memory
         step(w, optimizer, scaler, INF)
         step(w, optimizer, scaler, 1.0)
         if not torch.allclose(w, torch.full((4,), 0.9)):
-            return "corrupted", "the momentum begins as whatever was in memory; weights are wrong after the next clean step"
-    return "reported", "skipped, and the momentum begins with the first clean step"
+            return "corrupted", ("the momentum starts as uninitialised memory; "
+                                 "weights are wrong after the next clean step")
+    return "reported", "skipped, and the momentum starts with the first clean step"
 
 
 @fault
@@ -71,7 +79,7 @@ def nan_after_unscale():
     scaler.unscale_(optimizer)
     w.grad[0] = NAN
     scaler.step(optimizer)
-    return ("corrupted", "not checked again: weights become nan") if w.isnan().any() else ("reported", skipped(scaler))
+    return ("corrupted", "not checked again: weights become nan") if w.isnan().any() else expect_skipped(w, scaler)
 
 
 @fault
@@ -82,40 +90,37 @@ def scale_of_zero():
     def use():
         scaler = GradScaler("cpu", init_scale=0.0)
         step(w, optimizer, scaler, 1.0)
-    return refused(use, None) or ("corrupted", f"accepted; weights become {w[0].item()}")
+    return outcome_of(use, None) or ("corrupted", f"accepted; weights become {w[0].item()}")
+
+
+def train_with_loaded_scale(value):
+    """The outcome if loading or the step after it raises, else None; and the weight and the scaler."""
+    w, optimizer, scaler = setup()
+    state = {**scaler.state_dict(), "scale": value}
+
+    def use():
+        scaler.load_state_dict(state)
+        step(w, optimizer, scaler, 1.0)
+    return outcome_of(use, None), w, scaler
 
 
 @fault
 def scale_of_nan_loaded():
-    w, optimizer, scaler = setup()
-    state = scaler.state_dict()
-    state["scale"] = NAN
-
-    def use():
-        scaler.load_state_dict(state)
-        step(w, optimizer, scaler, 1.0)
-    outcome = refused(use, None)
-    return outcome or ("silent", f"accepted; the scale is {scaler.get_scale()} and stays so: every step is skipped")
+    outcome, _, scaler = train_with_loaded_scale(NAN)
+    return outcome or ("silent", f"accepted; the scale stays {scaler.get_scale()} and every step is skipped")
 
 
 @fault
 def scale_of_zero_loaded():
-    w, optimizer, scaler = setup()
-    state = scaler.state_dict()
-    state["scale"] = 0.0
-
-    def use():
-        scaler.load_state_dict(state)
-        step(w, optimizer, scaler, 1.0)
-    outcome = refused(use, None)
+    outcome, w, _ = train_with_loaded_scale(0.0)
     return outcome or ("corrupted", f"accepted; weights become {w[0].item()}")
 
 
 @fault
-def scale_of_nan_by_hand():
+def scale_set_to_nan():
     w, optimizer, scaler = setup()
     step(w, optimizer, scaler, 1.0)
-    outcome = refused(lambda: scaler.update(NAN), None)
+    outcome = outcome_of(lambda: scaler.update(NAN), None)
     step(w, optimizer, scaler, 1.0)
     assert not outcome or torch.allclose(w, torch.full((4,), 0.8))
     return outcome or ("silent", f"accepted; the scale is {scaler.get_scale()} and every step is skipped")
@@ -132,8 +137,9 @@ def parameter_in_two_optimizers():
         scaler.step(second)
         scaler.update()
     right = 0.8
-    outcome = refused(use, None)
-    return outcome or ("corrupted", f"unscaled twice: the second step is lost, weights are {w[0].item():.6f} and not {right}")
+    outcome = outcome_of(use, None)
+    what = f"unscaled twice: the second step is lost, weights are {w[0].item():.6f} and not {right}"
+    return outcome or ("corrupted", what)
 
 
 @fault
@@ -144,9 +150,9 @@ def unscaling_overflows():
     scaler.scale(w.sum()).backward()
     w.grad.fill_(1e36)
     scaler.step(optimizer)
-    if not w.isfinite().all():
-        return "corrupted", f"finite before, inf after: weights become {w[0].item()}"
-    return "reported", skipped(scaler)
+    if w.isfinite().all():
+        return expect_skipped(w, scaler)
+    return "corrupted", f"finite before, inf after: weights become {w[0].item()}"
 
 
 @fault
@@ -155,12 +161,12 @@ def fp16_loss_times_scale():
     loss = (w * 4.0).to(torch.float16)  # not reduced yet, as in `loss_fn(reduction="none")`
     scaled = scaler.scale(loss)
     if torch.isfinite(scaled).all():
-        return "fine", "formed in FP32"
+        return "fine", "computed in FP32"
     scaled.sum().backward()
     scaler.step(optimizer)
     if bool((w == 1).all()) and scaler._found_inf_per_device(optimizer)[torch.device("cpu")].item():
-        return "reported", "formed in FP16, inf: skipped"
-    return "silent", "the scaled loss is formed in FP16 and is inf, whatever comes of it"
+        return "reported", "computed in FP16 and inf: skipped"
+    return "silent", "the scaled loss is computed in FP16 and is inf"
 
 
 @fault
@@ -177,7 +183,8 @@ def norm_overflows_finite_gradients():
     torch.nn.utils.clip_grad_norm_([w], 1.0)
     scaler.step(optimizer)
     if (w == 1).all():
-        return "silent", "the norm is inf, so clipping makes all gradients 0: nothing is learned, and nothing said"
+        return "silent", ("the norm is inf, so clipping makes all gradients 0: "
+                          "nothing is learned and nothing is reported")
     return "fine", ""
 
 
@@ -187,9 +194,9 @@ def state_with_a_missing_key():
     before = scaler.state_dict()
     state = dict(before, scale=8.0)
     del state["_growth_tracker"]
-    outcome = refused(lambda: scaler.load_state_dict(state), ("corrupted", "accepted"))
+    outcome = outcome_of(lambda: scaler.load_state_dict(state), ("corrupted", "accepted"))
     if scaler.get_scale() != before["scale"]:
-        return "corrupted", f"KeyError, after the scale was taken over: it is {scaler.get_scale()} now"
+        return "corrupted", f"KeyError after the scale was loaded: it is {scaler.get_scale()} now"
     return outcome
 
 
@@ -202,11 +209,11 @@ def growth_interval_negative():
         scaler = GradScaler("cpu", growth_interval=-1)
         for _ in range(10):
             step(w, optimizer, scaler, 1.0)
-    return refused(use, ("silent", "accepted; the scale never grows"))
+    return outcome_of(use, ("silent", "accepted; the scale never grows"))
 
 
 @fault
-def growth_interval_made_shorter():
+def growth_interval_shortened():
     w, optimizer, scaler = setup()
     for _ in range(10):
         step(w, optimizer, scaler, 1.0)
@@ -225,7 +232,7 @@ def backoff_factor_negative():
     def use():
         holder.append(GradScaler("cpu", backoff_factor=-1.0))
         step(w, optimizer, holder[0], INF)
-    return refused(use, None) or ("corrupted", f"accepted; the scale becomes {holder[0].get_scale()}")
+    return outcome_of(use, None) or ("corrupted", f"accepted; the scale becomes {holder[0].get_scale()}")
 
 
 @fault
@@ -233,7 +240,7 @@ def unscale_twice():
     w, optimizer, scaler = setup()
     scaler.scale(w.sum()).backward()
     scaler.unscale_(optimizer)
-    return refused(lambda: scaler.unscale_(optimizer), ("corrupted", "divided twice"))
+    return outcome_of(lambda: scaler.unscale_(optimizer), ("corrupted", "divided twice"))
 
 
 @fault
@@ -241,21 +248,21 @@ def step_twice():
     w, optimizer, scaler = setup()
     scaler.scale(w.sum()).backward()
     scaler.step(optimizer)
-    return refused(lambda: scaler.step(optimizer), ("corrupted", "updated twice"))
+    return outcome_of(lambda: scaler.step(optimizer), ("corrupted", "updated twice"))
 
 
 @fault
 def update_without_step():
     w, optimizer, scaler = setup()
     scaler.scale(w.sum()).backward()
-    return refused(scaler.update, ("silent", "counted as a clean step"))
+    return outcome_of(scaler.update, ("silent", "counted as a clean step"))
 
 
 @fault
 def step_without_gradients():
     w, optimizer, scaler = setup()
     scaler.scale(w.sum())
-    return refused(lambda: scaler.step(optimizer), ("silent", "nothing happens"))
+    return outcome_of(lambda: scaler.step(optimizer), ("silent", "nothing happens"))
 
 
 @fault
@@ -268,7 +275,7 @@ def accumulation_over_a_scale_change():
         scaler.step(one)
         one.zero_grad()
     scaler.update()
-    scaler.scale(w.sum()).backward()  # the first micro-batch of w; the other optimizer goes on
+    scaler.scale(w.sum()).backward()  # the first micro-batch of w; the other optimizer continues
     scaler.scale((other * INF).sum()).backward()
     scaler.step(second)
     scaler.update()
@@ -288,28 +295,28 @@ def saved_between_step_and_update():
     scaler.scale((w * INF).sum()).backward()
     scaler.step(optimizer)
     state = []
-    outcome = refused(lambda: state.append(scaler.state_dict()), None)
+    outcome = outcome_of(lambda: state.append(scaler.state_dict()), None)
     return outcome or ("corrupted", f"saved with scale {state[0]['scale']:.0f}: the overflow is forgotten")
 
 
 @fault
 def nan_in_bf16_gradients():
     w, optimizer, scaler = setup(dtype=torch.bfloat16)
-    outcome = refused(lambda: step(w, optimizer, scaler, NAN), None)
-    return outcome or (("reported", skipped(scaler)) if (w == 1).all() else ("corrupted", "weights become nan"))
+    outcome = outcome_of(lambda: step(w, optimizer, scaler, NAN), None)
+    return outcome or expect_skipped(w, scaler)
 
 
 @fault
 def minus_inf_only():
     w, optimizer, scaler = setup()
     step(w, optimizer, scaler, -INF)
-    return ("reported", skipped(scaler)) if (w == 1).all() else ("corrupted", "weights become inf")
+    return expect_skipped(w, scaler)
 
 
 @fault
 def fp16_gradients():
     w, optimizer, scaler = setup(dtype=torch.float16)
-    return refused(lambda: step(w, optimizer, scaler, 1.0), ("fine", "taken"))
+    return outcome_of(lambda: step(w, optimizer, scaler, 1.0), ("fine", "supported"))
 
 
 @fault
@@ -333,25 +340,25 @@ def every_step_overflows():
             step(w, optimizer, scaler, INF)
     except RuntimeError as error:
         return "reported", str(error).split("; ")[0]
-    return "silent", f"200 steps skipped, the scale is {scaler.get_scale():.3g}; no word of it"
+    return "silent", f"200 steps skipped, the scale is {scaler.get_scale():.3g}; nothing is reported"
 
 
 @fault
 def loss_is_nan():
     w, optimizer, scaler = setup()
     step(w, optimizer, scaler, NAN)
-    return ("reported", skipped(scaler)) if (w == 1).all() else ("corrupted", "weights become nan")
+    return expect_skipped(w, scaler)
 
 
 @fault
-def disabled_scaler_meets_inf():
+def inf_under_disabled_scaler():
     w = torch.ones(4, requires_grad=True)
     optimizer = SGD([w], lr=0.1)
     scaler = GradScaler("cpu", enabled=False)
     step(w, optimizer, scaler, INF)
-    if not w.isfinite().all():
-        return "corrupted", f"applied: weights become {w[0].item()}"
-    return "reported", skipped(scaler)
+    if w.isfinite().all():
+        return expect_skipped(w, scaler)
+    return "corrupted", f"applied: weights become {w[0].item()}"
 
 
 @fault
@@ -362,7 +369,7 @@ def gradient_of_another_size():
         scaler.scale(w.sum()).backward()
         w.grad = torch.ones(5)
         scaler.step(optimizer)
-    return refused(use, ("corrupted", "accepted"))
+    return outcome_of(use, ("corrupted", "accepted"))
 
 
 @fault
@@ -370,16 +377,16 @@ def same_parameter_listed_twice():
     w = torch.ones(4, requires_grad=True)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        outcome = refused(lambda: SGD([w, w], lr=0.1), None)
+        outcome = outcome_of(lambda: SGD([w, w], lr=0.1), None)
     if outcome:
         return outcome
     optimizer = SGD([w, w], lr=0.1)
-    outcome = refused(lambda: step(w, optimizer, GradScaler("cpu"), 1.0), None)
+    outcome = outcome_of(lambda: step(w, optimizer, GradScaler("cpu"), 1.0), None)
     return outcome or ("corrupted", f"a warning ({len(caught)}), then weights are {w[0].item():.6f} and not 0.9")
 
 
 @fault
-def threads_with_scalers_of_their_own():
+def threads_with_separate_scalers():
     results = []
 
     def work():
@@ -395,24 +402,24 @@ def threads_with_scalers_of_their_own():
     return ("fine", "") if len(set(results)) == 1 else ("corrupted", str(results))
 
 
-def saved(folder):
+def save_checkpoint(folder):
     path = os.path.join(folder, "checkpoint.pt")
     save({"w": torch.arange(1000.0)}, path)
     return path
 
 
 @fault
-def checkpoint_cut_short():
+def checkpoint_truncated():
     with tempfile.TemporaryDirectory() as folder:
-        path = saved(folder)
+        path = save_checkpoint(folder)
         os.truncate(path, os.path.getsize(path) // 2)
-        return refused(lambda: load(path), ("corrupted", "loaded"))
+        return outcome_of(lambda: load(path), ("corrupted", "loaded"))
 
 
 @fault
 def checkpoint_with_a_flipped_bit():
     with tempfile.TemporaryDirectory() as folder:
-        path = saved(folder)
+        path = save_checkpoint(folder)
         with open(path, "rb") as file:
             data = bytearray(file.read())
         at = data.find(torch.arange(1000.0).numpy().tobytes()[2000:2008])
@@ -420,7 +427,7 @@ def checkpoint_with_a_flipped_bit():
         with open(path, "wb") as file:
             file.write(data)
         loaded = []
-        outcome = refused(lambda: loaded.append(load(path)["w"]), None)
+        outcome = outcome_of(lambda: loaded.append(load(path)["w"]), None)
         return outcome or ("corrupted", "loaded with the wrong weight" if not loaded[0].equal(torch.arange(1000.0))
                            else "not noticed")
 
@@ -428,40 +435,40 @@ def checkpoint_with_a_flipped_bit():
 @fault
 def disk_full_while_saving():
     with tempfile.TemporaryDirectory() as folder:
-        path = saved(folder)
+        path = save_checkpoint(folder)
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
-        outcome = refused(lambda: saved(folder), ("silent", "no error"))
+        outcome = outcome_of(lambda: save_checkpoint(folder), ("silent", "no error"))
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        intact = refused(lambda: load(path), ("fine", ""))
+        intact = outcome_of(lambda: load(path), ("fine", ""))
         if intact[0] == "fine":
-            return outcome[0], f"{outcome[1]}; the checkpoint before is whole"
-        return "corrupted", f"{outcome[1].split(':')[0]}, and the checkpoint that was there before is gone"
+            return outcome[0], f"{outcome[1]}; the previous checkpoint is complete"
+        return "corrupted", f"{outcome[1].split(':')[0]}, and the previous checkpoint is lost"
 
 
 @fault
 def killed_while_saving():
     with tempfile.TemporaryDirectory() as folder:
-        path = saved(folder)
+        path = save_checkpoint(folder)
         child = os.fork()
         if child == 0:
             resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
             import signal
-            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # ends the process inside a write
-            saved(folder)
+            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # kills the process during a write
+            save_checkpoint(folder)
             os._exit(0)
         os.waitpid(child, 0)
-        outcome = refused(lambda: load(path), ("fine", ""))
+        outcome = outcome_of(lambda: load(path), ("fine", ""))
         if outcome[0] != "fine":
-            return "corrupted", "the checkpoint that was there before is gone"
-        return "fine", "the checkpoint before is whole"
+            return "corrupted", "the previous checkpoint is lost"
+        return "fine", "the previous checkpoint is complete"
 
 
 if __name__ == "__main__":
     os.environ["TORCH_SHOW_CPP_STACKTRACES"] = "0"
     table = {"version": torch.__version__.split("+")[0], "faults": {}}
     for name, function in FAULTS.items():
-        if "--quick" in sys.argv and ("rank" in name or "two-to-the-31" in name):
+        if "--quick" in sys.argv and ("rank" in name or "two-to-the-31" in name or "2-31" in name):
             continue  # these take most of the time, whatever the optimizer
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

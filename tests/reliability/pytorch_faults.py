@@ -1,7 +1,7 @@
-"""What PyTorch's faults share: a register of them, a small model, and words for what came of it.
+"""Shared by the faults that run with PyTorch: their registry, a small model and the outcome of a call.
 
-The environment says whose scaler is tried, and with which optimizers: HEADROOM_FAULTS_SCALER is torch (the default) or
-headroom, HEADROOM_FAULTS_OPTIMIZER plain (the default), foreach, fused or headroom."""
+The environment selects the scaler and the optimizers: HEADROOM_FAULTS_SCALER is torch (the default) or headroom,
+HEADROOM_FAULTS_OPTIMIZER is plain (the default), foreach, fused or headroom."""
 import functools
 import os
 import re
@@ -21,7 +21,7 @@ else:
 
 
 def optimizer_class(name):
-    """SGD or AdamW of the kind that is tried."""
+    """SGD or AdamW of the selected kind."""
     if OPTIMIZER == "headroom":
         return getattr(headroom.torch, name)
     flags = {} if OPTIMIZER == "plain" else {OPTIMIZER: True}
@@ -45,9 +45,9 @@ def setup(dtype=torch.float32, **options):
     return w, SGD([w], **options), GradScaler("cpu")
 
 
-def skipped(scaler):
+def skip_report(scaler):
     """How a user learns of a skipped step."""
-    return f"{scaler.report()}" if OURS else "skipped; a smaller scale tells"
+    return str(scaler.report()) if OURS else "skipped; only the smaller scale shows it"
 
 
 def step(w, optimizer, scaler, grad):
@@ -59,15 +59,16 @@ def step(w, optimizer, scaler, grad):
     scaler.update()
 
 
-def sentence(error):
-    """The first sentence, without places in sources and addresses, which change."""
+def first_sentence(error):
+    """The type and first sentence of an error, without source locations and addresses, which vary."""
     first = re.sub(r" ?\[[^\]]*[./][^\]]*\](:\d+)?", "", str(error).splitlines()[0].split(". ")[0]).strip()
     return f"{type(error).__name__}: {first}"
 
 
-def refused(call, otherwise):
+def outcome_of(call, otherwise):
+    """("reported", sentence) if the call raises, else `otherwise`."""
     try:
         call()
     except Exception as error:  # noqa: BLE001
-        return "reported", sentence(error)
+        return "reported", first_sentence(error)
     return otherwise

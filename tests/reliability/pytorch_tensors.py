@@ -1,19 +1,19 @@
-"""Faults of PyTorch's tensors and optimizer states."""
+"""Faults of tensors and optimizer state with PyTorch."""
 import os
 import signal
 
 import torch
 
-from pytorch_faults import INF, SGD, AdamW, GradScaler, fault, refused, setup, skipped
+from pytorch_faults import INF, SGD, AdamW, GradScaler, fault, outcome_of, setup, skip_report
 
 
 @fault
-def inf_behind_two_to_the_31():
+def inf_past_two_to_the_31():
     count = 2**31 + 77
     with open("/proc/meminfo") as file:
         available = next(int(line.split()[1]) for line in file if line.startswith("MemAvailable"))
     if 1024 * available < 5 * count:
-        return None  # weights and gradients take 8 GiB
+        return None  # not run: weights and gradients take 8 GiB
     w = torch.ones(count, dtype=torch.bfloat16, requires_grad=True)
     w.grad = torch.zeros(count, dtype=torch.bfloat16)
     w.grad[-1] = INF
@@ -23,7 +23,7 @@ def inf_behind_two_to_the_31():
     scaler.update()
     if w[0] != 1 or w[-1] != 1:
         return "corrupted", f"applied: the last weight is {w[-1].item()}"
-    return "reported", skipped(scaler)
+    return "reported", skip_report(scaler)
 
 
 @fault
@@ -31,7 +31,7 @@ def gradient_moved():
     w, optimizer, scaler = setup()
     for _ in range(2):
         scaler.scale(torch.ones(1))
-        w.grad = torch.full((4,), scaler.get_scale())  # at another place each time
+        w.grad = torch.full((4,), scaler.get_scale())  # a new tensor in each step
         scaler.step(optimizer)
         scaler.update()
     return ("fine", "") if torch.allclose(w, torch.full((4,), 0.8)) else ("corrupted", f"weights are {w[0].item()}")
@@ -46,7 +46,7 @@ def gradient_cut_to_one_element():
         w.grad.resize_(1)
         scaler.step(optimizer)
     what = "accepted; the one element is used for all four: the last weight is {:.2g} and not 0.6"
-    return refused(use, None) or ("corrupted", what.format(w[3].item()))
+    return outcome_of(use, None) or ("corrupted", what.format(w[3].item()))
 
 
 @fault
@@ -73,7 +73,7 @@ def gradient_of_another_type():
 
     def use():
         w.grad = torch.ones(4, dtype=torch.float16)
-    return refused(use, ("fine", ""))
+    return outcome_of(use, ("fine", ""))
 
 
 @fault
@@ -82,7 +82,7 @@ def gradient_on_another_device():
 
     def use():
         w.grad = torch.ones(4, device="meta")
-    return refused(use, ("corrupted", "accepted"))
+    return outcome_of(use, ("corrupted", "accepted"))
 
 
 @fault
@@ -91,14 +91,14 @@ def gradient_of_two_parameters():
     optimizer, scaler = SGD([a, b], lr=0.1), GradScaler("cpu")
     scaler.scale(a.sum()).backward()
     b.grad = a.grad
-    outcome = refused(lambda: scaler.step(optimizer), None)
+    outcome = outcome_of(lambda: scaler.step(optimizer), None)
     if outcome or abs(a[0].item() - 0.9) < 1e-6:
         return outcome or ("fine", "")
     return "corrupted", f"unscaled twice: weights are {a[0].item():.6f} and not 0.9"
 
 
-def adam_of(**sizes):
-    """Weights of 1 by name, and their optimizer, which keeps the names in its state."""
+def make_adam(**sizes):
+    """Named weights of 1 and their optimizer, which stores the names in its state."""
     weights = {name: torch.ones(size, requires_grad=True) for name, size in sizes.items()}
     return weights, AdamW(list(weights.items()), lr=0.1)
 
@@ -111,13 +111,13 @@ def step_adam(weights, optimizer, grads):
 
 @fault
 def optimizer_state_of_another_model():
-    theirs, other = adam_of(a=1, b=4)
+    theirs, other = make_adam(a=1, b=4)
     step_adam(theirs, other, (1.0, 1.0))
-    ours, optimizer = adam_of(a=4, b=1)
-    outcome = refused(lambda: optimizer.load_state_dict(other.state_dict()), None)
+    ours, optimizer = make_adam(a=4, b=1)
+    outcome = outcome_of(lambda: optimizer.load_state_dict(other.state_dict()), None)
     if outcome:
         return outcome
-    outcome = refused(lambda: step_adam(ours, optimizer, (1.0, 1.0)), ("corrupted", "accepted and used"))
+    outcome = outcome_of(lambda: step_adam(ours, optimizer, (1.0, 1.0)), ("corrupted", "accepted and used"))
     changed = sum((w != 1).any().item() for w in ours.values())
     if outcome[0] == "reported" and changed:
         return "corrupted", f"accepted; the next step changes {changed} of 2 weights, then {outcome[1]}"
@@ -126,13 +126,13 @@ def optimizer_state_of_another_model():
 
 @fault
 def optimizer_state_in_another_order():
-    theirs, other = adam_of(a=4, b=4)
+    theirs, other = make_adam(a=4, b=4)
     step_adam(theirs, other, (1.0, 100.0))
-    ours, optimizer = adam_of(b=4, a=4)
-    outcome = refused(lambda: optimizer.load_state_dict(other.state_dict()), None)
+    ours, optimizer = make_adam(b=4, a=4)
+    outcome = outcome_of(lambda: optimizer.load_state_dict(other.state_dict()), None)
     if outcome:
         return outcome
     taken = optimizer.state[ours["b"]]["exp_avg"][0].item()
     if abs(taken - 10.0) < 1e-5:
         return "fine", ""
-    return "corrupted", f"taken by place and not by name: the moment of b is {taken:.2g} and not 10"
+    return "corrupted", f"matched by position, not by name: the moment of b is {taken:.2g} and not 10"

@@ -1,4 +1,4 @@
-// What can happen where two ranks train one model. They are threads here; tests/agree does the same
+// Faults of two ranks that train one model. The ranks are threads; tests/agree runs the same faults
 // with processes over MPI and Gloo.
 #include <array>
 #include <cmath>
@@ -11,10 +11,10 @@
 namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
-// Where a rank does not come; elsewhere a busy machine has time.
+// kShort where a rank is expected not to arrive; kLong elsewhere, for busy machines.
 constexpr std::chrono::milliseconds kShort{2000}, kLong{60000};
 
-/// A rank with a weight of 1 under SGD with a rate of 0.1.
+/// A rank with weights of 1 and SGD with a learning rate of 0.1.
 struct Rank {
   std::vector<float> w = std::vector<float>(4, 1.0f), g = std::vector<float>(4, 0.0f);
   hr::SGD optimizer{{{"w", hr::view(w), hr::view(g)}}, {.lr = 0.1}};
@@ -31,7 +31,8 @@ struct Rank {
   void average() {
     std::vector<double> sums(g.begin(), g.end());
     double none = 0.0;
-    if (!averaging->reduce(sums.data(), sums.size(), &none, 1)) throw Harm{"nobody came"};
+    if (!averaging->reduce(sums.data(), sums.size(), &none, 1))
+      throw BrokenPromise{"the other rank did not average"};
     for (size_t i = 0; i < g.size(); ++i) g[i] = static_cast<float>(sums[i] / 2);
   }
   void step() {
@@ -40,39 +41,40 @@ struct Rank {
   }
 };
 
-/// How a rank ended.
-struct End {
+/// The state of a rank at its end.
+struct RankResult {
   float weight = 0.0f, scale = 0.0f;
-  std::string what;  // of the error, or of the last step
+  std::string what;  // the error, or the report of the last step
   bool failed = false;
 };
 
-using Work = std::function<void(int rank, Rank&)>;
+using RankFunction = std::function<void(int rank, Rank&)>;
 
-struct Setting {
+struct RankOptions {
   hr::RankGradients gradients = hr::RankGradients::kReplicated;
   float scale_of_rank_1 = 65536.0f;
   std::chrono::milliseconds limit = kLong;
 };
 
-std::array<End, 2> on_two_ranks(const Work& work, const Setting& setting = {}) {
+std::array<RankResult, 2> run_on_two_ranks(const RankFunction& work,
+                                           const RankOptions& setting = {}) {
   hr::ThreadAllReduce averaging(2, setting.limit);
-  std::array<End, 2> ends;
+  std::array<RankResult, 2> ends;
   hr::run_on_ranks(
       2,
       [&](std::shared_ptr<hr::Ranks> ranks) {
         const int number = ranks->rank();
         Rank rank(ranks, &averaging, setting.gradients,
                   number == 1 ? setting.scale_of_rank_1 : 65536.0f);
-        End& end = ends[static_cast<size_t>(number)];
+        RankResult& end = ends[static_cast<size_t>(number)];
         try {
           work(number, rank);
           end.what = rank.report.to_string();
         } catch (const hr::Error& error) {
           end.what = error.what();
           end.failed = true;
-        } catch (const Harm& harm) {  // the averaging, which is not Headroom's
-          end.what = harm.what;
+        } catch (const BrokenPromise& failure) {  // of the averaging, which is not Headroom's
+          end.what = failure.what;
         }
         end.weight = rank.w[0];
         end.scale = rank.scaler.get_scale();
@@ -81,19 +83,19 @@ std::array<End, 2> on_two_ranks(const Work& work, const Setting& setting = {}) {
   return ends;
 }
 
-Outcome both_skipped(const std::array<End, 2>& ends) {
-  for (const End& end : ends) {
+Outcome expect_both_skipped(const std::array<RankResult, 2>& ends) {
+  for (const RankResult& end : ends) {
     expect(end.weight == 1.0f && end.scale == 32768.0f && end.what == ends[0].what,
-           "the ranks part");
+           "the ranks diverge");
   }
   return {"reported", "on both: " + ends[0].what};
 }
 
-// `ranks` of the two have an error, and weights are what they were before it.
-Outcome told(const std::array<End, 2>& ends, int ranks, float weight) {
+// At least `ranks` of the two ranks threw an error, and the weights are those before it.
+Outcome expect_errors(const std::array<RankResult, 2>& ends, int ranks, float weight) {
   int failed = 0;
-  for (const End& end : ends) failed += end.failed;
-  expect(failed >= ranks, "a rank was not told");
+  for (const RankResult& end : ends) failed += end.failed;
+  expect(failed >= ranks, "a rank did not get the error");
   expect(std::fabs(ends[0].weight - weight) < 1e-6f, "a weight was changed");
   return {"reported", ends[0].what.substr(0, ends[0].what.find(". "))};
 }
@@ -101,7 +103,7 @@ Outcome told(const std::array<End, 2>& ends, int ranks, float weight) {
 }  // namespace
 
 Outcome rank_overflows_before_averaging() {
-  return both_skipped(on_two_ranks([](int rank, Rank& one) {
+  return expect_both_skipped(run_on_two_ranks([](int rank, Rank& one) {
     one.backward(rank == 1 ? kInf : 1.0f);
     one.average();
     one.step();
@@ -109,7 +111,7 @@ Outcome rank_overflows_before_averaging() {
 }
 
 Outcome rank_overflows_after_averaging() {
-  return both_skipped(on_two_ranks([](int rank, Rank& one) {
+  return expect_both_skipped(run_on_two_ranks([](int rank, Rank& one) {
     one.backward(1.0f);
     one.average();
     if (rank == 1) one.g[0] = kInf;
@@ -118,7 +120,7 @@ Outcome rank_overflows_after_averaging() {
 }
 
 Outcome rank_overflows_in_its_shard() {
-  return both_skipped(on_two_ranks(
+  return expect_both_skipped(run_on_two_ranks(
       [](int rank, Rank& one) {
         one.backward(rank == 1 ? kInf : 1.0f);
         one.step();
@@ -127,19 +129,19 @@ Outcome rank_overflows_in_its_shard() {
 }
 
 Outcome rank_without_gradients() {
-  const auto ends = on_two_ranks(
+  const auto ends = run_on_two_ranks(
       [](int rank, Rank& one) {
         if (rank == 1) one.optimizer.set_grad(0, {});
         one.backward(1.0f);
         one.step();
       },
       {.gradients = hr::RankGradients::kSharded});
-  expect(ends[0].weight == 0.9f && ends[1].weight == 1.0f && !ends[1].failed, "it does not work");
-  return {"fine", "it takes part"};
+  expect(ends[0].weight == 0.9f && ends[1].weight == 1.0f && !ends[1].failed, "wrong weights");
+  return {"fine", "it participates"};
 }
 
 Outcome rank_dies() {
-  const auto ends = on_two_ranks(
+  const auto ends = run_on_two_ranks(
       [](int rank, Rank& one) {
         for (int i = 0; i < 4; ++i) {
           one.backward(1.0f);
@@ -149,11 +151,11 @@ Outcome rank_dies() {
         }
       },
       {.limit = kShort});
-  return told(ends, 1, 0.8f);
+  return expect_errors(ends, 1, 0.8f);
 }
 
-Outcome rank_leaves_out_a_step() {
-  const auto ends = on_two_ranks(
+Outcome rank_omits_a_step() {
+  const auto ends = run_on_two_ranks(
       [](int rank, Rank& one) {
         for (int i = 0; i < 4; ++i) {
           one.backward(1.0f);
@@ -162,11 +164,11 @@ Outcome rank_leaves_out_a_step() {
         }
       },
       {.limit = kShort});
-  return told(ends, 1, 0.8f);
+  return expect_errors(ends, 1, 0.8f);
 }
 
-Outcome rank_has_a_batch_less() {
-  const auto ends = on_two_ranks(
+Outcome rank_has_one_batch_less() {
+  const auto ends = run_on_two_ranks(
       [](int rank, Rank& one) {
         for (int i = 0; i < 4 - rank; ++i) {
           one.backward(1.0f);
@@ -174,16 +176,16 @@ Outcome rank_has_a_batch_less() {
         }
       },
       {.limit = kShort});
-  return told(ends, 1, 0.7f);
+  return expect_errors(ends, 1, 0.7f);
 }
 
-Outcome ranks_begin_with_different_scales() {
-  const auto ends = on_two_ranks(
+Outcome ranks_start_with_different_scales() {
+  const auto ends = run_on_two_ranks(
       [](int, Rank& one) {
         one.backward(1.0f);
         one.average();
         one.step();
       },
       {.scale_of_rank_1 = 16384.0f});
-  return told(ends, 2, 1.0f);
+  return expect_errors(ends, 2, 1.0f);
 }

@@ -1,7 +1,7 @@
-// Tries every fault of the table in docs/reliability.md on Headroom and prints what came of it, a
-// JSON object a line; 1 if weights, state or checkpoints came to harm, or nothing was reported.
+// Runs every fault of the table in docs/reliability.md with Headroom and prints one JSON object per
+// line. Exits with 1 if weights, state or a checkpoint were corrupted or a fault was not reported.
 //     headroom_reliability
-// scripts/reliability-table makes the table of it. A new row is a function and a line in kFaults.
+// scripts/reliability-table writes the table. A new row needs a function and an entry in kFaults.
 #include <cmath>
 #include <cstdio>
 #include <limits>
@@ -16,7 +16,7 @@ namespace {
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-/// A model of one weight tensor that was 1, under SGD with a rate of 0.1.
+/// One weight tensor of ones and SGD with a learning rate of 0.1.
 struct Model {
   std::vector<float> w = std::vector<float>(4, 1.0f), g = std::vector<float>(4, 0.0f);
   hr::SGD optimizer;
@@ -34,15 +34,15 @@ struct Model {
     scaler.update();
     return report;
   }
-  void expect_weight(double right) const {
+  void expect_weight(double expected) const {
     for (const float x : w) {
-      expect(std::fabs(x - right) < 1e-6,
-             "a weight is " + std::to_string(x) + " and not " + std::to_string(right));
+      expect(std::fabs(x - expected) < 1e-6,
+             "a weight is " + std::to_string(x) + " and not " + std::to_string(expected));
     }
   }
 };
 
-Outcome skipped(const hr::StepReport& report) {
+Outcome expect_skipped(const hr::StepReport& report) {
   expect(!report.applied && !report.culprit.empty(), "applied");
   return {"reported", report.to_string()};
 }
@@ -58,7 +58,7 @@ Outcome overflows_in_a_row() {
 
 Outcome first_momentum_step_overflows() {
   Model model(hr::preset("torch"), 0.9);
-  const Outcome outcome = skipped(model.step(kInf));
+  const Outcome outcome = expect_skipped(model.step(kInf));
   model.step(1.0f);
   model.expect_weight(0.9);
   return outcome;
@@ -69,13 +69,13 @@ Outcome nan_after_unscale() {
   model.backward(1.0f);
   model.scaler.unscale_(model.optimizer);
   model.g[0] = kNan;
-  const Outcome outcome = skipped(model.scaler.step(model.optimizer));
+  const Outcome outcome = expect_skipped(model.scaler.step(model.optimizer));
   model.expect_weight(1.0);
   return outcome;
 }
 
 Outcome scale_of_zero() {
-  return refused([] { hr::GradScaler scaler(hr::DynamicScale{.init_scale = 0.0f}); });
+  return expect_refusal([] { hr::GradScaler scaler(hr::DynamicScale{.init_scale = 0.0f}); });
 }
 
 Outcome scale_loaded(const char* value) {
@@ -83,18 +83,18 @@ Outcome scale_loaded(const char* value) {
   const std::string before = scaler.save();
   std::string text = before;
   const size_t at = text.rfind("\"scale\": 65536.0");
-  expect(at != std::string::npos, "the test does not know the format");
+  expect(at != std::string::npos, "unexpected format of a saved scaler");
   text.replace(at, 16, std::string("\"scale\": ") + value);
-  const Outcome outcome = refused([&] { scaler.load(text); });
-  expect(scaler.save() == before, "half-changed");
+  const Outcome outcome = expect_refusal([&] { scaler.load(text); });
+  expect(scaler.save() == before, "the state is partly changed");
   return outcome;
 }
 Outcome scale_of_nan_loaded() { return scale_loaded("NaN"); }
 Outcome scale_of_zero_loaded() { return scale_loaded("0.0"); }
 
-Outcome scale_of_nan_by_hand() {
+Outcome scale_set_to_nan() {
   hr::GradScaler scaler;
-  return refused([&] { scaler.set_scale(kNan); });
+  return expect_refusal([&] { scaler.set_scale(kNan); });
 }
 
 Outcome parameter_in_two_optimizers() {
@@ -102,7 +102,7 @@ Outcome parameter_in_two_optimizers() {
   hr::SGD second({{"w", hr::view(model.w), hr::view(model.g)}}, {.lr = 0.1});
   model.backward(1.0f);
   model.scaler.step(model.optimizer);
-  const Outcome outcome = refused([&] { model.scaler.step(second); });
+  const Outcome outcome = expect_refusal([&] { model.scaler.step(second); });
   model.expect_weight(0.9);
   return outcome;
 }
@@ -112,7 +112,7 @@ Outcome unscaling_overflows() {
   model.backward(1.0f);
   model.g.assign(4, 1e36f);
   const hr::StepReport report = model.scaler.step(model.optimizer);
-  expect(report.skip == hr::Skip::kUnscaleOverflow, "not found");
+  expect(report.skip == hr::Skip::kUnscaleOverflow, "not detected");
   model.expect_weight(1.0);
   return {"reported", report.to_string()};
 }
@@ -121,7 +121,7 @@ Outcome fp16_loss_times_scale() {
   Model model;
   const float scaled = model.scaler.scale(hr::f16(4.0f));
   expect(scaled == 4.0f * 65536.0f, "inf");
-  return {"fine", "formed in FP32"};
+  return {"fine", "computed in FP32"};
 }
 
 Outcome norm_overflows_finite_gradients() {
@@ -140,35 +140,35 @@ Outcome state_with_a_missing_key() {
   auto state = nlohmann::json::parse(before);
   state["state"]["scale"] = 8.0;
   state["state"].erase("growth_tracker");
-  const Outcome outcome = refused([&] { scaler.load(state.dump()); });
-  expect(scaler.save() == before, "half-changed");
+  const Outcome outcome = expect_refusal([&] { scaler.load(state.dump()); });
+  expect(scaler.save() == before, "the state is partly changed");
   return outcome;
 }
 
 Outcome growth_interval_negative() {
-  return refused([] { hr::GradScaler scaler(hr::DynamicScale{.growth_interval = -1}); });
+  return expect_refusal([] { hr::GradScaler scaler(hr::DynamicScale{.growth_interval = -1}); });
 }
 
-Outcome growth_interval_made_shorter() {
+Outcome growth_interval_shortened() {
   Model model;
   for (int i = 0; i < 10; ++i) model.step(0.001f);
   hr::ScalePolicy policy = model.scaler.policy();
   policy.set("growth_interval", 5);
   model.scaler.set_policy(policy);
   for (int i = 0; i < 20; ++i) model.step(0.001f);
-  expect(model.scaler.get_scale() > 65536.0f, "it never grows again");
+  expect(model.scaler.get_scale() > 65536.0f, "the scale never grows again");
   return {"fine", "the scale grows after the next clean step"};
 }
 
 Outcome backoff_factor_negative() {
-  return refused([] { hr::GradScaler scaler(hr::DynamicScale{.backoff_factor = -1.0f}); });
+  return expect_refusal([] { hr::GradScaler scaler(hr::DynamicScale{.backoff_factor = -1.0f}); });
 }
 
 Outcome unscale_twice() {
   Model model;
   model.backward(1.0f);
   model.scaler.unscale_(model.optimizer);
-  const Outcome outcome = refused([&] { model.scaler.unscale_(model.optimizer); });
+  const Outcome outcome = expect_refusal([&] { model.scaler.unscale_(model.optimizer); });
   model.scaler.step(model.optimizer);
   model.expect_weight(0.9);
   return outcome;
@@ -178,7 +178,7 @@ Outcome step_twice() {
   Model model;
   model.backward(1.0f);
   model.scaler.step(model.optimizer);
-  const Outcome outcome = refused([&] { model.scaler.step(model.optimizer); });
+  const Outcome outcome = expect_refusal([&] { model.scaler.step(model.optimizer); });
   model.expect_weight(0.9);
   return outcome;
 }
@@ -186,7 +186,7 @@ Outcome step_twice() {
 Outcome update_without_step() {
   Model model;
   model.backward(1.0f);
-  return refused([&] { model.scaler.update(); });
+  return expect_refusal([&] { model.scaler.update(); });
 }
 
 Outcome step_without_gradients() {
@@ -194,7 +194,7 @@ Outcome step_without_gradients() {
   hr::SGD optimizer({{"w", hr::view(w), {}}}, {.lr = 0.1});
   hr::GradScaler scaler;
   scaler.scale(1.0f);
-  return refused([&] { scaler.step(optimizer); });
+  return expect_refusal([&] { scaler.step(optimizer); });
 }
 
 Outcome accumulation_over_a_scale_change() {
@@ -206,7 +206,7 @@ Outcome accumulation_over_a_scale_change() {
   model.scaler.step(model.optimizer);
   model.scaler.step(second);
   model.scaler.update();
-  model.backward(1.0f);  // the first micro-batch of w; the other optimizer goes on
+  model.backward(1.0f);  // the first micro-batch of w; the other optimizer continues
   g2[0] = kInf;
   model.scaler.step(second);
   model.scaler.update();
@@ -214,40 +214,40 @@ Outcome accumulation_over_a_scale_change() {
   for (float& x : model.g) x += now;
   model.scaler.step(model.optimizer);
   model.expect_weight(0.7);
-  return {"fine", "gradients that wait are taken along to the new scale"};
+  return {"fine", "accumulated gradients are rescaled to the new scale"};
 }
 
 Outcome saved_between_step_and_update() {
   Model model;
   model.backward(kInf);
   model.scaler.step(model.optimizer);
-  return refused([&] { model.scaler.save(); });
+  return expect_refusal([&] { model.scaler.save(); });
 }
 
 template <typename T>
-Outcome bad_gradient_of(float bad) {
+Outcome run_bad_gradient(float bad) {
   std::vector<T> w(4, T(1.0f)), g(4, T(1.0f));
   hr::AdamW optimizer({{"w", hr::view(w), hr::view(g)}});
   hr::GradScaler scaler;
   scaler.scale(1.0f);
   g[2] = T(bad);
-  const Outcome outcome = skipped(scaler.step(optimizer));
+  const Outcome outcome = expect_skipped(scaler.step(optimizer));
   for (const T x : w) expect(static_cast<float>(x) == 1.0f, "a weight has changed");
   expect(optimizer.steps(0) == 0, "the step was counted");
   return outcome;
 }
-Outcome nan_in_bf16_gradients() { return bad_gradient_of<hr::bf16>(kNan); }
-Outcome minus_inf_only() { return bad_gradient_of<hr::f16>(-kInf); }
+Outcome nan_in_bf16_gradients() { return run_bad_gradient<hr::bf16>(kNan); }
+Outcome minus_inf_only() { return run_bad_gradient<hr::f16>(-kInf); }
 
 Outcome fp16_gradients() {
   std::vector<hr::f16> w(4, hr::f16(1.0f)), g(4);
   hr::SGD optimizer({{"w", hr::view(w), hr::view(g)}}, {.lr = 1e4});
   hr::GradScaler scaler;
   const float scale = scaler.scale(1.0f);
-  g.assign(4, hr::f16(scale * 1e-8f));  // unscaled it is below all that FP16 has
+  g.assign(4, hr::f16(scale * 1e-8f));  // 1e-8 underflows in FP16
   scaler.step(optimizer);
   expect(std::fabs(optimizer.master(0)[0] - (1.0f - 1e-4f)) < 1e-7f, "lost");
-  return {"fine", "read scaled, never written: a gradient of 1e-8 arrives in the FP32 master"};
+  return {"fine", "read scaled and not written: a gradient of 1e-8 reaches the FP32 master"};
 }
 
 Outcome growth_to_inf() {
@@ -270,21 +270,21 @@ Outcome every_step_overflows() {
 
 Outcome loss_is_nan() {
   Model model;
-  const Outcome outcome = skipped(model.step(kNan));
+  const Outcome outcome = expect_skipped(model.step(kNan));
   model.expect_weight(1.0);
   return outcome;
 }
 
-Outcome disabled_scaler_meets_inf() {
+Outcome inf_under_disabled_scaler() {
   Model model;
   hr::GradScaler scaler(hr::DynamicScale{}, {.enabled = false});
   model.g.assign(4, kInf);
-  const Outcome outcome = skipped(scaler.step(model.optimizer));
+  const Outcome outcome = expect_skipped(scaler.step(model.optimizer));
   model.expect_weight(1.0);
   return outcome;
 }
 
-Outcome threads_with_scalers_of_their_own() {
+Outcome threads_with_separate_scalers() {
   std::vector<float> results(4);
   std::vector<std::thread> threads;
   for (float& result : results) {
@@ -309,11 +309,12 @@ const Row kFaults[] = {
     {"overflows-in-a-row", "145 overflows in a row, then a clean step", overflows_in_a_row},
     {"first-momentum-step-overflows", "fused SGD with momentum whose first step overflows",
      first_momentum_step_overflows},
-    {"nan-after-unscale", "NaN comes in between `unscale_` and `step`", nan_after_unscale},
-    {"scale-of-zero", "a scale of 0 for the constructor", scale_of_zero},
-    {"scale-of-zero-loaded", "a scale of 0 out of a saved state", scale_of_zero_loaded},
-    {"scale-of-nan-loaded", "a scale of NaN out of a saved state", scale_of_nan_loaded},
-    {"scale-of-nan-by-hand", "a scale of NaN set by hand", scale_of_nan_by_hand},
+    {"nan-after-unscale", "a gradient becomes NaN between `unscale_` and `step`",
+     nan_after_unscale},
+    {"scale-of-zero", "a scale of 0 given to the constructor", scale_of_zero},
+    {"scale-of-zero-loaded", "a scale of 0 in a saved state", scale_of_zero_loaded},
+    {"scale-of-nan-loaded", "a scale of NaN in a saved state", scale_of_nan_loaded},
+    {"scale-set-to-nan", "a scale set to NaN", scale_set_to_nan},
     {"parameter-in-two-optimizers", "a parameter in two optimizers", parameter_in_two_optimizers},
     {"unscaling-overflows", "a scale of 2^-20, and unscaling overflows", unscaling_overflows},
     {"fp16-loss-times-scale", "an FP16 loss that leaves FP16's range when scaled",
@@ -325,8 +326,8 @@ const Row kFaults[] = {
     {"saved-between-step-and-update",
      "a state saved between `step` and `update`, after an overflow", saved_between_step_and_update},
     {"growth-interval-negative", "a growth interval of -1", growth_interval_negative},
-    {"growth-interval-made-shorter", "a growth interval made shorter than the count so far",
-     growth_interval_made_shorter},
+    {"growth-interval-shortened", "a growth interval shortened below the current count",
+     growth_interval_shortened},
     {"backoff-factor-negative", "a backoff factor of -1", backoff_factor_negative},
     {"growth-to-inf", "300 growths in a row", growth_to_inf},
     {"every-step-overflows", "every step overflows", every_step_overflows},
@@ -334,20 +335,20 @@ const Row kFaults[] = {
     {"step-twice", "`step` twice", step_twice},
     {"update-without-step", "`update` without a step", update_without_step},
     {"step-without-gradients", "`step` without any gradient", step_without_gradients},
-    {"accumulation-over-a-scale-change", "micro-batches add up over a change of the scale",
+    {"accumulation-over-a-scale-change", "micro-batches accumulated across a change of the scale",
      accumulation_over_a_scale_change},
     {"nan-in-bf16-gradients", "NaN in a BF16 gradient", nan_in_bf16_gradients},
-    {"minus-inf-only", "-inf and nothing else", minus_inf_only},
+    {"minus-inf-only", "-inf without any +inf or NaN", minus_inf_only},
     {"fp16-gradients", "FP16 gradients that underflow when unscaled", fp16_gradients},
     {"loss-is-nan", "the loss is NaN", loss_is_nan},
-    {"disabled-scaler-meets-inf", "inf under a disabled scaler", disabled_scaler_meets_inf},
-    {"inf-behind-two-to-the-31", "inf in the last of 2^31 + 77 elements", inf_behind_two_to_the_31},
+    {"inf-under-disabled-scaler", "inf under a disabled scaler", inf_under_disabled_scaler},
+    {"inf-past-two-to-the-31", "inf in the last of 2^31 + 77 elements", inf_past_two_to_the_31},
     {"gradient-of-another-size", "a gradient of another size than its weight",
      gradient_of_another_size},
-    {"gradient-moved", "a gradient that lies elsewhere in each step", gradient_moved},
-    {"gradient-cut-to-one-element", "a gradient that is cut to one element before `step`",
+    {"gradient-moved", "a gradient at another address in each step", gradient_moved},
+    {"gradient-cut-to-one-element", "a gradient truncated to one element before `step`",
      gradient_cut_to_one_element},
-    {"gradient-without-memory", "a gradient whose memory was given back, a null pointer",
+    {"gradient-without-memory", "a gradient whose memory was freed (null pointer)",
      gradient_without_memory},
     {"gradient-of-another-type", "an FP16 gradient for an FP32 weight", gradient_of_another_type},
     {"gradient-on-another-device", "a gradient on another device than its weight",
@@ -359,48 +360,50 @@ const Row kFaults[] = {
     {"optimizer-state-of-another-model", "an optimizer's state from a model of other sizes",
      optimizer_state_of_another_model},
     {"optimizer-state-in-another-order",
-     "an optimizer's state from a model whose layers have another order",
+     "an optimizer's state from a model with its layers in another order",
      optimizer_state_in_another_order},
-    {"threads-with-scalers-of-their-own", "four threads, each with a scaler of its own",
-     threads_with_scalers_of_their_own},
+    {"threads-with-separate-scalers", "four threads, each with its own scaler",
+     threads_with_separate_scalers},
     {"rank-overflows-before-averaging", "two ranks: one overflows, then gradients are averaged",
      rank_overflows_before_averaging},
     {"rank-overflows-after-averaging",
-     "two ranks: gradients are averaged, then those of one go bad", rank_overflows_after_averaging},
+     "two ranks: gradients are averaged, then one rank gets an inf",
+     rank_overflows_after_averaging},
     {"rank-overflows-in-its-shard", "two ranks with a shard each: one overflows",
      rank_overflows_in_its_shard},
     {"rank-without-gradients", "two ranks with a shard each: one has no gradients",
      rank_without_gradients},
     {"rank-dies", "two ranks: one dies", rank_dies},
-    {"rank-leaves-out-a-step", "two ranks: one leaves out a `step` after backward",
-     rank_leaves_out_a_step},
-    {"rank-has-a-batch-less", "two ranks: one has a batch less", rank_has_a_batch_less},
-    {"ranks-begin-with-different-scales", "two ranks: they begin with different scales",
-     ranks_begin_with_different_scales},
-    {"checkpoint-cut-short", "a checkpoint that is cut short", checkpoint_cut_short},
-    {"checkpoint-with-a-flipped-bit", "a bit of a checkpoint flips", checkpoint_with_a_flipped_bit},
+    {"rank-omits-a-step", "two ranks: one omits a `step` after backward", rank_omits_a_step},
+    {"rank-has-one-batch-less", "two ranks: one has one batch less", rank_has_one_batch_less},
+    {"ranks-start-with-different-scales", "two ranks: they start with different scales",
+     ranks_start_with_different_scales},
+    {"checkpoint-truncated", "a truncated checkpoint", checkpoint_truncated},
+    {"checkpoint-with-a-flipped-bit", "a flipped bit in a checkpoint",
+     checkpoint_with_a_flipped_bit},
     {"disk-full-while-saving", "the disk is full while a checkpoint is saved",
      disk_full_while_saving},
-    {"killed-while-saving", "the run is killed while a checkpoint is saved", killed_while_saving},
+    {"killed-while-saving", "the process is killed while a checkpoint is saved",
+     killed_while_saving},
 };
 
 }  // namespace
 
 int main() {
-  bool harm = false;
+  bool broken = false;
   for (const Row& row : kFaults) {
     Outcome outcome;
     try {
       outcome = row.run();
-    } catch (const Harm& broken) {
-      outcome = {"corrupted", broken.what};
+    } catch (const BrokenPromise& promise) {
+      outcome = {"corrupted", promise.what};
     } catch (const std::exception& error) {
-      outcome = {"corrupted", std::string("an error where none belongs: ") + error.what()};
+      outcome = {"corrupted", std::string("unexpected error: ") + error.what()};
     }
-    harm |= outcome.word == std::string("corrupted");
+    broken |= outcome.word == std::string("corrupted");
     const nlohmann::ordered_json line = {
         {"id", row.id}, {"fault", row.fault}, {"outcome", outcome.word}, {"what", outcome.what}};
     std::printf("%s\n", line.dump().c_str());
   }
-  return harm ? 1 : 0;
+  return broken ? 1 : 0;
 }

@@ -1,4 +1,4 @@
-// What can happen to tensors and to what optimizers remember of them.
+// Faults of tensors and optimizer state.
 #include <sys/mman.h>
 
 #include <cmath>
@@ -9,29 +9,29 @@
 
 namespace {
 
-/// A weight of 1 with a gradient of 1, under SGD with a rate of 0.1.
+/// Weights of 1 with gradients of 1 and SGD with a learning rate of 0.1.
 struct Weight {
   std::vector<float> w = std::vector<float>(4, 1.0f), g = std::vector<float>(4, 1.0f);
   hr::SGD optimizer{{{"w", hr::view(w), hr::view(g)}}, {.lr = 0.1}};
 
-  // The sentence of the error that this gradient has to be, after which the old one still works.
-  Outcome refuses(const hr::TensorView& grad) {
-    const Outcome outcome = refused([&] { optimizer.set_grad(0, grad); });
+  // Expects that `grad` is refused and that the old gradient still works.
+  Outcome refuse(const hr::TensorView& grad) {
+    const Outcome outcome = expect_refusal([&] { optimizer.set_grad(0, grad); });
     optimizer.apply(1.0f, false);
-    expect(w[3] == 0.9f, "half-changed");
+    expect(w[3] == 0.9f, "the state is partly changed");
     return outcome;
   }
 };
 
 }  // namespace
 
-Outcome inf_behind_two_to_the_31() {
+Outcome inf_past_two_to_the_31() {
 #if defined(__SANITIZE_THREAD__)
   constexpr int64_t kCount = 77;  // the thread sanitizer would need 16 GiB
 #else
   constexpr int64_t kCount = (int64_t{1} << 31) + 77;
 #endif
-  // Never written but for a page or two: the kernel backs it with one page of zeros.
+  // Only a few pages are written: the kernel maps the rest to one page of zeros.
   const size_t bytes = static_cast<size_t>(kCount) * sizeof(hr::bf16);
   void* const memory = mmap(nullptr, 2 * bytes, PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -51,7 +51,7 @@ Outcome inf_behind_two_to_the_31() {
 }
 
 Outcome gradient_of_another_size() {
-  return Weight().refuses(hr::view(std::vector<float>(5).data(), 5));
+  return Weight().refuse(hr::view(std::vector<float>(5).data(), 5));
 }
 
 Outcome gradient_moved() {
@@ -65,16 +65,16 @@ Outcome gradient_moved() {
     one.optimizer.set_grad(0, {});
   }
   expect(std::fabs(one.w[0] - 0.8f) < 1e-6f, "a weight is " + std::to_string(one.w[0]));
-  return {"fine", "`set_grad` says where"};
+  return {"fine", "`set_grad` passes the new address"};
 }
 
 Outcome gradient_cut_to_one_element() {
   Weight one;
-  return one.refuses(hr::view(one.g.data(), 1));
+  return one.refuse(hr::view(one.g.data(), 1));
 }
 
 Outcome gradient_without_memory() {
-  return Weight().refuses(hr::view(static_cast<float*>(nullptr), 4));
+  return Weight().refuse(hr::view(static_cast<float*>(nullptr), 4));
 }
 
 Outcome gradient_of_another_type() {
@@ -85,24 +85,25 @@ Outcome gradient_of_another_type() {
   scaler.scale(1.0f);
   scaler.step(one.optimizer);
   expect(std::fabs(one.w[0] - 0.95f) < 1e-6f, "a weight is " + std::to_string(one.w[0]));
-  return {"fine", "any mix of types is read as it is"};
+  return {"fine", "types may be mixed"};
 }
 
 Outcome gradient_on_another_device() {
   Weight one;
   const hr::TensorView there{one.g.data(), hr::DType::kF32, 4, {hr::DeviceType::kCUDA, 0}, false};
-  const Outcome outcome = one.refuses(there);
+  const Outcome outcome = one.refuse(there);
   expect(outcome.what.find("'w'") != std::string::npos &&
              outcome.what.find("device") != std::string::npos,
-         "the sentence does not say what is wrong");
-  return {"reported", "refused, with the parameter's name"};  // what it says depends on the build
+         "the message names neither the parameter nor the device");
+  // Not the message itself, which depends on the build.
+  return {"reported", "refused, with the parameter's name"};
 }
 
-// One block, since the sentences name what they find first in memory.
+// One block of memory, because messages name the tensor with the lowest address first.
 Outcome gradient_of_two_parameters() {
   std::vector<float> block(12);
   float* const a = block.data();
-  return refused([&] {
+  return expect_refusal([&] {
     hr::SGD optimizer(
         {{"a", hr::view(a, 4), hr::view(a + 8, 4)}, {"b", hr::view(a + 4, 4), hr::view(a + 8, 4)}});
   });
@@ -111,17 +112,17 @@ Outcome gradient_of_two_parameters() {
 Outcome same_parameter_listed_twice() {
   std::vector<float> block(8);
   const hr::Parameter p = {"w", hr::view(block.data(), 4), hr::view(block.data() + 4, 4)};
-  return refused([&] { hr::SGD optimizer({p, p}); });
+  return expect_refusal([&] { hr::SGD optimizer({p, p}); });
 }
 
 namespace {
 
-/// Two weights of 1 under AdamW, after a step.
-struct Two {
+/// Two weight tensors of ones and AdamW, after one step.
+struct TwoWeights {
   std::vector<float> a, b, ga, gb;
   hr::AdamW optimizer;
 
-  Two(size_t first, size_t second, const char* name, const char* other)
+  TwoWeights(size_t first, size_t second, const char* name, const char* other)
       : a(first, 1.0f),
         b(second, 1.0f),
         ga(first, 1.0f),
@@ -131,21 +132,22 @@ struct Two {
   }
 };
 
-Outcome state_refused(const Two& theirs, Two ours) {
-  const Two before(ours.a.size(), ours.b.size(), "", "");
-  const Outcome outcome = refused([&] { ours.optimizer.load_state(theirs.optimizer.state()); });
-  expect(ours.a == before.a && ours.b == before.b, "half-changed");
+Outcome expect_state_refused(const TwoWeights& theirs, TwoWeights ours) {
+  const TwoWeights before(ours.a.size(), ours.b.size(), "", "");
+  const Outcome outcome =
+      expect_refusal([&] { ours.optimizer.load_state(theirs.optimizer.state()); });
+  expect(ours.a == before.a && ours.b == before.b, "the state is partly changed");
   ours.optimizer.apply(1.0f, false);
-  expect(std::fabs(ours.a[0] - (before.a[0] - 1e-3f)) < 1e-4f, "the moments are others");
+  expect(std::fabs(ours.a[0] - (before.a[0] - 1e-3f)) < 1e-4f, "the moments have changed");
   return outcome;
 }
 
 }  // namespace
 
 Outcome optimizer_state_of_another_model() {
-  return state_refused(Two(1, 4, "a", "b"), Two(4, 1, "a", "b"));
+  return expect_state_refused(TwoWeights(1, 4, "a", "b"), TwoWeights(4, 1, "a", "b"));
 }
 
 Outcome optimizer_state_in_another_order() {
-  return state_refused(Two(4, 4, "a", "b"), Two(4, 4, "b", "a"));
+  return expect_state_refused(TwoWeights(4, 4, "a", "b"), TwoWeights(4, 4, "b", "a"));
 }

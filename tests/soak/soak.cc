@@ -1,7 +1,7 @@
-// Trains random models on random gradients, of which some are inf or NaN, for as long as one likes:
+// Trains random models on random gradients, some of which are inf or NaN, for any number of steps:
 //     headroom_soak [STEPS] [SEED]
-// Every step that is applied has to agree with the same step in FP64, every one that is skipped
-// must have changed nothing but the scale, and memory must not grow.
+// Every applied step must agree with the same step in FP64, a skipped step must change nothing but
+// the scale, and memory must not grow.
 #include <headroom/headroom.h>
 #include <headroom/tools.h>
 
@@ -29,18 +29,18 @@ struct Failure {
 class Random {
  public:
   explicit Random(uint64_t seed) : engine_(seed) {}
-  int64_t upto(int64_t most) { return std::uniform_int_distribution<int64_t>(0, most)(engine_); }
+  int64_t up_to(int64_t most) { return std::uniform_int_distribution<int64_t>(0, most)(engine_); }
   double unit() { return std::uniform_real_distribution<double>(0.0, 1.0)(engine_); }
   double normal() { return normal_(engine_); }
   bool chance(double rate) { return unit() < rate; }
-  hr::DType dtype() { return static_cast<hr::DType>(upto(2)); }
+  hr::DType dtype() { return static_cast<hr::DType>(up_to(2)); }
 
  private:
   std::mt19937_64 engine_;
   std::normal_distribution<double> normal_;
 };
 
-// Numbers of one type in memory, read and written as doubles.
+// A tensor of any float type whose elements are read and written as doubles.
 class Array {
  public:
   Array(hr::DType dtype, int64_t count) : memory_(static_cast<size_t>(count) * hr::size_of(dtype)) {
@@ -71,11 +71,12 @@ class Array {
   hr::TensorView view_;
 };
 
-// What a rule makes of one element, in double.
+// The weight and moments of one element, in FP64.
 struct Element {
   double weight, first, second;
 };
 
+// An optimizer's update rule in FP64.
 struct Rule {
   bool adam = false, decoupled = false, nesterov = false;
   double lr = 0.01, decay = 0.0, momentum = 0.0, dampening = 0.0;
@@ -101,38 +102,38 @@ struct Rule {
     return e;
   }
 
-  // How far the weight would move if none of the terms cancelled another: what they are rounded to
-  // in FP32 is relative to that.
-  double reach(const Element& e, double grad, int64_t steps) const {
+  // The change of the weight if no terms cancelled, which bounds the rounding error in FP32.
+  double uncancelled_change(const Element& e, double grad, int64_t steps) const {
     const Element size = {std::fabs(e.weight), std::fabs(e.first), e.second};
     return size.weight - next(size, std::fabs(grad), steps).weight;
   }
 };
 
-// A model under an optimizer and a scaler, checked step by step.
-class World {
+// A random model with an optimizer and a scaler whose every step is checked.
+class CheckedTraining {
  public:
-  explicit World(uint64_t seed) : random_(seed), injector_(hr::parse_faults(kFaults), seed) {
-    const auto tensors = 1 + random_.upto(5);
+  explicit CheckedTraining(uint64_t seed)
+      : random_(seed), injector_(hr::parse_faults(kFaults), seed) {
+    const auto tensors = 1 + random_.up_to(5);
     std::vector<hr::Parameter> parameters;
     for (int64_t i = 0; i < tensors; ++i) {
       const int64_t count =
-          random_.chance(0.1) ? 0 : 1 + random_.upto(random_.chance(0.2) ? 3000 : 60);
+          random_.chance(0.1) ? 0 : 1 + random_.up_to(random_.chance(0.2) ? 3000 : 60);
       weights_.push_back(std::make_unique<Array>(random_.dtype(), count));
       grads_.push_back(std::make_unique<Array>(random_.dtype(), count));
       for (int64_t k = 0; k < count; ++k) weights_.back()->set(k, random_.normal());
       parameters.push_back(
           {"p" + std::to_string(i), weights_.back()->view(), grads_.back()->view()});
     }
-    // At least one has a gradient.
+    // At least one parameter has elements.
     weights_.push_back(std::make_unique<Array>(hr::DType::kF32, 3));
     grads_.push_back(std::make_unique<Array>(hr::DType::kF16, 3));
     parameters.push_back({"last", weights_.back()->view(), grads_.back()->view()});
     make_optimizer(parameters);
     const auto& presets = hr::presets();
     hr::ScalePolicy policy = hr::preset(
-        presets[static_cast<size_t>(random_.upto(static_cast<int64_t>(presets.size()) - 1))].name);
-    const auto interval = static_cast<double>(1 + random_.upto(20));
+        presets[static_cast<size_t>(random_.up_to(static_cast<int64_t>(presets.size()) - 1))].name);
+    const auto interval = static_cast<double>(1 + random_.up_to(20));
     if (policy.if_static() == nullptr) policy.set("growth_interval", interval);
     policy.set("on_overflow", 0);
     scaler_ = std::make_unique<hr::GradScaler>(
@@ -141,7 +142,7 @@ class World {
 
   bool step() {
     const float scaled_loss = scaler_->scale(1.0f);
-    const double size = std::exp2(-static_cast<double>(random_.upto(12)));
+    const double size = std::exp2(-static_cast<double>(random_.up_to(12)));
     for (auto& grad : grads_) {
       for (int64_t k = 0; k < grad->view().count; ++k) {
         grad->set(k, random_.normal() * size * static_cast<double>(scaled_loss));
@@ -149,27 +150,27 @@ class World {
     }
     injector_.inject(++steps_, optimizer_->parameters());
     const float max_norm = random_.chance(0.3) ? 0.01f : 0.0f;
-    const std::vector<std::vector<unsigned char>> before = everything();
+    const std::vector<std::vector<unsigned char>> before = snapshot();
     const std::vector<std::vector<Element>> elements = all_elements();
-    const bool good = check_finite();
+    const bool finite = gradients_are_finite();
     const hr::StepReport report =
         scaler_->step(*optimizer_, {.max_norm = max_norm, .clear_grads = hr::ClearGrads::kNever});
-    if (report.applied != good) throw Failure{"applied is " + std::to_string(report.applied)};
-    if (!good) {
-      if (everything() != before) throw Failure{"a skipped step changed something"};
+    if (report.applied != finite) throw Failure{"applied is " + std::to_string(report.applied)};
+    if (!finite) {
+      if (snapshot() != before) throw Failure{"a skipped step changed weights, gradients or state"};
     } else {
       check_applied(elements, report, max_norm);
     }
     scaler_->update();
-    if (random_.chance(0.02)) round_trip();
-    return good;
+    if (random_.chance(0.02)) round_trip_scaler();
+    return finite;
   }
 
  private:
   void make_optimizer(const std::vector<hr::Parameter>& parameters) {
     rule_.lr = 0.001 + 0.05 * random_.unit();
     rule_.decay = random_.chance(0.5) ? 0.1 : 0.0;
-    switch (random_.upto(3)) {
+    switch (random_.up_to(3)) {
       case 0:
         optimizer_ = std::make_unique<hr::SGD>(
             parameters, hr::SGDOptions{.lr = rule_.lr, .weight_decay = rule_.decay});
@@ -194,8 +195,8 @@ class World {
     }
   }
 
-  // Whether the step has to be applied: all gradients are finite as they are in memory.
-  bool check_finite() const {
+  // A step must be applied if and only if all gradients in memory are finite.
+  bool gradients_are_finite() const {
     for (const auto& grad : grads_) {
       for (int64_t k = 0; k < grad->view().count; ++k) {
         if (!std::isfinite(grad->get(k))) return false;
@@ -204,7 +205,8 @@ class World {
     return true;
   }
 
-  std::vector<std::vector<unsigned char>> everything() const {
+  // The bytes of all weights, gradients and optimizer state.
+  std::vector<std::vector<unsigned char>> snapshot() const {
     std::vector<std::vector<unsigned char>> all;
     for (const auto& weight : weights_) all.push_back(weight->bytes());
     for (const auto& grad : grads_) all.push_back(grad->bytes());
@@ -259,24 +261,25 @@ class World {
         const double grad = grads_[i]->get(k) / static_cast<double>(report.scale) * clip;
         const Element now = rule_.next(old, grad, optimizer_->steps(i) - 1);
         const double change = std::fabs(now.weight - old.weight);
-        const double reach = rule_.reach(old, grad, optimizer_->steps(i) - 1);
-        const double allowed = 1e-4 * change + 4e-7 * (std::fabs(old.weight) + reach) + 1e-30;
+        const double bound = rule_.uncancelled_change(old, grad, optimizer_->steps(i) - 1);
+        const double allowed = 1e-4 * change + 4e-7 * (std::fabs(old.weight) + bound) + 1e-30;
         if (!(std::fabs(now.weight - static_cast<double>(master[k])) <= allowed)) {
           throw Failure{"p" + std::to_string(i) + "[" + std::to_string(k) + "] is " +
                         std::to_string(master[k]) + " and not " + std::to_string(now.weight)};
         }
         Array rounded(weights_[i]->view().dtype, 1);
         rounded.set(0, master[k]);
-        if (rounded.get(0) != weights_[i]->get(k)) throw Failure{"a weight is not its master's"};
+        if (rounded.get(0) != weights_[i]->get(k))
+          throw Failure{"a weight is not its rounded master"};
       }
     }
   }
 
-  // Saves and loads the scaler.
-  void round_trip() {
+  // Saves and loads the scaler, which must not change it.
+  void round_trip_scaler() {
     const std::string saved = scaler_->save();
     scaler_->load(saved);
-    if (scaler_->save() != saved) throw Failure{"a saved scaler came back as another"};
+    if (scaler_->save() != saved) throw Failure{"saving and loading changed the scaler"};
   }
 
   Random random_;
@@ -288,7 +291,7 @@ class World {
   std::unique_ptr<hr::GradScaler> scaler_;
 };
 
-// 0 under sanitizers, which keep what is freed.
+// 0 under sanitizers, which do not return freed memory.
 double resident_megabytes() {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   return 0.0;
@@ -304,16 +307,16 @@ double resident_megabytes() {
 int main(int argc, char** argv) {
   const int64_t steps = argc > 1 ? std::atoll(argv[1]) : 100000;
   const uint64_t seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
-  constexpr int64_t kStepsOfAWorld = 100;
+  constexpr int64_t kStepsPerModel = 100;
   int64_t done = 0, skipped = 0;
   double early = 0.0;
-  for (uint64_t world = 0; done < steps; ++world) {
-    World now(seed * 1000003 + world);
-    for (int64_t i = 0; i < kStepsOfAWorld && done < steps; ++i, ++done) {
+  for (uint64_t model = 0; done < steps; ++model) {
+    CheckedTraining training(seed * 1000003 + model);
+    for (int64_t i = 0; i < kStepsPerModel && done < steps; ++i, ++done) {
       try {
-        skipped += !now.step();
+        skipped += !training.step();
       } catch (const Failure& failure) {
-        std::printf("world %llu, step %lld: %s\n", static_cast<unsigned long long>(world),
+        std::printf("model %llu, step %lld: %s\n", static_cast<unsigned long long>(model),
                     static_cast<long long>(i), failure.what.c_str());
         return 1;
       }
@@ -322,8 +325,7 @@ int main(int argc, char** argv) {
   }
   const double grown = resident_megabytes() - early;
   std::printf(
-      "%lld steps, %lld of them skipped; every applied one agrees with FP64, every skipped one "
-      "changed "
+      "%lld steps, %lld of them skipped; applied steps agree with FP64, skipped steps changed "
       "nothing; memory grew by %.1f MB after the first fifth\n",
       static_cast<long long>(done), static_cast<long long>(skipped), grown);
   return grown < 8.0 ? 0 : 1;
