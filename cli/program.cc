@@ -41,7 +41,7 @@ int after_printing(int status) {
   const int error = flush_output();
   if (error == 0) return status;
   const bool gone = error == EPIPE;  // a reader that has seen enough, such as head, is no news
-  if (!gone) tell("headroom: Standard output could not be written to its end.\n");
+  if (!gone) tell("headroom: Standard output could not be written completely.\n");
   if (status != 0) return status;
   return gone ? kReaderGone : kBadInput;
 }

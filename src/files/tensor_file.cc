@@ -11,7 +11,7 @@
 namespace headroom::files {
 namespace {
 
-// Small enough to stay in the second-level cache until its elements have been looked at.
+// Small enough to stay in the L2 cache until the callback has processed it.
 constexpr size_t kBlockBytes = size_t{1} << 18;
 
 struct AlignedDelete {
@@ -41,7 +41,7 @@ void read_plain(const File& file, const Tensor& tensor, int64_t first, int64_t c
   }
 }
 
-// Pieces of the unpacked member may begin and end inside an element, so they are copied together.
+// inflate_member() may split an element between two pieces, so pieces are copied into whole blocks.
 void read_packed(const File& file, const Tensor& tensor, const Block& block) {
   const size_t size = size_of(tensor.dtype);
   const auto buffer = make_buffer();
@@ -92,18 +92,13 @@ TensorFile::TensorFile(const std::string& path, const OpenOptions& options)
     : file_(path), contents_(read_contents(file_, options)) {
   if (!contents_.tensors.empty() || contents_.left_out.empty()) return;
   const LeftOut& first = contents_.left_out.front();
-  file_.refuse("holds nothing that is read: " + in_quotes(first.name) + " " +
-               unread_type(first.dtype) + ".");
+  file_.refuse("holds no tensor of a supported type: " + in_quotes(first.name) + " " +
+               unsupported_type(first.dtype) + ".");
 }
 
 void read_elements(const File& file, const Tensor& tensor, int64_t first, int64_t count,
                    const Block& block) {
   tensor.packed ? read_packed(file, tensor, block) : read_plain(file, tensor, first, count, block);
-}
-
-void TensorFile::read(const Tensor& tensor, int64_t first, int64_t count,
-                      const Block& block) const {
-  read_elements(file_, tensor, first, count, block);
 }
 
 }  // namespace headroom::files

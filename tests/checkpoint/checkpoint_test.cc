@@ -281,7 +281,7 @@ TEST(CheckpointFolder, ASecondOneInTheSameFolderIsRefused) {
   const CheckpointFolder first(folder.path("run"));
   expect_error(ErrorCode::kFile, "being written by another run",
                [&] { CheckpointFolder second(folder.path("run")); });
-  expect_error(ErrorCode::kFile, "cannot be made",
+  expect_error(ErrorCode::kFile, "cannot be created",
                [] { CheckpointFolder nowhere("/proc/no/such/folder"); });
 }
 

@@ -220,7 +220,7 @@ assert open(page, encoding="utf-8").read() == html and not [x for x in os.listdi
 with open(os.path.join(FOLDER.name, "out"), "w") as out:
     result = subprocess.run([sys.executable, "-c", limit, PROGRAM, "inspect", "--json", mixed], stdout=out,
                             stderr=subprocess.PIPE, text=True)
-assert result.returncode == 2 and result.stderr == "headroom: Standard output could not be written to its end.\n", result
+assert result.returncode == 2 and result.stderr == "headroom: Standard output could not be written completely.\n", result
 
 # A page may go where the user says, be it a device, a pipe or a link.
 assert run(mixed, "--html", "/dev/null").returncode == 0

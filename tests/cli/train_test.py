@@ -169,7 +169,7 @@ with tempfile.TemporaryDirectory() as temp:
             ("is a folder", ["gpt", "--data", temp]),
             ("is empty", ["lm", "--data", "/dev/null"]),
             ("smaller --context", ["gpt", "--data", write(f"{temp}/tiny", b"tiny")]),
-            ("cannot be made", ["mlp", "--out", "/proc/no/such"]),
+            ("cannot be created", ["mlp", "--out", "/proc/no/such"]),
             ("not expected", ["mlp", "--nonsense"])):
         out = f"{temp}/untouched"
         result = train(*arguments, *([] if "--out" in arguments else ["--out", out]))

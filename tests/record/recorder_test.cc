@@ -364,8 +364,8 @@ TEST(Recorder, RefusesWhatCannotBe) {
   recorder.finish();
   expect_error(ErrorCode::kWrongOrder, "after finish()", [&] { recorder.step(6, 1.0, applied()); });
   expect_error(ErrorCode::kWrongOrder, "after finish()", [&] { recorder.finish(); });
-  expect_error(ErrorCode::kFile, "cannot be made", [] { Recorder bad("/proc/no/such"); });
-  expect_error(ErrorCode::kFile, "cannot be made",
+  expect_error(ErrorCode::kFile, "cannot be created", [] { Recorder bad("/proc/no/such"); });
+  expect_error(ErrorCode::kFile, "cannot be created",
                [&] { Recorder bad(folder.path("run/history.jsonl")); });
 }
 
