@@ -31,13 +31,13 @@ std::string little_endian(T value) {
   return bytes;
 }
 
-// TFRecord stores a CRC turned and shifted, so that a CRC over data that holds CRCs stays good.
+// TFRecord rotates a CRC and adds a constant, because a CRC over data that contains CRCs is weak.
 std::string masked_crc(std::string_view bytes) {
   const uint32_t crc = crc32c(bytes);
   return little_endian(static_cast<uint32_t>((crc >> 15 | crc << 17) + 0xA282EAD8u));
 }
 
-// Protocol buffers: a field is its number and wire type, then the value.
+// Protocol buffers: a field is a key (its number and wire type), followed by the value.
 enum Wire : uint32_t { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
 
 std::string varint(uint64_t value) {
@@ -73,10 +73,10 @@ constexpr uint32_t kSummaryValue = 1;
 constexpr size_t kCrcBytes = 4;
 constexpr size_t kRecordStart = sizeof(uint64_t) + kCrcBytes;
 
-// Of a record; no look at layers that the history takes makes a longer one.
+// No line within the limits of a history results in a longer record.
 constexpr uint64_t kLongestRecord = uint64_t{256} << 20;
 
-// The record at `from`; false if there is none that is whole.
+// Reads the record at offset `from`. Returns false if there is no complete, undamaged record.
 bool read_record(const files::File& file, uint64_t from, std::string* event) {
   uint64_t length = 0;
   if (!file.holds(from, kRecordStart + kCrcBytes)) return false;
@@ -86,7 +86,8 @@ bool read_record(const files::File& file, uint64_t from, std::string* event) {
   return file.read_text(from + kRecordStart + length, kCrcBytes) == masked_crc(*event);
 }
 
-// Of an event that record() wrote: the time, then the step, except in the first one.
+// The step of an event written by add(): the time (a key byte and a double), then the step. The
+// header has no step; 0 is returned for it.
 int64_t step_of(std::string_view event) {
   event.remove_prefix(std::min(event.size(), 1 + sizeof(double)));
   if (event.empty() || event[0] != key(event::kStep, kVarint)[0]) return 0;
@@ -129,7 +130,7 @@ void Summary::log2_histogram(std::string_view tag, const GradDetail& detail) {
     if (total == 0.0) {
       if (count == 0.0) continue;
       low = from;
-      limits += fixed64(from);  // a bucket begins where the one before it ends
+      limits += fixed64(from);  // an empty bucket: each begins where the previous one ends
       counts += fixed64(0.0);
     }
     limits += fixed64(from + 1.0);
@@ -140,7 +141,7 @@ void Summary::log2_histogram(std::string_view tag, const GradDetail& detail) {
     if (count != 0.0) high = from + 1.0;
   }
   if (total == 0.0) return;
-  // Empty buckets above the largest magnitude say nothing.
+  // Drop the empty buckets above the largest magnitude.
   const size_t buckets = static_cast<size_t>(high - low) + 1;
   limits.resize(buckets * sizeof(double));
   counts.resize(buckets * sizeof(double));
@@ -153,14 +154,12 @@ void Summary::log2_histogram(std::string_view tag, const GradDetail& detail) {
                                            bytes_field(value::kHistogram, message));
 }
 
-EventFile::EventFile(const std::string& path) : file_(path) {}
-
 void EventFile::rewind(int64_t step) {
   const files::File file(file_.path());
   uint64_t kept = 0;
   for (std::string event; read_record(file, kept, &event);) {
-    const bool opening = kept == 0 && step > std::numeric_limits<int64_t>::min();  // has no step
-    if (!opening && step_of(event) > step) break;
+    const bool keep_header = kept == 0 && step > std::numeric_limits<int64_t>::min();
+    if (!keep_header && step_of(event) > step) break;
     kept += kRecordStart + event.size() + kCrcBytes;
   }
   file_.cut(static_cast<int64_t>(kept));

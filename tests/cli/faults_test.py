@@ -71,7 +71,7 @@ with tempfile.TemporaryDirectory() as temp:
         for precision in ("bf16", "fp32"):
             out = f"{temp}/{level}-{precision}"
             result = train(*stuck, "--opt-level", level, "--escape", precision, "--out", out)
-            check(result.returncode == 0 and f"fp16 is left for {precision} because of step 66." in result.stderr
+            check(result.returncode == 0 and f"switching from fp16 to {precision} because of step 66." in result.stderr
                   and f"mlp in {precision}, loss scale none: 120 of 120 steps" in result.stdout,
                   f"{level} {precision}: {result.returncode} {result.stderr}")
             check(len(notes(out)) == 1 and '"step":60' in notes(out)[0], notes(out))
@@ -90,14 +90,14 @@ with tempfile.TemporaryDirectory() as temp:
     # Before the first checkpoint it goes back to the start.
     result = train(*small[:-1], 120, "--inject", "overflow:step=1-20", "--escape", "bf16",
                    "--checkpoint-every", 200, "--out", f"{temp}/start")
-    check("going on after step 0" in result.stderr and result.returncode == 0, (result.returncode, result.stderr))
+    check("resuming after step 0" in result.stderr and result.returncode == 0, (result.returncode, result.stderr))
     check(history(f"{temp}/start")[1][0]["scale"] == 1, "from the first step on")
     # A loss that is not finite while all gradients are.
     result = train("field", "--lr", "3e18", "--clip", 1, "--schedule", "constant", "--steps", 50)
     check(result.returncode == 3 and "stopped at step 11. The loss was inf in 10 steps in a row" in result.stderr,
           result.stderr)
     for arguments, part in ((["fp16", "--escape", "fp8"], "--escape is 'fp8'"), (["fp16", "--escape", "bf16"], "give --out"),
-                            (["fp32", "--escape", "bf16", "--out", f"{temp}/x"], "leads nowhere")):
+                            (["fp32", "--escape", "bf16", "--out", f"{temp}/x"], "does not help")):
         result = train("mlp", "--precision", *arguments)
         check(result.returncode == 2 and part in result.stderr, result.stderr)
     check(not os.path.exists(f"{temp}/x"), "nothing is written")

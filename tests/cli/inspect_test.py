@@ -199,7 +199,7 @@ assert inspect(path)["tensors"][0]["name"] == hidden  # escaped, so nothing is l
 assert not set(hidden[:-1]) & set(run(path, "--json").stdout) - set("2J") and "\u20ac" in run(path, "--json").stdout
 before = open(mixed, "rb").read()
 result = run(evil, mixed, "--html", mixed)
-assert result.returncode == 2 and "is to be read" in result.stderr, result
+assert result.returncode == 2 and "is an input" in result.stderr, result
 assert open(mixed, "rb").read() == before
 page = os.path.join(FOLDER.name, "page.html")
 assert run(evil, mixed, "--html", page).returncode == 0

@@ -23,7 +23,7 @@ def main():
         shown = run(*wrong)
         assert shown.returncode == 2 and "--help" in shown.stderr + shown.stdout, shown
     shown = run("inspekt", "x")
-    assert shown.returncode == 2 and shown.stderr.startswith("headroom: 'inspekt' is no command"), shown
+    assert shown.returncode == 2 and shown.stderr.startswith("headroom: 'inspekt' is not a command"), shown
 
     # Nothing that is quoted steers the terminal.
     for wrong in (["\x1b[2J"], ["replay", "x", "--\x1b[2J"], ["replay", "\x1b]0;x\x07\u009b\u202e\x7f\n\nheadroom: fake"]):

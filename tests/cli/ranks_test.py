@@ -148,7 +148,7 @@ with tempfile.TemporaryDirectory() as temp:
         check(codes[0] == 2 and told.count("headroom:") == 1, f"{way}: {codes} {outputs}")
         codes, outputs = wait(launch(way, 2, "mlp", "--out", parts, "--resume", "--steps", 30))
         check(not any(codes), f"{way}: {codes} {outputs}")
-        check("".join(error for _, error in outputs).count("going on after step 15") == 1, outputs)
+        check("".join(error for _, error in outputs).count("resuming after step 15") == 1, outputs)
         course = [[(step["loss"], step["scale"], step["overflow"]) for step in history(folder)[1]]
                   for folder in (whole, parts)]
         check(course[0] == course[1] and len(course[0]) == 30, f"{way}: {course}")
@@ -159,7 +159,7 @@ with tempfile.TemporaryDirectory() as temp:
         codes, outputs = wait(launch(way, 2, "mlp", "--precision", "fp16", "--steps", 60, "--out", folder,
                                      "--inject", "nan:step=8-40,rank=1", "--escape", "fp32"))
         check(not any(codes), f"{way}: {codes} {outputs}")
-        check("fp16 is left for fp32" in outputs[0][1] and history(folder)[3]["steps"] == 60, outputs)
+        check("switching from fp16 to fp32" in outputs[0][1] and history(folder)[3]["steps"] == 60, outputs)
 
         # Asked to stop, all stop after the same step, and the history is whole.
         folder = f"{temp}/{way}.stopped"
@@ -175,7 +175,7 @@ with tempfile.TemporaryDirectory() as temp:
         # Bad input is told once.
         codes, outputs = wait(launch(way, 2, "mlp", "--batch", 13))
         told = "".join(error for _, error in outputs)
-        check(codes[0] == 2 and told.count("with 2 ranks it has to be a multiple of 2") == 1, outputs)
+        check(codes[0] == 2 and told.count("with 2 ranks it must be a multiple of 2") == 1, outputs)
         codes, outputs = wait(launch(way, 2, "mlp", "--timeout", "nan"))
         check(codes[0] == 2, outputs)
 

@@ -97,7 +97,7 @@ with tempfile.TemporaryDirectory() as temp:
         whole, steps, end = read(out, names[1]), course(out), history(out)[3]
         os.remove(f"{out}/{names[1]}")
         result = train("--resume", "--out", out)
-        check(result.returncode == 0 and "going on after step 4" in result.stderr, result.stderr)
+        check(result.returncode == 0 and "resuming after step 4" in result.stderr, result.stderr)
         check(read(out, names[1]) == whole, f"{model} {options}: the checkpoints differ")
         check(course(out) == steps, f"{model} {options}: the histories differ")
         check(history(out)[3]["results"] == end["results"] and history(out)[3]["steps"] == 8, history(out)[3])
@@ -140,15 +140,15 @@ with tempfile.TemporaryDirectory() as temp:
     flipped[len(data) // 2] ^= 1
     lying = data.replace(b'"step":"8"', b'"step":"7"')
     out = f"{temp}/damaged"
-    for damaged, why in ((data[:-1], "cut short"), (data[:100], "cut short"), (b"", "cut short"),
-                         (bytes(flipped), "checksum"), (lying, "checksum"), (bytes(5000), "does not begin"),
+    for damaged, why in ((data[:-1], "truncated"), (data[:100], "truncated"), (b"", "truncated"),
+                         (bytes(flipped), "checksum"), (lying, "checksum"), (bytes(5000), "is not a checkpoint"),
                          (read(good, first), "is of step 4")):
         shutil.rmtree(out, ignore_errors=True)
         shutil.copytree(good, out)
         write(out, last, damaged)
         result = train("--resume", "--out", out)
         check(result.returncode == 0 and f"{last}' " in result.stderr and why in result.stderr
-              and "It is left out.\nheadroom: going on after step 4" in result.stderr, f"{why}: {result.stderr}")
+              and "It is left out.\nheadroom: resuming after step 4" in result.stderr, f"{why}: {result.stderr}")
         check(read(out, last) == data, f"{why}: the end is not the same")
     # One whose state would take all memory, or all time, is refused before it is read.
     write(out, last, with_setting(data, "--seed", "1", more={"x": [[[]]] * 1500000}))
@@ -161,7 +161,7 @@ with tempfile.TemporaryDirectory() as temp:
         write(out, last, with_setting(data, name, value))
         result = train("--resume", "--out", out)
         check(result.returncode == 0 and "Watch at" not in result.stderr and "\x1b" not in result.stderr
-              and f"has a setting '{name[:2]}" in result.stderr and "going on after step 4" in result.stderr, result.stderr)
+              and f"has a setting '{name[:2]}" in result.stderr and "resuming after step 4" in result.stderr, result.stderr)
         check(read(out, last) == data, f"{name}: the end is not the same")
     # None is good: exit 2, with the reasons, and nothing is changed.
     write(out, last, data[:-1])
@@ -169,7 +169,7 @@ with tempfile.TemporaryDirectory() as temp:
     before = read(out, "history.jsonl")
     result = train("--resume", "--out", out)
     check(result.returncode == 2 and result.stderr.startswith("headroom: There is no good checkpoint in")
-          and result.stderr.count("cut short") == 2, result.stderr)
+          and result.stderr.count("truncated") == 2, result.stderr)
     check(read(out, "history.jsonl") == before, "the history is as it was")
     # Of another model, with a right checksum: refused by its sizes.
     shutil.rmtree(out)
@@ -212,7 +212,7 @@ with tempfile.TemporaryDirectory() as temp:
                                 stdout=subprocess.PIPE, stderr=nowhere, preexec_fn=no_room)
     check(result.returncode == 1 and b"4 of 4 steps" in result.stdout, result)
     result = train("--resume", "--out", out, "--steps", 4, preexec_fn=no_room)
-    check(result.returncode == 1 and "Training goes on without this checkpoint; the one of step 2 stays" in result.stderr
+    check(result.returncode == 1 and "Training continues without this checkpoint; that of step 2 is kept" in result.stderr
           and "the end of the run is not saved. " in result.stderr, (result.returncode, result.stderr))
     check({name: read(out, name) for name in checkpoints(out)} == before, "the checkpoints are as they were")
     check(not [name for name in os.listdir(out) if name.endswith(".tmp")], os.listdir(out))
@@ -258,7 +258,7 @@ with tempfile.TemporaryDirectory() as temp:
     done = len(history(out)[1])
     check(process.returncode == 130 and checkpoints(out) == [f"checkpoint-{done:06}.safetensors"], checkpoints(out))
     result = train("--resume", "--out", out, "--steps", done + 3)
-    check(result.returncode == 0 and f"going on after step {done}" in result.stderr, result.stderr)
+    check(result.returncode == 0 and f"resuming after step {done}" in result.stderr, result.stderr)
     check([step["step"] for step in history(out)[1]] == list(range(1, done + 4)), "no step twice")
 
 finish()

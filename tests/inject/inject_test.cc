@@ -138,10 +138,10 @@ TEST(Inject, RefusesWhatCannotBeInASentence) {
   refused("nan:step=5-", "needs a step");
   refused("nan:step=9-5", "not after the last");
   refused("nan:step=-5", "needs a step");
-  refused("nan:rank=-1", "from 0 on");
+  refused("nan:rank=-1", "a rank of 0 or more");
   refused("nan:count=0", "1 or more");
   refused("nan:tensor=", "name of a parameter");
-  refused("nan:often=1", "has no 'often'");
+  refused("nan:often=1", "has no entry 'often'");
   refused("nan:p=0.5,", "There is no fault ''");
   refused(std::string(1000, 'x') + ":p=1", "xxx...'");
   Model model;
