@@ -19,6 +19,7 @@ constexpr const char* kPrefix = "checkpoint-";
 constexpr const char* kSuffix = ".safetensors";
 constexpr const char* kTemporary = ".tmp";  // see files::replace_file()
 
+// Six digits or more, so that the files of most runs sort by name.
 std::string file_name(int64_t step) {
   char digits[32];
   std::snprintf(digits, sizeof digits, "%06lld", static_cast<long long>(step));
@@ -37,6 +38,7 @@ int64_t step_in(const std::string& name) {
 
 }  // namespace
 
+// The folder, its lock and the steps that must not be deleted.
 struct CheckpointFolder::Place {
   Place(const std::string& path, FolderUse use) : folder(path) {
     if (use == FolderUse::kOwn) lock.emplace((fs::path(path) / "checkpoint.lock").string());
@@ -67,6 +69,7 @@ struct CheckpointFolder::Place {
   std::vector<int64_t> steps() const {
     std::set<int64_t, std::greater<>> found;
     for (const std::string& name : names()) {
+      // Compare the whole name: "checkpoint-7.safetensors" is not ours.
       if (name == file_name(step_in(name))) found.insert(step_in(name));
     }
     return {found.begin(), found.end()};
@@ -88,6 +91,7 @@ CheckpointFolder::CheckpointFolder(const std::string& folder, FolderUse use) {
   if (use == FolderUse::kOwn) files::make_folders(folder);
   place_ = std::make_unique<Place>(folder, use);
   if (use == FolderUse::kRead) return;
+  // Remove temporary files of a run that was killed while it saved.
   for (const std::string& name : place_->names()) {
     std::error_code ignored;
     if (name.ends_with(kTemporary)) fs::remove(fs::path(folder) / name, ignored);
@@ -107,6 +111,7 @@ void CheckpointFolder::save(int64_t step, const std::vector<CheckpointTensor>& t
   std::vector<std::string_view> pieces = {header};
   for (const CheckpointTensor& item : tensors) pieces.push_back(internal::bytes_of(item.tensor));
   files::replace_file(place_->path_of(step), pieces, files::Sync::kYes);
+  // The new checkpoint is safe on the disk. Only now may older ones be deleted.
   if (place_->last < step) place_->before = place_->last;
   // After a return to an older checkpoint, a newer one belongs to an abandoned continuation.
   if (place_->before > step) place_->before = -1;
@@ -150,6 +155,7 @@ Checkpoint CheckpointFolder::load(const std::function<void(const Checkpoint&)>& 
     // If the owner has saved newer checkpoints and deleted these meanwhile, search again.
     if (steps != place_->steps()) continue;
     report_skipped();
+    // One sentence for the folder, then one for each checkpoint that failed.
     std::string sentence = "There is no good checkpoint in '" + place_->folder + "'";
     for (size_t i = 0; i < reasons.size(); ++i) sentence += (i == 0 ? ": " : " ") + reasons[i];
     throw Error(ErrorCode::kBadState, sentence + (reasons.empty() ? "." : ""));

@@ -23,6 +23,7 @@ constexpr const char* kFormat = "headroom-checkpoint";
 constexpr const char* kVersion = "1";
 constexpr size_t kAlignment = 64;  // of the first tensor, in the file and in memory
 
+// Names of the types in a safetensors header, indexed by DType.
 const char* safetensors_name(DType dtype) {
   constexpr const char* kNames[] = {"F16", "BF16", "F32", "F64"};
   return kNames[static_cast<size_t>(dtype)];
@@ -58,7 +59,7 @@ std::string checksum_of(const std::vector<std::string_view>& pieces) {
   for (const std::string_view piece : pieces) {
     XXH3_128bits_update(&state, piece.data(), piece.size());
   }
-  XXH128_canonical_t bytes;
+  XXH128_canonical_t bytes;  // big-endian, so that the digits are the same on every machine
   XXH128_canonicalFromHash(&bytes, XXH3_128bits_digest(&state));
   std::string hex;
   for (const unsigned char byte : bytes.digest) {
@@ -108,6 +109,7 @@ std::string checkpoint_header(int64_t step, const std::vector<CheckpointTensor>&
                 "The state or the name of a tensor is not UTF-8, which checkpoints require; encode "
                 "it.");
   }
+  // Pad the header with spaces, as safetensors recommends, so that the elements are aligned.
   const size_t used = (sizeof(uint64_t) + text.size()) % kAlignment;
   if (used != 0) text.append(kAlignment - used, ' ');
   require(text.size() <= files::kLongestHeader, ErrorCode::kInvalidArgument, [] {
@@ -118,6 +120,7 @@ std::string checkpoint_header(int64_t step, const std::vector<CheckpointTensor>&
   std::string start(sizeof(length), '\0');
   std::memcpy(start.data(), &length, sizeof(length));
   start += text;
+  // The checksum covers the header with zeros in place of the checksum, then all elements.
   std::vector<std::string_view> pieces = {start};
   for (const CheckpointTensor& item : tensors) pieces.push_back(bytes_of(item.tensor));
   const std::string checksum = checksum_of(pieces);
@@ -161,6 +164,7 @@ Checkpoint Checkpoint::read(const std::string& path) {
   if (file.size() < kChecksumAt + kChecksumDigits) file.refuse("is truncated.");
   const std::string start = file.read_text(sizeof(uint64_t), kCheckpointStart.size());
   if (start != kCheckpointStart) file.refuse("is not a checkpoint.");
+  // Verify the checksum before any part of the file is interpreted.
   const std::shared_ptr<char> memory = read_whole(file);
   char* const digits = memory.get() + kChecksumAt;
   const std::string expected(digits, kChecksumDigits);
@@ -180,6 +184,7 @@ Checkpoint Checkpoint::read(const std::string& path) {
   checkpoint.step_ = internal::step_of(metadata["step"]);
   if (checkpoint.step_ < 0) file.refuse("has no step.");
   checkpoint.state_ = std::move(metadata["state"]);
+  // The tensors are views of the file's memory, which the checkpoint and its copies share.
   for (files::Tensor& tensor : contents.tensors) {
     const char* const data = memory.get() + tensor.offset;
     checkpoint.tensors_.push_back({std::move(tensor.name),

@@ -15,6 +15,7 @@ std::string header_of(const File& file, const ZipMember& member) {
     return file.read_text(member.offset, std::min<uint64_t>(member.bytes, kLongestNpyHeader));
   }
   std::string start;
+  // Inflate no more than the header needs.
   inflate_member(file, member, [&](const char* data, size_t bytes) {
     start.append(data, std::min(bytes, kLongestNpyHeader - start.size()));
     return start.size() < std::min(npy_header_bytes(start), kLongestNpyHeader);

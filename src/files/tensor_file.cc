@@ -22,10 +22,12 @@ std::unique_ptr<char, AlignedDelete> make_buffer() {
       static_cast<char*>(::operator new (kBlockBytes, std::align_val_t{64})));
 }
 
+// Reverses the bytes of every element of `size` bytes.
 void swap_bytes(char* data, size_t bytes, size_t size) {
   for (size_t i = 0; i + size <= bytes; i += size) std::reverse(data + i, data + i + size);
 }
 
+// Reads uncompressed elements, block by block.
 void read_plain(const File& file, const Tensor& tensor, int64_t first, int64_t count,
                 const Block& block) {
   const size_t size = size_of(tensor.dtype);
@@ -77,6 +79,7 @@ void read_packed(const File& file, const Tensor& tensor, const Block& block) {
   flush();
 }
 
+// Recognises the format by its first bytes. safetensors has no magic number and is tried last.
 Contents read_contents(const File& file, const OpenOptions& options) {
   const std::string magic = file.read_text(0, std::min<uint64_t>(file.size(), 6));
   if (magic == "\x93NUMPY") return read_npy(file, options);

@@ -34,6 +34,7 @@ class RandomNumbers {
   uint64_t state_ = 0;
 };
 
+// The bit patterns below are indexed by DType: f16, bf16, f32, f64.
 uint64_t infinity_bits(DType dtype) {
   constexpr uint64_t kBits[] = {0x7C00, 0x7F80, 0x7F800000, 0x7FF0000000000000};
   return kBits[static_cast<size_t>(dtype)];
@@ -57,7 +58,7 @@ void corrupt(FaultKind kind, const TensorView& grad, int64_t index, RandomNumber
   uint64_t bits = 0;  // little-endian: the low bytes are the element's
   switch (kind) {
     case FaultKind::kOverflow:
-      bits = infinity_bits(grad.dtype) | (number & 1) << (8 * size - 1);
+      bits = infinity_bits(grad.dtype) | (number & 1) << (8 * size - 1);  // with a random sign
       break;
     case FaultKind::kNan:
       bits = nan_bits(grad.dtype);
@@ -72,6 +73,7 @@ void corrupt(FaultKind kind, const TensorView& grad, int64_t index, RandomNumber
 
 }  // namespace
 
+// Validates everything that does not depend on the parameters.
 Injector::Injector(std::vector<Fault> faults, uint64_t seed, int rank)
     : faults_(std::move(faults)), seed_(seed), rank_(rank) {
   using internal::require;
@@ -97,6 +99,8 @@ Injector::Injector(std::vector<Fault> faults, uint64_t seed, int rank)
 
 std::vector<Injected> Injector::inject(int64_t step,
                                        const std::vector<Parameter>& parameters) const {
+  // A fault whose tensor is missing is an error even in steps in which it does not apply, so that a
+  // misspelt name is found at once.
   for (const Fault& fault : faults_) {
     const auto named = [&](const Parameter& parameter) { return parameter.name == fault.tensor; };
     const bool there =
@@ -116,6 +120,7 @@ std::vector<Injected> Injector::inject(int64_t step,
     if (!fault.applies(rank_, step)) continue;
     RandomNumbers random({seed_, static_cast<uint64_t>(rank_), static_cast<uint64_t>(step), i});
     if (random.unit() >= fault.probability) continue;
+    // Parameters without a gradient cannot be hit.
     std::vector<size_t> targets;
     for (size_t k = 0; k < parameters.size(); ++k) {
       const Parameter& parameter = parameters[k];
@@ -129,10 +134,11 @@ std::vector<Injected> Injector::inject(int64_t step,
                          [&] { return "The gradient of " + parameters[target].name; });
     hits.push_back({&fault, target, random});
   }
+  // From here on nothing throws but a failing CUDA copy.
   std::vector<Injected> done;
   for (Hit& hit : hits) {
     const TensorView& grad = parameters[hit.target].grad;
-    std::set<int64_t> indices;
+    std::set<int64_t> indices;  // distinct elements; drawing with rejection is fast for few of them
     while (static_cast<int64_t>(indices.size()) < std::min(hit.fault->count, grad.count)) {
       const auto index = static_cast<int64_t>(hit.random.below(static_cast<size_t>(grad.count)));
       if (!indices.insert(index).second) continue;

@@ -20,6 +20,7 @@ bool read_number(std::string_view text, T* value) {
   return error == std::errc() && end == text.data() + text.size();
 }
 
+// The kind of a fault by its name; throws for an unknown one.
 FaultKind kind_of(std::string_view name) {
   if (name == "overflow") return FaultKind::kOverflow;
   if (name == "nan") return FaultKind::kNan;
@@ -64,6 +65,8 @@ void set(std::string_view entry, Fault* fault) {
 
 }  // namespace
 
+// Splits the text at commas. An entry with a kind starts a new fault; the others belong to the last
+// one.
 std::vector<Fault> parse_faults(std::string_view text) {
   std::vector<Fault> faults;
   while (true) {

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <vector>
+#include <utility>
 
 #include "files/write.h"
 
@@ -15,6 +15,9 @@ namespace headroom::internal {
 
 /// CRC-32C (Castagnoli), the checksum of TFRecords.
 uint32_t crc32c(std::string_view bytes);
+
+/// The range of the bins of a histogram between its first and its last count; empty if all are 0.
+std::pair<size_t, size_t> nonempty_bins(const GradDetail& detail);
 
 /// The values of one step, serialised as a Summary message.
 class Summary {

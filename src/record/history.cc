@@ -23,6 +23,7 @@ struct BadLine {
   std::string why;
 };
 
+// Accessors that throw BadLine if a member is missing or of the wrong type.
 const ordered_json& member(const ordered_json& object, const char* key) {
   const auto found = object.find(key);
   if (found == object.end()) throw BadLine{std::string("it has no \"") + key + "\""};
@@ -81,6 +82,7 @@ int64_t next_step(const ordered_json& line, const Lines& previous) {
   return step;
 }
 
+// One entry of "layers". The histogram must lie within GradDetail's exponents.
 HistoryLayer layer_of(const ordered_json& object) {
   if (!object.is_object()) throw BadLine{"one of its \"layers\" is not an object"};
   HistoryLayer layer;
@@ -99,6 +101,7 @@ HistoryLayer layer_of(const ordered_json& object) {
   return layer;
 }
 
+// Raises the extremes of a tensor to those of a snapshot.
 void update_extremes(const HistoryLayer& layer, LayerExtremes* extremes) {
   LayerStats stats;  // with what fp16_zones() reads
   stats.stats.inf_count = layer.not_finite;
@@ -131,7 +134,7 @@ std::string exceeded_limit(std::string_view line) {
   for (size_t i = 0; i < line.size(); ++i) {
     const char c = line[i];
     if (in_text) {
-      if (c == '\\') ++i;
+      if (c == '\\') ++i;  // skip the escaped character
       in_text = c != '"';
       continue;
     }
@@ -150,9 +153,10 @@ std::string exceeded_limit(std::string_view line) {
         depth -= depth > 0;
         break;
       case ':':
+        // Outside of strings, every colon follows a key.
         if (++keys[depth] > kMostKeys) return "has an object of more than 4096 entries";
         break;
-      case ',':
+      case ',':  // every value but the first of an array or object follows a comma
         ++values;
         break;
       default:
@@ -172,6 +176,7 @@ bool HistoryReader::read_more() {
     *this = HistoryReader(path_, until_);
     lines_before_ = before + 1;
   }
+  // A damaged history stays damaged: later lines cannot be interpreted without the bad one.
   if (!damage_.empty()) throw Error(ErrorCode::kBadState, damage_);
   std::vector<char> buffer(1 << 20);
   while (!stopped_) {
@@ -179,6 +184,7 @@ bool HistoryReader::read_more() {
     if (got == 0) break;
     std::string_view bytes(buffer.data(), got);
     offset_ += static_cast<int64_t>(got);
+    // Remember the end of what was read, to recognise a rewind.
     tail_ += bytes;
     tail_.erase(0, tail_.size() - std::min(tail_.size(), kTail));
     for (size_t end; !stopped_ && (end = bytes.find('\n')) != std::string_view::npos;) {
@@ -201,10 +207,12 @@ bool HistoryReader::was_rewound(const files::File& file) const {
   return now != tail_;
 }
 
+// Whether reading stops before this line, see the constructor.
 bool HistoryReader::is_later(const ordered_json& line) const {
   return until_ != kAll && (line.contains("end") || integer(line, "step") > until_);
 }
 
+// Dispatches a line by the key that identifies its kind.
 void HistoryReader::read_line(std::string_view content) {
   ++lines_;
   try {
@@ -236,6 +244,7 @@ void HistoryReader::read_line(std::string_view content) {
   }
 }
 
+// The first line identifies the format and its version.
 void HistoryReader::read_header(const ordered_json& line) {
   const auto has = [&](const char* key, const ordered_json& value) {
     const auto found = line.find(key);  // unlike value(), makes no copy of untrusted data
@@ -254,6 +263,7 @@ void HistoryReader::read_header(const ordered_json& line) {
   read_settings(line);
 }
 
+// From the header, or from a line that a resumed run wrote because its settings had changed.
 void HistoryReader::read_settings(const ordered_json& line) {
   const ordered_json& settings = member(line, "settings");
   if (!settings.is_object()) throw BadLine{"its \"settings\" are not an object"};
@@ -272,7 +282,7 @@ void HistoryReader::read_step(const ordered_json& line) {
   step.seconds = number(line, "seconds");
   const ordered_json& overflow = member(line, "overflow");
   if (!overflow.is_boolean()) throw BadLine{"its \"overflow\" is neither true nor false"};
-  step.applied = !overflow.get<bool>();
+  step.applied = !overflow.get<bool>();  // only skipped steps have a culprit
   if (!step.applied) step.culprit = text(line, "culprit");
   history_.skipped += !step.applied;
   history_.steps.push_back(std::move(step));

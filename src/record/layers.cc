@@ -5,6 +5,7 @@
 namespace headroom {
 namespace {
 
+// The largest finite FP16 number, 2^16 - 2^5.
 constexpr double kLargestF16 = 65504.0;
 
 // The share of the elements that are not zero.
@@ -57,6 +58,7 @@ ScaleBounds scale_bounds(const std::vector<LayerStats>& layers) {
       largest = amax;
       bounds.first_to_overflow = static_cast<int64_t>(i);
     }
+    // Lost elements weigh more than subnormal ones, which keep some of their bits.
     const Fp16Zones zones = fp16_zones(layers[i]);
     const double lost = zones.lost_share();
     const double subnormal = zones.subnormal_share();

@@ -39,6 +39,7 @@ std::string line_of(const ordered_json& object) {
   return line;
 }
 
+// Settings keep the order in which the user gave them.
 ordered_json settings_json(const std::vector<std::pair<std::string, std::string>>& settings) {
   ordered_json object = ordered_json::object();
   for (const auto& [key, value] : settings) object[key] = value;
@@ -74,11 +75,8 @@ double unscaled_amax(const StepReport& report) {
 // The histogram is written without the empty bins at its ends.
 ordered_json layer_json(const LayerStats& layer) {
   const GradStats& stats = layer.stats;
-  const auto& histogram = layer.detail.histogram;
-  const auto not_empty = [](int64_t count) { return count != 0; };
-  const auto end = std::find_if(histogram.rbegin(), histogram.rend(), not_empty).base();
-  const auto first =
-      end == histogram.begin() ? end : std::find_if(histogram.begin(), histogram.end(), not_empty);
+  const auto [first, end] = internal::nonempty_bins(layer.detail);
+  const int64_t* const bins = layer.detail.histogram.data();
   return {{"name", layer.name},
           {"count", stats.count},
           {"zeros", layer.detail.zeros},
@@ -86,10 +84,11 @@ ordered_json layer_json(const LayerStats& layer) {
           {"inf", stats.inf_count},
           {"nan", stats.nan_count},
           {"amax", internal::number_json(stats.amax)},
-          {"from", GradDetail::kMinExponent + (first - histogram.begin())},
-          {"histogram", std::vector<int64_t>(first, end)}};
+          {"from", GradDetail::kMinExponent + static_cast<int64_t>(first)},
+          {"histogram", std::vector<int64_t>(bins + first, bins + end)}};
 }
 
+// The tensors that bound the scale, by name. Members are omitted where there is no such tensor.
 ordered_json bounds_json(const std::vector<LayerStats>& layers) {
   const ScaleBounds bounds = scale_bounds(layers);
   ordered_json object = ordered_json::object();
@@ -127,6 +126,7 @@ void check_names(const Scalars& more, const ordered_json& line) {
 
 }  // namespace
 
+// The open files of a run and the state that its next line depends on.
 struct Recorder::Files {
   Files(const std::string& path, const RunInfo& info) : history(path), settings(info.settings) {}
 
@@ -168,6 +168,7 @@ struct Recorder::Files {
     steps = static_cast<int64_t>(kept.steps.size());
     skipped = kept.skipped;
     seconds = kept.steps.empty() ? 0.0 : kept.steps.back().seconds;
+    // Continue the clock of the resumed run. The clamp guards against a time that is not plausible.
     start = std::chrono::steady_clock::now() -
             std::chrono::duration_cast<std::chrono::steady_clock::duration>(
                 std::chrono::duration<double>(std::clamp(seconds, 0.0, 1e9)));
@@ -179,6 +180,7 @@ struct Recorder::Files {
     return true;
   }
 
+  // Starts a new history, replacing an old one.
   void begin(const RunInfo& info) {
     history.cut(0);
     std::string name = info.name;
@@ -225,6 +227,7 @@ struct Recorder::Files {
     }
   }
 
+  // Steps and snapshots are written in order, which readers rely on.
   static void check_later(const char* call, int64_t step, int64_t last) {
     internal::require(step > last, ErrorCode::kInvalidArgument, [&] {
       return std::string(call) + " got step " + std::to_string(step) + " after step " +
@@ -250,6 +253,7 @@ Recorder::~Recorder() = default;
 Recorder::Recorder(Recorder&&) noexcept = default;
 Recorder& Recorder::operator=(Recorder&&) noexcept = default;
 
+// The files, if the recorder may still be used for `call`.
 Recorder::Files& Recorder::open(const char* call) const {
   internal::require(files_ != nullptr && !files_->finished, ErrorCode::kWrongOrder, [&] {
     return std::string(call) + " was called after " +
@@ -276,6 +280,7 @@ void Recorder::step(int64_t step, double loss, const StepReport& report, const S
   if (report.applied) {
     line["amax"] = internal::number_json(unscaled_amax(report));
   } else {
+    // With this key, `headroom replay` knows at which scale the step overflows.
     line["overflow_at"] = internal::number_json(report.scale);
   }
   line["seconds"] = seconds;
@@ -293,6 +298,7 @@ void Recorder::step(int64_t step, double loss, const StepReport& report, const S
     line["culprit"] =
         report.culprit.empty() ? "the unscaled gradient would overflow" : report.culprit;
   }
+  // If writing throws, the recorder is unchanged and can be used on.
   files.add(line, step, summary);
   files.last_step = step;
   files.steps += 1;
@@ -308,7 +314,7 @@ void Recorder::layers(int64_t step, double scale, const std::vector<LayerStats>&
            "; pass the scale of the gradients.";
   });
   ordered_json line = {{"step", step}, {"scale", internal::number_json(scale)}};
-  line.update(bounds_json(layers));
+  line.update(bounds_json(layers));  // computed here, so that readers need not
   ordered_json& objects = line["layers"] = ordered_json::array();
   internal::Summary summary;
   for (const LayerStats& layer : layers) {

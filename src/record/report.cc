@@ -34,6 +34,7 @@ std::string for_script(const std::string& json) {
 
 }  // namespace
 
+// The script finds its data in an element of type application/json and draws into the others.
 std::string report_page(const std::string& title, const std::string& data, bool live) {
   std::string body = "<style>";
   body += kReportStyle;
@@ -89,6 +90,7 @@ void write_report(const std::string& folder, const std::string& path,
   namespace fs = std::filesystem;
   std::deque<internal::HistoryReader> readers;  // a deque, because `runs` points into it
   std::vector<internal::ReportRun> runs;
+  // A damaged run is left out as long as there is another one.
   std::vector<Error> errors;
   std::vector<std::string> reasons;
   for (const std::string& history : internal::find_histories(folder)) {
@@ -111,9 +113,11 @@ void write_report(const std::string& folder, const std::string& path,
                    [](const internal::ReportRun& a, const internal::ReportRun& b) {
                      return a.history->started < b.history->started;
                    });
-  const std::string title = runs.size() == 1 ? runs[0].history->name : internal::folder_name(folder);
+  const std::string title =
+      runs.size() == 1 ? runs[0].history->name : internal::folder_name(folder);
   const std::string page =
       internal::report_page(title, internal::report_data(title, runs, reasons), false);
+  // report.html is our own name; `path` is the user's and may be a link or device.
   if (path.empty()) {
     files::replace_file((fs::path(folder) / internal::kReportFile).string(), {page});
   } else {

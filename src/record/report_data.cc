@@ -36,6 +36,7 @@ ordered_json rounded(double value) {
   return std::strtod(text, nullptr);
 }
 
+// A curve: steps and values of the same length.
 struct Points {
   ordered_json steps = ordered_json::array();
   ordered_json values = ordered_json::array();
@@ -59,7 +60,7 @@ ordered_json thinned(const std::vector<HistoryStep>& steps, size_t most, const G
   const size_t stretch = steps.size() <= most ? 1 : (steps.size() + stretches - 1) / stretches;
   for (size_t begin = 0; begin < steps.size(); begin += stretch) {
     const size_t end = std::min(begin + stretch, steps.size());
-    std::set<size_t> kept;
+    std::set<size_t> kept;  // indices, in order
     size_t low = end, high = end;
     for (size_t i = begin; i < end; ++i) {
       const double value = get(steps[i]);
@@ -119,6 +120,7 @@ const HistoryLayer& layer_in(const LayerSnapshot& snapshot, const std::string& n
 // A tensor's heat map. Each column has the shares of its exponents in the nonzero elements, from
 // the lowest exponent up, and separately the shares of zeros and of inf and nan.
 ordered_json heat_map(const std::string& name, const std::vector<const LayerSnapshot*>& columns) {
+  // All columns share the same range of exponents.
   int from = GradDetail::kMaxExponent, to = GradDetail::kMinExponent;  // to: past the last
   for (const LayerSnapshot* snapshot : columns) {
     const HistoryLayer& layer = layer_in(*snapshot, name);
@@ -164,6 +166,8 @@ ordered_json bounds_json(const LayerSnapshot& snapshot) {
           {"subnormal", rounded(snapshot.subnormal)}};
 }
 
+// Adds the heat maps, with the layers that lose most to underflow first, and the bounds of the
+// scale.
 void add_layers(const History& history, size_t most_columns, ordered_json* run) {
   const std::vector<const LayerSnapshot*> columns = columns_of(history.snapshots, most_columns);
   Points scales;
@@ -192,6 +196,7 @@ void add_layers(const History& history, size_t most_columns, ordered_json* run) 
   }
 }
 
+// One run, with at most `points` points per curve and `columns` columns per heat map.
 ordered_json run_json(const ReportRun& source, size_t points, size_t columns) {
   const History& history = *source.history;
   ordered_json run = {{"name", history.name},
@@ -222,6 +227,7 @@ ordered_json run_json(const ReportRun& source, size_t points, size_t columns) {
 
 std::string report_data(const std::string& title, const std::vector<ReportRun>& runs,
                         const std::vector<std::string>& left_out) {
+  // Divide the budget of the page among all runs and layers.
   size_t layers = 0;
   for (const ReportRun& run : runs) layers += run.history->extremes.size();
   const size_t columns =

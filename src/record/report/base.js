@@ -59,6 +59,7 @@ const superscript = n => String(n).replace(
     /[-\d]/g,
     c => c === '-' ? '\u207b' : '\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079'[c]);
 const power = n => '2' + superscript(n);
+// A number for people; null is the JSON of inf and nan.
 function number(x, digits = 5) {
   if (x === null || x === undefined) return 'not finite';
   if (x === 0) return '0';
@@ -67,6 +68,7 @@ function number(x, digits = 5) {
     return x.toExponential(digits - 2).replace('e+', 'e').replace(/\.?0+e/, 'e');
   return String(Number(x.toPrecision(digits)));
 }
+// Large powers of two as 2^n.
 function scaleText(x) {
   if (x === null || x === undefined) return 'not finite';
   const n = Math.log2(x);
@@ -77,6 +79,7 @@ function percent(x) {
   return x < 0.0001 ? '< 0.01 %' : (100 * x).toFixed(x < 0.0995 ? 2 : 1) + ' %';
 }
 const count = n => n.toLocaleString('en');
+// Rounded before it is split, so that 59.96 s does not become 60.0 s.
 function time(seconds) {
   if (seconds === null) return 'unknown';
   const tenths = Math.round(seconds * 10), whole = Math.round(seconds),
@@ -85,6 +88,7 @@ function time(seconds) {
   if (whole < 3600) return Math.floor(whole / 60) + ' min ' + whole % 60 + ' s';
   return Math.floor(minutes / 60) + ' h ' + minutes % 60 + ' min';
 }
+// Names of settings and results: 'final_scale' becomes 'final scale'.
 const label = key => key.replaceAll('_', ' ');
 const result = (key, value) => key === 'gradients_lost' && value !== null ? percent(value) :
     key === 'final_scale'                                                 ? scaleText(value) :
@@ -110,6 +114,7 @@ const pickButton = (text, title, onclick) => h('button', {class: 'pick', title, 
 // ---- tooltip
 
 const tip = document.getElementById('tip');
+// Shows the tooltip beside the pointer, within the window.
 function showTip(x, y, title, lines) {
   tip.replaceChildren(
       h('b', {}, title), ...lines.map(([text, kind]) => h('div', {class: kind}, text)));

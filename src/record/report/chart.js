@@ -81,6 +81,7 @@ function lineChart(options) {
   return plot;
 }
 
+// Draws a chart into its element: grid, steps, curves, skipped steps, and a cursor with a tooltip.
 function drawLines(plot, axis, {series, kind, height, skips, tooltip}) {
   const width = Math.max(240, plot.clientWidth), right = RIGHT, top = 8, bottom = 24;
   const steps = series.filter(one => one.steps.length).map(one => [one.steps[0], one.steps.at(-1)]);
@@ -117,6 +118,7 @@ function drawLines(plot, axis, {series, kind, height, skips, tooltip}) {
         return;
       }
       const x = X(step).toFixed(1), y = Y(value).toFixed(1);
+      // A lone point is drawn as a tiny line, which the round line cap makes visible.
       path += pen ? (one.stairs ? `H${x}V${y}` : `L${x} ${y}`) : `M${x} ${y}h.01`;
       pen = true;
     });
@@ -144,6 +146,7 @@ function drawLines(plot, axis, {series, kind, height, skips, tooltip}) {
     let step = Math.round(first + (x - left) / (width - left - right) * (end - first));
     step = Math.max(first, Math.min(end, step));
     const near = skips.length ? skips[nearest(skips.map(skip => skip[0]), step)] : null;
+    // The cursor snaps to a skipped step within 9 pixels.
     const skip = near && Math.abs(X(near[0]) - x) < 9 ? near : null;
     if (skip) step = skip[0];
     cursor.setAttribute('x1', X(step));

@@ -3,6 +3,7 @@
 const style = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const shadeAt = (text, i) => SHADES.indexOf(text[i]) / 61;  // the square root of a share
 
+// FP16's zones: name, first and last exponent, colour and opacity of the band.
 const ZONES = [
   ['zero in FP16', -Infinity, ZERO, '--orange', 0.2], ['subnormal', ZERO, NORMAL, '--gold', 0.14],
   ['normal', NORMAL, OVER, null, 0], ['overflow', OVER, Infinity, '--purple', 0.2]
@@ -23,6 +24,7 @@ function column(layer, c) {
 function drawHeat(plot, run, layer) {
   const canvas = plot.firstChild, ratio = devicePixelRatio || 1,
         columns = run.snapshots.steps.length;
+  // The scale of each snapshot in octaves, by which "unscaled" moves the gradients down.
   const shift =
       run.snapshots.scales.map(scale => view.unscaled && scale > 0 ? Math.log2(scale) : 0);
   const lowShift = Math.min(...shift), highShift = Math.max(...shift);
@@ -142,6 +144,7 @@ function miniature(run, layer) {
       s('path', {d: path, stroke: 'var(--blue)', 'stroke-width': 2.5}));
 }
 
+// The heat map of the selected layer and a table of all layers.
 function layerSection(run) {
   if (!run.layers.length) return null;
   const layer = run.layers.find(one => one.name === view.layer) || run.layers[0];

@@ -19,6 +19,7 @@ const placeOf = run => data.runs.filter(other => other.group === run.group).inde
 const colourOf = run => COLOURS[placeOf(run) % COLOURS.length];
 const dashOf = run => DASHES[Math.floor(placeOf(run) / COLOURS.length) % DASHES.length];
 
+// A series for lineChart().
 function curve(run, points, stairs, chosen) {
   return {
     name: run.name,
@@ -49,6 +50,7 @@ function tooltipOf(run, group) {
   };
 }
 
+// Names the runs of a group and explains the marks of skipped steps.
 function legend(run, group) {
   const items = group.length < 2 ?
       [] :
@@ -73,11 +75,13 @@ function legend(run, group) {
   return items.length ? h('ul', {class: 'legend'}, items) : null;
 }
 
+// The charts of loss, scale and gradient norm, with all runs of the group.
 function charts(run) {
   const group = data.runs.filter(other => other.group === run.group);
   const losses = group.flatMap(other => other.loss[1].filter(v => v !== null));
   const low = losses.reduce((a, b) => Math.min(a, b), Infinity),
         high = losses.reduce((a, b) => Math.max(a, b), -Infinity);
+  // A loss that falls by more than a factor of 30 needs a logarithmic axis.
   const lossKind = low > 0 && high / low > 30 ? 'log10' : 'linear';
   const tooltip = tooltipOf(run, group), skips = run.skips;
   const make = (title, note, which, kind, height, stairs) =>
@@ -117,6 +121,7 @@ function fold(title, content) {
       h('summary', {}, title), content);
 }
 
+// The key figures of a run, its settings and its skipped steps.
 function facts(run) {
   const fact = (value, what, kind) =>
       h('div', {class: kind}, h('b', {}, value), h('span', {}, what));
@@ -167,6 +172,7 @@ function facts(run) {
                          null);
 }
 
+// The results of all runs of a group.
 function compareTable(group) {
   const runs = data.runs.filter(run => run.group === group);
   const keys = [...new Set(runs.flatMap(run => run.results.map(pair => pair[0])))];
@@ -194,6 +200,7 @@ function compareTable(group) {
 
 // ---- the page
 
+// Selects a run.
 function choose(index) {
   view.run = index;
   view.layer = null;
@@ -209,6 +216,7 @@ const leftOut = () => data.left_out.length === 0 ?
     null :
     h('ul', {class: 'notes'}, data.left_out.map(why => h('li', {}, `A run is left out. ${why}`)));
 
+// Draws the whole page from `data` and `view`.
 function render() {
   // Keep the scroll positions of the page and of its lists.
   const scroll = scrollY,
@@ -216,6 +224,7 @@ function render() {
   hideTip();
   left = LEFT;
   if (view.run === null || !data.runs[view.run]) {
+    // Initially, select the first run in which scaling is interesting.
     const best = data.runs.findIndex(run => run.skipped > 0 || run.name.includes('dynamic'));
     view.run = Math.max(0, best);
   }
