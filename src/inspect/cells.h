@@ -32,11 +32,8 @@ namespace headroom::internal {
 /// of branches, so that compilers vectorise it.
 template <int kBits, typename Mantissa>
 inline Mantissa mantissa_class(Mantissa m) {
-  // The smallest mantissa at or above numerator / 2^log2_denominator. For a short mantissa this may
-  // be 2^kBits, which no mantissa reaches.
-  constexpr auto cut = [](int64_t numerator, int log2_denominator) {
-    const int64_t denominator = int64_t{1} << log2_denominator;
-    return static_cast<Mantissa>(((numerator << kBits) + denominator - 1) / denominator);
+  constexpr auto cut = [](int numerator, int log2_denominator) {
+    return static_cast<Mantissa>(static_cast<Mantissa>(numerator) << (kBits - log2_denominator));
   };
   return static_cast<Mantissa>((m > 0) + (m >= cut(3, 2)) + (m > cut(13, 4)) + (m >= cut(7, 3)) +
                                (m >= cut(127, 7)) + (m >= cut(255, 8)) + (m >= cut(1023, 10)) +

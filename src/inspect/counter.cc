@@ -9,6 +9,7 @@
 namespace headroom::internal {
 namespace {
 
+constexpr int32_t kSmallestF32Key = -149 * kClasses;
 constexpr int64_t kFlushAfter = int64_t{1} << 31;  // before a uint32_t counter can overflow
 
 }  // namespace
@@ -16,9 +17,9 @@ constexpr int64_t kFlushAfter = int64_t{1} << 31;  // before a uint32_t counter 
 MagnitudeCounter::MagnitudeCounter(DType dtype)
     : dtype_(dtype),
       layout_(layout_of(dtype)),
-      slots_(size_t{kClasses} << layout_.exponent_bits),
+      slots_(size_of(dtype) == 2 ? size_t{1} << 15 : size_t{kClasses} << layout_.exponent_bits),
       tables_(kTables * slots_),
-      subnormals_(static_cast<size_t>(layout_.mantissa_bits * kClasses)) {}
+      subnormals_(-126 * kClasses - kSmallestF32Key) {}
 
 void MagnitudeCounter::add(const void* data, int64_t count) {
   const char* p = static_cast<const char*>(data);
@@ -47,21 +48,18 @@ void MagnitudeCounter::add_chunk(const char* data, size_t count) {
   for (; i < count; ++i) ++tables[slots[i]];
   range_.largest = std::max(range_.largest, range.largest);
   range_.smallest = std::min(range_.smallest, range.smallest);
-  // All subnormal f64 are in the lowest cell, to which cell_key() maps their slots anyway.
-  const bool has_subnormals = range.smallest < uint64_t{1} << layout_.mantissa_bits;
-  if (has_subnormals && dtype_ != DType::kF64) add_subnormals(data, count);
+  if (dtype_ == DType::kF32 && range.smallest < 0x00800000u) add_f32_subnormals(data, count);
 }
 
 // A subnormal number has no leading one, so the class in its slot is not that of its mantissa. The
-// numbers are counted here by their value, and flush() ignores their slots.
-void MagnitudeCounter::add_subnormals(const char* data, size_t count) {
-  const size_t size = size_of(dtype_);
-  const uint32_t magnitude_mask = (uint32_t{1} << (8 * size - 1)) - 1;
+// numbers are counted here by their value, and flush() ignores their slots. All subnormal f64 are
+// in the lowest cell, to which cell_key() maps their slots anyway.
+void MagnitudeCounter::add_f32_subnormals(const char* data, size_t count) {
   for (size_t i = 0; i < count; ++i) {
-    uint32_t mantissa = 0;  // little-endian: the low bytes are the element's
-    std::memcpy(&mantissa, data + i * size, size);
-    mantissa &= magnitude_mask;
-    if (mantissa == 0 || mantissa >> layout_.mantissa_bits != 0) continue;
+    uint32_t mantissa;
+    std::memcpy(&mantissa, data + i * sizeof(mantissa), sizeof(mantissa));
+    mantissa &= 0x7FFFFFFFu;
+    if (mantissa == 0 || mantissa >= 0x00800000u) continue;
     // Shift the leading one to bit 23, where a normal f32 has it implicitly.
     const int width = std::bit_width(mantissa);
     const auto normalized = static_cast<int32_t>(mantissa << (24 - width) & 0x7FFFFF);
@@ -76,6 +74,12 @@ int64_t MagnitudeCounter::count_of(size_t slot) const {
   return count;
 }
 
+int32_t MagnitudeCounter::key_of(size_t slot) const {
+  if (size_of(dtype_) == 2) return cell_of(magnitude_value(dtype_, slot));
+  const int octave = static_cast<int>(slot / kClasses) - layout_.bias();
+  return cell_key(octave, static_cast<int>(slot % kClasses));
+}
+
 void MagnitudeCounter::flush() {
   const DefaultFloatEnvironment environment;  // magnitude_value() must not flush subnormals
   Magnitudes found;
@@ -86,15 +90,13 @@ void MagnitudeCounter::flush() {
   };
   found.count_ = in_tables_;
   found.zeros_ = count_of(0);
-  const int32_t smallest_key = (1 - layout_.bias() - layout_.mantissa_bits) * kClasses;
   for (size_t i = 0; i < subnormals_.size(); ++i) {
-    push(smallest_key + static_cast<int32_t>(i), subnormals_[i]);
+    push(kSmallestF32Key + static_cast<int32_t>(i), subnormals_[i]);
   }
-  // Slots below kClasses are zeros and subnormals; those from `inf` on are inf and NaN.
-  const size_t inf = slots_ - kClasses;
-  for (size_t slot = dtype_ == DType::kF64 ? 1 : kClasses; slot < inf; ++slot) {
-    const int octave = static_cast<int>(slot / kClasses) - layout_.bias();
-    push(cell_key(octave, static_cast<int>(slot % kClasses)), count_of(slot));
+  // Slot 0 is zero; f32 has its subnormal numbers below kClasses. inf and NaN are at the end.
+  const size_t inf = size_of(dtype_) == 2 ? layout_.inf() : slots_ - kClasses;
+  for (size_t slot = dtype_ == DType::kF32 ? kClasses : 1; slot < inf; ++slot) {
+    push(key_of(slot), count_of(slot));
   }
   found.infs_ = count_of(inf);
   for (size_t slot = inf + 1; slot < slots_; ++slot) found.nans_ += count_of(slot);

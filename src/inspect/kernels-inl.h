@@ -26,7 +26,7 @@ namespace HWY_NAMESPACE {
 template <typename Bits, DType kDType>
 void classify(const void* data, size_t count, uint16_t* slots, ChunkRange* range) {
   constexpr Layout kLayout = layout_of(kDType);
-  constexpr int kMantissaBits = kLayout.mantissa_bits;
+  [[maybe_unused]] constexpr int kMantissaBits = kLayout.mantissa_bits;
   constexpr auto kInf = static_cast<Bits>(kLayout.inf());
   constexpr Bits kMax = std::numeric_limits<Bits>::max();
   const char* p = static_cast<const char*>(data);
@@ -36,9 +36,13 @@ void classify(const void* data, size_t count, uint16_t* slots, ChunkRange* range
     Bits bits;
     std::memcpy(&bits, p + i * sizeof(Bits), sizeof(Bits));
     bits = static_cast<Bits>(bits & kMax);
-    const auto mantissa = static_cast<Bits>(bits & ((Bits{1} << kMantissaBits) - 1));
-    slots[i] = static_cast<uint16_t>((bits >> kMantissaBits << 4) +
-                                     mantissa_class<kMantissaBits>(mantissa));
+    if constexpr (sizeof(Bits) == sizeof(uint16_t)) {
+      slots[i] = static_cast<uint16_t>(bits);
+    } else {
+      const Bits mantissa = bits & ((Bits{1} << kMantissaBits) - 1);
+      slots[i] = static_cast<uint16_t>((bits >> kMantissaBits << 4) +
+                                       mantissa_class<kMantissaBits>(mantissa));
+    }
     // Masks instead of conditional expressions, which GCC does not vectorise here.
     const auto finite = static_cast<Bits>(bits & -static_cast<Bits>(bits < kInf));
     const auto nonzero = static_cast<Bits>(bits | (-static_cast<Bits>(bits == 0) & kMax));

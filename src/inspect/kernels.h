@@ -16,9 +16,9 @@ struct ChunkRange {
   uint64_t smallest = std::numeric_limits<uint64_t>::max();  // not zero
 };
 
-/// Classifies elements: slots[i] = biased exponent * 16 + mantissa class, see cells.h. Subnormal
-/// numbers get the class of their mantissa as it stands, without normalisation. `data` may have any
-/// alignment.
+/// Maps elements to slots. The slot of a 16-bit element is its magnitude as bits; that of a wider
+/// one is biased exponent * 16 + mantissa class, see cells.h. Subnormal numbers get the class of
+/// their mantissa as it stands, without normalisation. `data` may have any alignment.
 using ClassifyFunction = void (*)(const void* data, size_t count, uint16_t* slots,
                                   ChunkRange* range);
 

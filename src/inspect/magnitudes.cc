@@ -42,6 +42,11 @@ template <typename Bits>
 Outcome count_outcomes(DType dtype, const char* data, int64_t count, Format format, double scale) {
   const FormatLimits& limit = limits(format);
   const uint64_t inf = internal::layout_of(dtype).inf();
+  // The sign of the result is that of the exact difference: the product of a float and the scale,
+  // also a float, is exact in double precision, and fma rounds only once.
+  const auto above = [&](double x, double bound) {
+    return sizeof(Bits) < 8 ? x * scale - bound : std::fma(x, scale, -bound);
+  };
   Outcome outcome;
   for (int64_t i = 0; i < count; ++i) {
     Bits bits;
@@ -49,15 +54,11 @@ Outcome count_outcomes(DType dtype, const char* data, int64_t count, Format form
     bits = static_cast<Bits>(bits & std::numeric_limits<Bits>::max() / 2);  // without the sign
     if (bits == 0 || bits >= inf) continue;
     const double x = internal::magnitude_value(dtype, bits);
-    // fma rounds once, so its result has the sign of the exact difference.
-    const double above_overflow = std::fma(x, scale, -limit.overflow);
-    if (above_overflow > 0.0 || (above_overflow == 0.0 && limit.tie_overflows)) {
-      ++outcome.overflow;
-    } else if (std::fma(x, scale, -limit.flush) <= 0.0) {
-      ++outcome.flushed;
-    } else if (std::fma(x, scale, -limit.normal) < 0.0) {
-      ++outcome.subnormal;
-    }
+    const double above_overflow = above(x, limit.overflow);
+    outcome.overflow += above_overflow > 0.0 || (above_overflow == 0.0 && limit.tie_overflows);
+    const bool flushed = above(x, limit.flush) <= 0.0;
+    outcome.flushed += flushed;
+    outcome.subnormal += !flushed && above(x, limit.normal) < 0.0;
   }
   return outcome;
 }
