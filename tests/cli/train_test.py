@@ -191,7 +191,7 @@ with tempfile.TemporaryDirectory() as temp:
                              "--checkpoint-every", "0", "--threads", "1", "--out", out], capture_output=True, text=True,
                             preexec_fn=None if mounts else
                             lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY)))
-    full = " to its end: the disk is full" if mounts else ": File too large"
+    full = " completely: the disk is full" if mounts else ": File too large"
     check(result.returncode == 2 and f"history.jsonl' could not be written{full}" in result.stderr, result)
 
     # Links and pipes where files of the run belong are neither followed nor waited for.
