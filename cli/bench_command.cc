@@ -44,7 +44,7 @@ int bench_libtorch(const BenchOptions& options) {
 int bench(const BenchOptions& options) {
   if (options.libtorch) return bench_libtorch(options);
   if (!options.json) {
-    print("SIMD target {}; one thread unless named; medians of {} turns\n\n", simd_target(),
+    print("SIMD target {}; one thread unless named; medians of {} repetitions\n\n", simd_target(),
           options.settings.repetitions);
     print("{:<28}{:>9}{:>9}{:>10}   {}\n", "", "GB/s", "floor", "of floor", "floor is");
   }
@@ -75,18 +75,21 @@ int bench(const BenchOptions& options) {
 }  // namespace
 
 void add_bench(CLI::App& app, Action* action) {
-  auto* command = app.add_subcommand("bench", "Measure the kernels against memory's speed.");
+  auto* command = app.add_subcommand("bench", "Measure the kernels against the speed of memory.");
   const auto options = std::make_shared<BenchOptions>();
-  command->add_flag("--json", options->json, "one JSON object a line");
+  command->add_flag("--json", options->json, "one JSON object per line");
   CLI::Option* const libtorch =
       command->add_flag("--libtorch", options->libtorch,
-                        "instead, whole steps through LibTorch against its own calls");
-  command->add_option("--filter", options->settings.filter, "only figures whose name has this")
+                        "compare whole steps through LibTorch with its own calls instead");
+  command->add_option("--filter", options->settings.filter, "only figures whose name contains this")
       ->excludes(libtorch);
-  command->add_option("--megabytes", options->settings.megabytes, "memory that a figure walks")
+  command
+      ->add_option("--megabytes", options->settings.megabytes,
+                   "size of the memory that a figure reads or writes")
       ->check(CLI::Range(64, 1 << 20))
       ->excludes(libtorch);
-  command->add_option("--repetitions", options->settings.repetitions, "turns to take medians of")
+  command
+      ->add_option("--repetitions", options->settings.repetitions, "repetitions to take medians of")
       ->check(CLI::Range(1, 10000));
   command->callback([action, options] { *action = [options] { return bench(*options); }; });
 }

@@ -1,6 +1,6 @@
-// cli/ is the program `headroom`. Each command is one file: it adds its options to the parser and
-// leaves a function that does the work and returns the exit status. What needs LibTorch is in a
-// program of its own, headroom-train (train/), to which hand_over.cc leads.
+// cli/: the program `headroom`. Each command is one file that adds its options to the parser and
+// stores a function that does the work and returns the exit status. Commands that need LibTorch are
+// in a separate program, headroom-train (train/), which hand_over.cc executes.
 #ifndef HEADROOM_CLI_COMMANDS_H_
 #define HEADROOM_CLI_COMMANDS_H_
 
@@ -9,7 +9,7 @@
 
 namespace headroom::cli {
 
-/// What main runs after parsing: set by the command that was named.
+/// The work of the command that was parsed; run by run_program().
 using Action = std::function<int()>;
 
 inline constexpr const char* kAboutTrain = "Train a model in mixed precision";

@@ -1,5 +1,5 @@
-// LibTorch brings hundreds of libraries, which take half a second to load. So the commands that
-// need it are in a program of their own beside this one, headroom-train, which takes over.
+// Replaces this process by headroom-train for the commands that need LibTorch. They are in a
+// separate program because loading LibTorch and its hundreds of libraries takes half a second.
 #include <headroom/error.h>
 #include <unistd.h>
 
@@ -30,17 +30,17 @@ std::vector<std::string> own_arguments() {
   return arguments;
 }
 
-// This process becomes the other program, with the same arguments.
-int hand_over() {
+// Executes headroom-train with the same arguments. Does not return on success.
+int execute_trainer() {
   if constexpr (!kHasTrainer) {
     throw Error(ErrorCode::kUnsupported,
-                "This build of headroom was made without LibTorch, which this needs; install "
+                "This build of headroom has no LibTorch, which this command needs; install "
                 "libtorch-dev and build again.");
   }
   const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe");
   const std::string trainer = (self.parent_path() / "headroom-train").string();
-  // Threads that wait for each other spin, by GNU OpenMP's default for milliseconds, which on a
-  // busy machine they take from those they wait for.
+  // GNU OpenMP's threads spin for milliseconds at barriers by default, which on a busy machine
+  // takes time from the threads they wait for.
   if (std::getenv("OMP_WAIT_POLICY") == nullptr) setenv("GOMP_SPINCOUNT", "10000", 0);
   std::vector<std::string> arguments = own_arguments();
   std::vector<char*> pointers;
@@ -48,18 +48,18 @@ int hand_over() {
   pointers.push_back(nullptr);
   execv(trainer.c_str(), pointers.data());
   throw Error(ErrorCode::kFile, "'" + trainer + "' could not be started: " + std::strerror(errno) +
-                                    ". It belongs to this program; install both again.");
+                                    ". It is part of this program; reinstall both.");
 }
 
 void add(const char* name, const char* about, CLI::App& app, Action* action) {
   app.add_subcommand(name, kHasTrainer ? about : "Not in this build: it needs LibTorch")
-      ->callback([action] { *action = hand_over; });
+      ->callback([action] { *action = execute_trainer; });
 }
 
 }  // namespace
 
 void add_train(CLI::App& app, Action* action) { add("train", kAboutTrain, app, action); }
 void add_compare(CLI::App& app, Action* action) { add("compare", kAboutCompare, app, action); }
-void run_step_bench(int, const std::function<void(const StepFigure&)>&) { hand_over(); }
+void run_step_bench(int, const std::function<void(const StepFigure&)>&) { execute_trainer(); }
 
 }  // namespace headroom::cli

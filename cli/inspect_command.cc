@@ -11,19 +11,20 @@
 namespace headroom::cli {
 namespace {
 
-void check_apart(const InspectOptions& options) {
+// Refuses to overwrite an input file with the page.
+void check_not_input(const InspectOptions& options) {
   for (const std::string& file : options.files) {
     std::error_code missing;
     if (std::filesystem::equivalent(options.html, file, missing)) {
       throw Error(
           ErrorCode::kInvalidArgument,
-          "--html names '" + file + "', which is to be read; name another file for the page.");
+          "--html names '" + file + "', which is an input; choose another file for the page.");
     }
   }
 }
 
 int run(const InspectOptions& options) {
-  check_apart(options);
+  check_not_input(options);
   const Inspection inspection = scan(options);
   if (!options.html.empty()) files::write_to(options.html, html_page(inspection));
   options.json ? print_json(inspection) : print_table(inspection);
@@ -35,19 +36,20 @@ int run(const InspectOptions& options) {
 void add_inspect(CLI::App& app, Action* action) {
   const auto options = std::make_shared<InspectOptions>();
   CLI::App* const command = app.add_subcommand(
-      "inspect", "Show what a 16-bit format does to dumped gradients, and which scale to take.");
+      "inspect", "Show what a 16-bit format does to saved gradients, and recommend a scale.");
   command
       ->add_option("files", options->files,
                    "gradients of f16, bf16, f32 or f64: safetensors, .npy, .npz")
       ->required();
   command
       ->add_option("--format", options->format,
-                   "what gradients will be stored in: fp16, bf16, e5m2, e4m3")
+                   "format of the gradients in training: fp16, bf16, e5m2, e4m3")
       ->check(CLI::IsMember({"fp16", "bf16", "e5m2", "e4m3"}))
       ->capture_default_str();
   command
-      ->add_option("--scale", options->scale,
-                   "show this scale; else all powers of two, and tensors at the advised one")
+      ->add_option(
+          "--scale", options->scale,
+          "show this scale (default: all powers of two, and tensors at the recommended one)")
       ->check([](const std::string& text) {
         float scale = 0.0f;
         const bool good =
@@ -64,10 +66,10 @@ void add_inspect(CLI::App& app, Action* action) {
                    "only tensors whose name matches, such as 'layers.*.weight'; may be repeated")
       ->expected(1)
       ->take_all();
-  command->add_option("--as", options->as, "bf16: what 16-bit integers and NumPy's V2 are")
+  command->add_option("--as", options->as, "bf16: interpret 16-bit integers and NumPy's V2 as bf16")
       ->check(CLI::IsMember({"bf16"}));
-  command->add_flag("--all", options->all, "every tensor and every power of two in the table");
-  command->add_flag("--json", options->json, "everything as one JSON object");
+  command->add_flag("--all", options->all, "print every tensor and every power of two");
+  command->add_flag("--json", options->json, "print everything as one JSON object");
   command->add_option("--html", options->html, "also write a page to this file")->type_name("FILE");
   command->callback([action, options] { *action = [options] { return run(*options); }; });
 }

@@ -17,56 +17,53 @@
 namespace headroom::cli {
 namespace {
 
-int output_error = 0;  // the first that standard output had
+int output_error = 0;  // errno of the first failed write to standard output
 
 void write_error(std::string_view text) noexcept {
   std::fwrite(text.data(), 1, text.size(), stderr);
   std::fflush(stderr);
 }
 
-// Calls use(character, steers) for every UTF-8 character; steers for broken ones too.
-template <typename Use>
-void for_characters(std::string_view text, const Use& use) {
-  while (!text.empty()) {
-    const size_t length = internal::character_length(text);
-    const std::string_view character = text.substr(0, std::max<size_t>(1, length));
-    use(character, length == 0 || internal::steers_text(character));
-    text.remove_prefix(character.size());
-  }
-}
-
 }  // namespace
 
-std::string shown(std::string_view text) {
+std::string printable(std::string_view text) {
   std::string safe;
   safe.reserve(text.size());
-  for_characters(text, [&](std::string_view character, bool steers) {
-    safe += steers && character != "\n" && character != "\t" ? "?" : character;
+  internal::for_each_character(text, [&](std::string_view character, bool valid) {
+    const bool whitespace = character == "\n" || character == "\t";
+    const bool shown = valid && (whitespace || !internal::is_control_character(character));
+    safe += shown ? character : "?";
   });
   return safe;
 }
 
-void tell(const std::string& text) noexcept {
+void print_error(const std::string& text) noexcept {
   try {
-    std::string line = shown(text);
+    std::string line = printable(text);
     const size_t end = line.ends_with('\n') ? line.size() - 1 : line.size();
     std::replace(line.begin(), line.begin() + static_cast<std::ptrdiff_t>(end), '\n', ' ');
     write_error(line);
   } catch (const std::bad_alloc&) {
-    write_error("headroom: There is no memory left to say what is wrong.\n");
+    write_error("headroom: There is not enough memory to report an error.\n");
+  }
+}
+
+void print_left_out(const std::vector<std::string>& reasons) {
+  for (const std::string& why : reasons) {
+    print_error(fmt::format("headroom: {} It is left out.\n", why));
   }
 }
 
 void redraw(const std::string& line) noexcept {
   try {
-    write_error("\r" + shown(line) + "\x1b[K");
-  } catch (const std::bad_alloc&) {  // the next line may fit
+    write_error("\r" + printable(line) + "\x1b[K");
+  } catch (const std::bad_alloc&) {  // the next update may succeed
   }
 }
 
 void print_text(const std::string& text) noexcept {
   try {
-    const std::string safe = shown(text);
+    const std::string safe = printable(text);
     if (std::fwrite(safe.data(), 1, safe.size(), stdout) == safe.size()) return;
     if (output_error == 0) output_error = errno != 0 ? errno : EIO;
   } catch (const std::bad_alloc&) {
@@ -85,17 +82,17 @@ void flush_or_stop() {
 
 std::string json_text(const nlohmann::ordered_json& json) {
   using Json = nlohmann::ordered_json;
-  // Names may hold bytes that are not UTF-8.
+  // Names may contain invalid UTF-8, which dump() replaces.
   const std::string text = json.dump(-1, ' ', false, Json::error_handler_t::replace);
   std::string safe;
   safe.reserve(text.size());
-  for_characters(text, [&](std::string_view character, bool steers) {
-    if (!steers) {
+  internal::for_each_character(text, [&](std::string_view character, bool) {
+    if (!internal::is_control_character(character)) {
       safe += character;
       return;
     }
     const auto bits = [&](size_t i) { return static_cast<uint8_t>(character[i]) & 0x3Fu; };
-    uint32_t code = static_cast<uint8_t>(character[0]);  // all of these are below U+FFFF
+    uint32_t code = static_cast<uint8_t>(character[0]);  // control characters are below U+FFFF
     if (character.size() == 2) code = (code & 0x1Fu) << 6 | bits(1);
     if (character.size() == 3) code = (code & 0x0Fu) << 12 | bits(1) << 6 | bits(2);
     safe += fmt::format("\\u{:04x}", code);

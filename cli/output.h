@@ -1,4 +1,4 @@
-// What several commands need to write for people.
+// Output for people: sanitised text, numbers, progress bars.
 #ifndef HEADROOM_CLI_OUTPUT_H_
 #define HEADROOM_CLI_OUTPUT_H_
 
@@ -8,56 +8,61 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 namespace headroom::cli {
 
-/// The text as a terminal may be sent it: what comes out of files must not clear the screen, change
-/// the terminal's title or turn the text around. Control characters, those that turn the direction
-/// of text, and bytes that are not UTF-8 become '?'; line ends and tabs stay.
-std::string shown(std::string_view text);
+/// Makes untrusted text safe for a terminal: text from files must not clear the screen, change the
+/// window title or reverse the direction of text. Control characters other than newlines and tabs,
+/// and invalid UTF-8, become '?'.
+std::string printable(std::string_view text);
 
-/// Writes a sentence to standard error, as shown(), on one line whatever it quotes. Never throws:
-/// if standard error is closed or full, the text is lost.
-void tell(const std::string& text) noexcept;
+/// Writes a message to standard error, made printable() and put on one line. Never throws: if
+/// standard error is closed or full, the text is lost.
+void print_error(const std::string& text) noexcept;
 
-/// Draws a line of standard error's terminal anew, as shown().
+/// Reports runs or checkpoints that were skipped, with the reasons.
+void print_left_out(const std::vector<std::string>& reasons);
+
+/// Overwrites the current line of the terminal at standard error, made printable().
 void redraw(const std::string& line) noexcept;
 
-/// Writes to standard output, as shown(). Never throws: what is lost is known to flush_output().
+/// Writes to standard output, made printable(). Never throws: flush_output() reports a failure.
 void print_text(const std::string& text) noexcept;
 template <typename... Values>
 void print(fmt::format_string<Values...> format, Values&&... values) {
   print_text(fmt::format(format, std::forward<Values>(values)...));
 }
 
-/// Hands what was printed to the system; the error number if any of it, ever, was lost, else 0.
+/// Flushes standard output. Returns 0, or the errno of the first write that failed since the start.
 int flush_output() noexcept;
 
-/// For commands that only print, between two results that take long: ends the command if what it
-/// printed is lost, such as to a reader that has gone.
+/// flush_output() for commands that compute for long between two results: throws OutputLost if
+/// output was lost, for example because the reader of a pipe has exited. run_program() catches it.
 struct OutputLost {};
 void flush_or_stop();
 
-/// JSON on one line. All that shown() would replace is escaped, so that nothing of it is lost.
+/// JSON on one line. Characters that printable() would replace are escaped, so that none is lost.
 std::string json_text(const nlohmann::ordered_json& json);
 
-/// "2^16", or the number itself if it is no power of two.
+/// "2^16", or the number itself if it is not a power of two.
 std::string scale_text(float scale);
-/// "65536", "0.25", "1e+30": whole numbers in full, others in as few digits as tell floats apart.
+/// "65536", "0.25", "1e+30": integers in full, others with the fewest digits that identify the
+/// float.
 std::string scale_number(double scale);
-/// A whole number without a fraction, as people write scales.
+/// An integer if the scale is one, so that it is printed without a fraction.
 nlohmann::ordered_json scale_json(float scale);
 
-/// NaN without the sign that it happens to have, which would be printed.
+/// Clears the sign of NaN, which would be printed as "-nan".
 double plain_nan(double value);
 
 /// "42s", "3m05s", "2h10m".
 std::string duration(double seconds);
 
-/// Columns of the terminal behind a descriptor; 80 if it is none.
+/// Columns of the terminal at a file descriptor; 80 if it is not a terminal.
 int terminal_width(int descriptor);
 
-/// "[####......] ", as wide as `room`; nothing if that is too little for a bar.
+/// "[####......] ", at most `room` columns wide; empty if that is too narrow for a bar.
 std::string progress_bar(int room, double share);
 
 /// Throws Error(kInvalidArgument).

@@ -7,7 +7,7 @@
 namespace headroom::cli {
 namespace {
 
-// Markdown, which docs/policies.md takes over as it is.
+// Prints Markdown; docs/policies.md contains a copy of it.
 int run() {
   print("| rule | setting | default | allowed | meaning |\n|---|---|---|---|---|\n");
   for (const SettingInfo& info : policy_settings()) {

@@ -1,3 +1,4 @@
+// The frame of both programs: parsing, error messages, exit status.
 #ifndef HEADROOM_CLI_PROGRAM_H_
 #define HEADROOM_CLI_PROGRAM_H_
 
@@ -7,7 +8,7 @@
 
 namespace headroom::cli {
 
-/// Parses the command line and runs the command that it names. Returns the exit status.
+/// Parses the command line and runs the named command. Returns the exit status.
 int run_program(int argc, char** argv, const std::vector<void (*)(CLI::App&, Action*)>& commands);
 
 }  // namespace headroom::cli

@@ -19,7 +19,7 @@ namespace {
 struct ReplayOptions {
   std::string trace;
   std::vector<std::string> policies = {"dynamic"};
-  std::map<std::string, double> settings;  // that differ from the presets'
+  std::map<std::string, double> settings;  // override those of the presets
   bool json = false;
   bool all = false;
 };
@@ -30,9 +30,9 @@ struct Step {
   float scale_used;
   float scale;
   Alarm alarm;
-  bool again;      // it overflowed, and its batch is retried
+  bool retried;    // it overflowed, and its batch is retried
   int64_t values;  // in the step's histogram, if it has one
-  int64_t lost;
+  int64_t lost;    // of these, how many become 0 in FP16
 };
 
 ScalePolicy make_policy(const ReplayOptions& options, const std::string& text) {
@@ -49,11 +49,11 @@ std::vector<Step> replay(const ScalePolicy& policy, const std::vector<TraceStep>
     const float used = state.scale();
     const StepSeen seen = trace[i].at(used);
     const Alarm alarm = state.advance(seen);
-    const bool again = state.retry();
-    steps.push_back({static_cast<int64_t>(i) + 1, seen.overflow, used, state.scale(), alarm, again,
-                     seen.overflow ? 0 : trace[i].values(),
+    const bool retried = state.retry();
+    steps.push_back({static_cast<int64_t>(i) + 1, seen.overflow, used, state.scale(), alarm,
+                     retried, seen.overflow ? 0 : trace[i].values(),
                      seen.overflow ? 0 : trace[i].lost_at(used)});
-    if (!again) ++i;
+    if (!retried) ++i;
   }
   return steps;
 }
@@ -65,13 +65,13 @@ void print_json(const std::vector<Step>& steps) {
                                      {"scale_used", scale_json(step.scale_used)},
                                      {"scale", scale_json(step.scale)},
                                      {"applied", !step.overflow}};
-    if (step.again) object["retries"] = true;
+    if (step.retried) object["retries"] = true;
     print("{}\n", json_text(object));
   }
 }
 
 const char* event_of(const Step& step) {
-  if (step.again) return "overflow, retried";
+  if (step.retried) return "overflow, retried";
   if (step.alarm == Alarm::kAtFloor) return "skipped, and the scale is at its floor";
   if (step.alarm == Alarm::kSkipsInRow) return "skipped, too many in a row";
   if (step.overflow) return step.scale < step.scale_used ? "skipped, scale cut" : "skipped";
@@ -80,7 +80,8 @@ const char* event_of(const Step& step) {
                                         : "";
 }
 
-// One row for every step at which something happens; runs of quiet steps become one row.
+// Prints one row for every step with an event, and one for each range of steps without. With `all`,
+// one row for every step.
 void print_table(const std::vector<Step>& steps, bool all) {
   print("{:>13}  {:>10}  {:>10}  {:>8}  {}\n", "step", "scale used", "scale after", "applied",
         "what happened");
@@ -108,9 +109,9 @@ struct Summary {
 
   explicit Summary(const std::vector<Step>& passes) {
     for (const Step& step : passes) {
-      steps += !step.again;
-      skipped += step.overflow && !step.again;
-      retries += step.again;
+      steps += !step.retried;
+      skipped += step.overflow && !step.retried;
+      retries += step.retried;
       values = saturating_sum(values, step.values);
       lost = saturating_sum(lost, step.lost);
     }
@@ -130,7 +131,7 @@ void print_summary(const std::string& policy, const std::vector<Step>& steps) {
   print("\n");
 }
 
-// Several policies: a row each.
+// Prints one row per policy.
 void print_comparison(const std::vector<std::string>& names,
                       const std::vector<std::vector<Step>>& runs, bool json) {
   if (!json) {
@@ -155,24 +156,24 @@ void print_comparison(const std::vector<std::string>& names,
   }
 }
 
-// Goes to standard error, so that it neither stays silent nor disturbs --json.
-void tell_of_limits(const std::string& name, const ScalePolicy& policy,
-                    const std::vector<Step>& steps) {
+// Reports alarms and the largest scale on standard error, so that the output of --json stays clean.
+void report_limits(const std::string& name, const ScalePolicy& policy,
+                   const std::vector<Step>& steps) {
   int64_t alarms = 0;
   int64_t first_alarm = 0;
   int64_t first_top = 0;
   for (const Step& step : steps) {
-    if (!step.again && step.alarm != Alarm::kNone && alarms++ == 0) first_alarm = step.number;
+    if (!step.retried && step.alarm != Alarm::kNone && alarms++ == 0) first_alarm = step.number;
     if (step.scale == kLargestScale && first_top == 0) first_top = step.number;
   }
   if (alarms > 0) {
-    tell(fmt::format(
+    print_error(fmt::format(
         "headroom: {}: {} steps from step {} on raised an alarm: gradients overflowed with the "
         "scale at its floor ({}), or too many times in a row.\n",
         name, alarms, first_alarm, scale_text(policy.min_scale())));
   }
   if (first_top > 0) {
-    tell(fmt::format(
+    print_error(fmt::format(
         "headroom: {}: from step {} on the scale is {}, the largest whose reciprocal is a normal "
         "float; it grows no further.\n",
         name, first_top, scale_text(kLargestScale)));
@@ -186,7 +187,7 @@ int run(const ReplayOptions& options) {
   const std::vector<TraceStep> trace = read_trace_file(options.trace, &cut);
   if (trace.empty()) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("Trace '{}' has no steps; write one 0 or 1 a line.", options.trace));
+                fmt::format("Trace '{}' has no steps; write one 0 or 1 per line.", options.trace));
   }
   std::vector<std::vector<Step>> runs;
   for (const ScalePolicy& policy : policies) runs.push_back(replay(policy, trace));
@@ -199,9 +200,9 @@ int run(const ReplayOptions& options) {
     print_summary(options.policies[0], runs[0]);
   }
   flush_output();
-  if (cut) tell("headroom: The last line of the history is cut off and was left out.\n");
+  if (cut) print_error("headroom: The last line of the history is incomplete and was ignored.\n");
   for (size_t i = 0; i < runs.size(); ++i) {
-    tell_of_limits(options.policies[i], policies[i], runs[i]);
+    report_limits(options.policies[i], policies[i], runs[i]);
   }
   return 0;
 }
@@ -222,12 +223,12 @@ void add_replay(CLI::App& app, Action* action) {
   const auto options = std::make_shared<ReplayOptions>();
   command
       ->add_option("trace", options->trace,
-                   "file, or - for standard input: one step a line, 0, 1 (overflow), or a JSON "
-                   "object with \"overflow\", or with \"amax\" as a step log of train has")
+                   "file, or - for standard input: one step per line as 0, 1 (overflow) or a JSON "
+                   "object with \"overflow\" or \"amax\"; or the history of a run")
       ->required();
   command
       ->add_option("--policy", options->policies,
-                   "a preset, see below; several with commas are compared")
+                   "a preset, see below; several, separated by commas, are compared")
       ->delimiter(',')
       ->allow_extra_args(false)
       ->capture_default_str();
@@ -235,7 +236,7 @@ void add_replay(CLI::App& app, Action* action) {
   for (const SettingInfo& info : policy_settings()) {
     std::string flag = "--" + std::string(info.name);
     std::replace(flag.begin(), flag.end(), '_', '-');
-    if (command->get_option_no_throw(flag) != nullptr) continue;  // of another rule
+    if (command->get_option_no_throw(flag) != nullptr) continue;  // several rules have this setting
     command
         ->add_option_function<double>(
             flag, [options, name = info.name](double value) { options->settings[name] = value; },
@@ -243,8 +244,8 @@ void add_replay(CLI::App& app, Action* action) {
         ->type_name("NUMBER");
   }
   command->add_flag("--json", options->json,
-                    "one JSON object a step; a policy if there are several");
-  command->add_flag("--all", options->all, "a row for every step, quiet ones too");
+                    "one JSON object per step, or per policy if there are several");
+  command->add_flag("--all", options->all, "print every step, also those without an event");
   command->footer(preset_list());
   command->callback([action, options] { *action = [options] { return run(*options); }; });
 }

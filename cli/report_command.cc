@@ -33,16 +33,17 @@ int report(const ReportOptions& options) {
     while (true) std::this_thread::sleep_for(std::chrono::hours(1));
   }
   if (std::filesystem::path(options.out).filename() == "history.jsonl") {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("--out is '{}', which is the name of a history; name another file for "
-                            "the report.",
-                            options.out));
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("--out is '{}', which is the name of a history; choose another file for "
+                    "the report.",
+                    options.out));
   }
   std::vector<std::string> left_out;
   write_report(options.folder, options.out, &left_out);
-  for (const std::string& why : left_out) tell(fmt::format("headroom: {} It is left out.\n", why));
+  print_left_out(left_out);
   const auto path = std::filesystem::path(options.folder) / "report.html";
-  tell(fmt::format("{}\n", options.out.empty() ? path.string() : options.out));
+  print_error(fmt::format("{}\n", options.out.empty() ? path.string() : options.out));
   return 0;
 }
 
@@ -51,13 +52,16 @@ int report(const ReportOptions& options) {
 void add_report(CLI::App& app, Action* action) {
   const auto options = std::make_shared<ReportOptions>();
   CLI::App* const command =
-      app.add_subcommand("report", "Make an HTML report of a run, or of all runs below a folder");
-  command->add_option("dir", options->folder, "Folder with a history.jsonl, or of such folders")
+      app.add_subcommand("report", "Write an HTML report of a run, or of all runs below a folder");
+  command
+      ->add_option("dir", options->folder,
+                   "Folder with a history.jsonl, or with such folders below it")
       ->required();
   command->add_option("--out", options->out, "File to write (default: report.html in the folder)");
-  CLI::Option* const watch = command->add_flag(
-      "--watch", options->watch, "Serve it live on 127.0.0.1 instead, while the runs go on");
-  command->add_option("--port", options->port, "For --watch (default: a free one)")
+  CLI::Option* const watch =
+      command->add_flag("--watch", options->watch,
+                        "Serve a live report on 127.0.0.1 instead, while the runs are training");
+  command->add_option("--port", options->port, "Port for --watch (default: a free one)")
       ->check(CLI::Range(0, 65535))
       ->needs(watch);
   command->callback([=] { *action = [=] { return report(*options); }; });

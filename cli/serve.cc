@@ -27,23 +27,22 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr size_t kMostClients = 32;
-constexpr size_t kMostRequest = 8192;                  // bytes
-constexpr auto kPatience = std::chrono::seconds(15);   // with one client
-constexpr auto kViewerGone = std::chrono::seconds(5);  // without a question from the page
-constexpr auto kLinger = std::chrono::seconds(4);      // for the page to fetch the end
+constexpr size_t kMostRequest = 8192;  // bytes
+constexpr auto kClientTimeout = std::chrono::seconds(15);
+constexpr auto kViewerGone = std::chrono::seconds(5);  // since the last request of the page
+constexpr auto kLinger = std::chrono::seconds(4);      // for the page to fetch the last state
 
-// The runs in a folder, and what was last told about them.
+// The runs in a folder, read incrementally.
 class Runs {
  public:
-  /// Throws as read() does, or if there is no run.
-  explicit Runs(const std::string& folder) : folder_(folder) {
-    namespace fs = std::filesystem;
-    title_ = fs::absolute(fs::path(folder) / "x").lexically_normal().parent_path().filename();
+  /// Throws if there is no run that can be read.
+  explicit Runs(const std::string& folder)
+      : folder_(folder), title_(internal::folder_name(folder)) {
     search();
     read();
   }
 
-  /// Finds runs that are new, and forgets those that have gone.
+  /// Adds new runs and removes deleted ones.
   void search() {
     std::map<std::string, Run> found;
     for (const std::string& path : internal::find_histories(folder_)) {
@@ -54,7 +53,7 @@ class Runs {
         found.insert(std::move(known));
       }
     }
-    for (const auto& [path, gone] : runs_) changes_ += gone.reader.lines_ever() + 1;
+    for (const auto& [path, gone] : runs_) changes_ += gone.reader.lines() + 1;
     runs_ = std::move(found);
   }
 
@@ -62,22 +61,22 @@ class Runs {
   void read() {
     size_t good = 0;
     for (auto& [path, run] : runs_) {
-      std::string wrong;
+      std::string error_text;
       try {
         run.reader.read_more();
         ++good;
       } catch (const Error& error) {
-        wrong = error.what();
+        error_text = error.what();
       }
-      changes_ += wrong != run.wrong;
-      run.wrong = std::move(wrong);
+      changes_ += error_text != run.error;
+      run.error = std::move(error_text);
     }
-    if (good == 0) throw Error(ErrorCode::kBadState, runs_.begin()->second.wrong);
+    if (good == 0) throw Error(ErrorCode::kBadState, runs_.begin()->second.error);
   }
-  /// Lines that were ever read, and other changes: it only grows, with everything that data() says.
-  int64_t lines() const {
+  /// A version number of data(): lines read plus other changes. Never decreases.
+  int64_t version() const {
     int64_t all = changes_;
-    for (const auto& [path, run] : runs_) all += run.reader.lines_ever();
+    for (const auto& [path, run] : runs_) all += run.reader.lines();
     return all;
   }
   std::string title() const {
@@ -87,8 +86,8 @@ class Runs {
     std::vector<internal::ReportRun> runs;
     std::vector<std::string> left_out;
     for (const auto& [path, run] : runs_) {
-      if (!run.wrong.empty()) {
-        left_out.push_back(run.wrong);
+      if (!run.error.empty()) {
+        left_out.push_back(run.error);
         continue;
       }
       const std::filesystem::path folder = std::filesystem::path(path).parent_path();
@@ -101,7 +100,7 @@ class Runs {
  private:
   struct Run {
     internal::HistoryReader reader;
-    std::string wrong;  // why it cannot be read; empty if it can
+    std::string error;  // why it cannot be read; empty if it can
   };
 
   std::string folder_;
@@ -130,7 +129,7 @@ std::string refusal(const char* status, const std::string& more = "") {
   return response(status, fmt::format("{}\n", status), "text/plain", more);
 }
 
-// The value of a header, whose name is written in any case; empty if it is not there.
+// The value of an HTTP header, or an empty string. Header names are case-insensitive.
 std::string_view header(std::string_view request, std::string_view name) {
   for (size_t at = request.find("\r\n"); at != std::string_view::npos;
        at = request.find("\r\n", at + 2)) {
@@ -155,27 +154,28 @@ class Server {
       const Clock::time_point now = Clock::now();
       if (stop_ && stopped == Clock::time_point{}) {
         stopped = now;
-        read_the_end();
+        read_last_state();
       }
-      if (stop_ && (now - stopped > kLinger || (clients_.empty() && !awaited(now)))) break;
+      if (stop_ && (now - stopped > kLinger || (clients_.empty() && !page_is_behind(now)))) break;
       round(now);
     }
     for (const Client& client : clients_) ::close(client.socket);
   }
 
  private:
-  void read_the_end() {
+  void read_last_state() {
     try {
       runs_.read();
-    } catch (const Error&) {  // then there is nothing more to tell
+    } catch (const Error&) {  // the last state that was read remains
     }
   }
 
-  // Somebody watches and has not been told the end.
-  bool awaited(Clock::time_point now) const {
-    return now - asked_ < kViewerGone && told_ != runs_.lines();
+  // Whether an open page has not fetched the last state yet.
+  bool page_is_behind(Clock::time_point now) const {
+    return now - last_request_ < kViewerGone && sent_version_ != runs_.version();
   }
 
+  // Waits up to 100 ms for sockets and serves those that are ready.
   void round(Clock::time_point now) {
     std::vector<pollfd> sockets = {{listener_, POLLIN, 0}};
     for (const Client& client : clients_) {
@@ -203,11 +203,11 @@ class Server {
     if (clients_.size() >= kMostClients && !drop_idle()) {
       ::close(socket);
     } else {
-      clients_.push_back({socket, now + kPatience, "", ""});
+      clients_.push_back({socket, now + kClientTimeout, "", ""});
     }
   }
 
-  // Makes room at the cost of the client that has kept its request to itself for longest.
+  // Drops the oldest client that has not completed its request.
   bool drop_idle() {
     const auto idle = std::find_if(clients_.begin(), clients_.end(),
                                    [](const Client& client) { return client.answer.empty(); });
@@ -217,7 +217,7 @@ class Server {
     return true;
   }
 
-  // False when the connection is to be closed.
+  // Reads a request or sends the answer. Returns false if the connection is to be closed.
   bool serve(Client& client) {
     if (client.answer.empty()) {
       char buffer[4096];
@@ -241,8 +241,8 @@ class Server {
     return false;
   }
 
-  // Names of hosts are written in any case, and the port of HTTP itself may be left out.
-  bool is_own(std::string_view host) const {
+  // Host names are case-insensitive, and HTTP's default port may be omitted.
+  bool is_own_host(std::string_view host) const {
     const auto is = [&](const std::string& own) {
       return host.size() == own.size() && strncasecmp(host.data(), own.data(), own.size()) == 0;
     };
@@ -259,8 +259,8 @@ class Server {
       return refusal("400 Bad Request");
     }
     if (line.substr(0, space) != "GET") return refusal("405 Method Not Allowed", "Allow: GET\r\n");
-    // Another site whose name was made to point here may not read the report.
-    if (!is_own(header(request, "host"))) return refusal("403 Forbidden");
+    // Against DNS rebinding: a site whose name resolves to 127.0.0.1 must not read the report.
+    if (!is_own_host(header(request, "host"))) return refusal("403 Forbidden");
     const std::string_view target = line.substr(space + 1, end - space - 1);
     const std::string_view path = target.substr(0, target.find('?'));
     if (path != "/" && path != "/data") return refusal("404 Not Found");
@@ -277,18 +277,18 @@ class Server {
     }
   }
 
-  // "/data?lines=120": what is known if that is another count of lines than 120.
+  // "/data?lines=120": the data, unless the page already has version 120.
   std::string new_data(std::string_view target) {
-    asked_ = Clock::now();
+    last_request_ = Clock::now();
     int64_t known = -1;
     const size_t query = target.find("?lines=");
     if (query != std::string_view::npos) {
       std::from_chars(target.data() + query + 7, target.data() + target.size(), known);
     }
-    told_ = runs_.lines();
-    if (known == told_) return response("204 No Content", "", "text/plain");
+    sent_version_ = runs_.version();
+    if (known == sent_version_) return response("204 No Content", "", "text/plain");
     return response("200 OK", runs_.data(), "application/json",
-                    fmt::format("X-Lines: {}\r\n", told_));
+                    fmt::format("X-Lines: {}\r\n", sent_version_));
   }
 
   int listener_;
@@ -296,8 +296,8 @@ class Server {
   Runs runs_;
   const std::atomic<bool>& stop_;
   std::list<Client> clients_;
-  Clock::time_point asked_{};
-  int64_t told_ = 0;
+  Clock::time_point last_request_{};
+  int64_t sent_version_ = 0;
 };
 
 }  // namespace
@@ -318,7 +318,7 @@ LiveReport::LiveReport(int port) {
     if (listener_ >= 0) ::close(listener_);
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("Port {} of 127.0.0.1 cannot be used: {}; choose another with --port, "
-                            "or leave it out.",
+                            "or omit it.",
                             port, why));
   }
   port_ = ntohs(address.sin_port);

@@ -1,4 +1,4 @@
-// A report that is served live while its runs go on.
+// Serves a live report while its runs are training.
 #ifndef HEADROOM_CLI_SERVE_H_
 #define HEADROOM_CLI_SERVE_H_
 
@@ -8,22 +8,22 @@
 
 namespace headroom::cli {
 
-/// A small HTTP server on 127.0.0.1, in a thread of its own: GET / is the report of a folder, and
-/// GET /data what is new in it. Everything else is refused, and a client that is slow or sends
-/// nonsense only loses its own connection.
+/// A small HTTP server on 127.0.0.1 with its own thread. GET / returns the report of a folder, GET
+/// /data its current data. All other requests are refused. A client that is slow or sends garbage
+/// only loses its own connection.
 class LiveReport {
  public:
-  /// Takes the port; 0: one that is free. Throws Error(kInvalidArgument) if it cannot be had.
+  /// Opens the port; 0 chooses a free one. Throws Error(kInvalidArgument) if it cannot be used.
   explicit LiveReport(int port);
 
-  /// Serves until the end, after which a page that is open gets the last state.
+  /// Stops after an open page has fetched the last state, or after a few seconds.
   ~LiveReport();
   LiveReport(const LiveReport&) = delete;
   LiveReport& operator=(const LiveReport&) = delete;
 
   std::string url() const;
 
-  /// Starts to serve the runs in `folder`; throws as write_report() does if there are none.
+  /// Starts to serve the runs in `folder`. Throws like write_report() if there are none.
   void start(const std::string& folder);
 
  private:

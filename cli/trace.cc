@@ -14,6 +14,7 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
+#include "files/file.h"
 #include "record/history.h"
 
 namespace headroom::cli {
@@ -30,39 +31,33 @@ std::string_view trim(std::string_view text) {
   throw Error(ErrorCode::kInvalidArgument, fmt::format("{}:{}: {}", name, line, why));
 }
 
-// The next line without its end, or no more than shows that it is too long; false if there is none.
+// Reads the next line without its newline; false at the end. Stops after kLongestLine bytes, which
+// is enough for the caller to refuse the line.
 bool read_line(std::istream& in, std::string* line) {
   char piece[4096];
   line->clear();
   for (;;) {
     in.getline(piece, sizeof piece);
     const auto got = static_cast<size_t>(in.gcount());
-    const bool ended = in.good();  // its end was counted with it
+    const bool ended = in.good();  // gcount() includes the newline
     line->append(piece, ended ? got - 1 : got);
-    const bool full = in.fail() && got > 0;  // the piece, before the line ended
+    const bool full = in.fail() && got > 0;  // the buffer was full before the line ended
     if (!full) return !in.fail() || !line->empty();
     in.clear(in.rdstate() & ~std::ios::failbit);
     if (line->size() > internal::kLongestLine) return true;
   }
 }
 
-// What was found, short enough to print and without control characters.
-std::string quoted(std::string_view text) {
-  std::string shown;
-  for (const char c : text.substr(0, 40)) shown += c >= ' ' && c < 127 ? c : '?';
-  return "'" + shown + (text.size() > 40 ? "...'" : "'");
-}
+constexpr int kLargestExponent = 1100;  // above those of all formats
 
-constexpr int kFarthest = 1100;  // exponent that any format has
-
-// The step that an object tells of; throws std::invalid_argument with what is wrong.
+// Converts an object to a step. Throws std::invalid_argument with an error sentence.
 TraceStep step_of(const nlohmann::json& object) {
   TraceStep step;
   const auto positive = [&](const char* key, double* value) {
     const auto found = object.find(key);
     if (found == object.end() || found->is_null()) return false;
     if (!found->is_number() || !std::isfinite(found->get<double>()) || found->get<double>() < 0) {
-      throw std::invalid_argument(fmt::format("\"{}\" has to be a number, 0 or more.", key));
+      throw std::invalid_argument(fmt::format("\"{}\" must be a number, 0 or more.", key));
     }
     *value = found->get<double>();
     return true;
@@ -75,27 +70,29 @@ TraceStep step_of(const nlohmann::json& object) {
   }
   if (overflow != object.end()) {
     const bool flag = overflow->is_boolean() || *overflow == 0 || *overflow == 1;
-    if (!flag) throw std::invalid_argument("\"overflow\" has to be true, false, 0 or 1.");
+    if (!flag) throw std::invalid_argument("\"overflow\" must be true, false, 0 or 1.");
     step.overflow = !by_scale && (*overflow == true || *overflow == 1);
   }
   const auto log2 = object.find("log2");
   if (log2 == object.end()) return step;
-  if (!log2->is_object()) throw std::invalid_argument("\"log2\" has to be an object.");
+  if (!log2->is_object()) throw std::invalid_argument("\"log2\" must be an object.");
   for (const auto& [exponent, count] : log2->items()) {
     int e = 0;
     const char* const end = exponent.data() + exponent.size();
     const auto parsed = std::from_chars(exponent.data(), end, e);
-    const bool whole = parsed.ec == std::errc() && parsed.ptr == end && std::abs(e) <= kFarthest;
+    const bool whole =
+        parsed.ec == std::errc() && parsed.ptr == end && std::abs(e) <= kLargestExponent;
     if (!whole || !count.is_number_unsigned() || count > int64_t{1} << 48) {
-      throw std::invalid_argument("\"log2\" has to map exponents to counts.");
+      throw std::invalid_argument("\"log2\" must map exponents to counts.");
     }
     step.log2.emplace_back(e, count.get<int64_t>());
   }
   return step;
 }
 
-// All layers that a history's look at them tells of, unscaled.
-Log2Counts look_of(const nlohmann::json& object) {
+// The sum of the histograms of all layers in a history's snapshot, unscaled. Empty if it is
+// invalid.
+Log2Counts snapshot_of(const nlohmann::json& object) {
   std::map<int, int64_t> counts;
   try {
     const double scale = object.at("scale").get<double>();
@@ -104,7 +101,8 @@ Log2Counts look_of(const nlohmann::json& object) {
     for (const nlohmann::json& layer : object.at("layers")) {
       const int from = layer.at("from").get<int>();
       const nlohmann::json& histogram = layer.at("histogram");
-      if (std::abs(int64_t{from}) > kFarthest || histogram.size() > kFarthest) return {};
+      if (std::abs(int64_t{from}) > kLargestExponent || histogram.size() > kLargestExponent)
+        return {};
       for (size_t i = 0; i < histogram.size(); ++i) {
         const auto count = histogram[i].get<int64_t>();
         if (count < 0) return {};
@@ -113,7 +111,7 @@ Log2Counts look_of(const nlohmann::json& object) {
       }
     }
   } catch (const nlohmann::json::exception&) {
-    return {};  // it says less than it might
+    return {};
   }
   return {counts.begin(), counts.end()};
 }
@@ -152,8 +150,8 @@ int64_t TraceStep::lost_at(float scale) const {
 std::vector<TraceStep> read_trace(std::istream& in, const std::string& name, bool* cut) {
   std::vector<TraceStep> steps;
   std::string text;
-  bool history = false;  // of a run: has other lines between its steps
-  Log2Counts look;       // at the layers, before the step at hand
+  bool history = false;  // the history of a run, which has other lines between its steps
+  Log2Counts snapshot;   // of the layers, for the next step
   for (size_t line = 1; read_line(in, &text); ++line) {
     const std::string_view content = trim(text);
     if (content.empty() || content.front() == '#') continue;
@@ -161,33 +159,35 @@ std::vector<TraceStep> read_trace(std::istream& in, const std::string& name, boo
       steps.emplace_back().overflow = content == "1";
       continue;
     }
-    const std::string beyond = internal::beyond_limits(content);
-    if (!beyond.empty()) bad_line(name, line, fmt::format("this line {}.", beyond));
+    const std::string exceeded = internal::exceeded_limit(content);
+    if (!exceeded.empty()) bad_line(name, line, fmt::format("this line {}.", exceeded));
     const auto object = nlohmann::json::parse(content, nullptr, false);
     if (!object.is_object()) {
-      if (history && in.eof()) {  // its writer was killed, or is at it
+      if (history && in.eof()) {  // the writer was killed or is still writing
         if (cut != nullptr) *cut = true;
         break;
       }
-      bad_line(name, line, fmt::format("{} is neither 0, 1 nor a JSON object.", quoted(content)));
+      bad_line(name, line,
+               fmt::format("{} is neither 0, 1 nor a JSON object.", files::in_quotes(content)));
     }
     const auto format = object.find("format");
     if (format != object.end() && *format == internal::kHistoryFormat) history = true;
-    if (history && object.contains("layers")) look = look_of(object);
+    if (history && object.contains("layers")) snapshot = snapshot_of(object);
     if (history && !object.contains("overflow")) continue;
-    // A pass of `replay --json` that was retried; in histories it is a number.
-    const auto again = object.find("retries");
-    if (again != object.end() && *again == true) continue;
+    // The output of `replay --json` marks passes that were retried with true; histories have a
+    // number.
+    const auto retries = object.find("retries");
+    if (retries != object.end() && *retries == true) continue;
     try {
       steps.push_back(step_of(object));
-      if (steps.back().log2.empty()) steps.back().log2 = std::move(look);
-      look.clear();
+      if (steps.back().log2.empty()) steps.back().log2 = std::move(snapshot);
+      snapshot.clear();
     } catch (const std::invalid_argument& error) {
       bad_line(name, line, error.what());
     }
   }
   if (in.bad()) {
-    throw Error(ErrorCode::kInvalidArgument, fmt::format("{} could not be read to its end.", name));
+    throw Error(ErrorCode::kInvalidArgument, fmt::format("{} could not be read completely.", name));
   }
   return steps;
 }

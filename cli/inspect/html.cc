@@ -28,7 +28,7 @@ std::string advice_section(const Inspection& inspection) {
   const Magnitudes& seen = inspection.total.magnitudes;
   std::string html = "<section>\n<h2>Static scale</h2>\n<div class=\"facts\">\n";
   if (advice.verdict != ScaleAdvice::Verdict::kNothing) {
-    html += fact(with_number(advice.scale), advised(inspection) + " scale");
+    html += fact(with_number(advice.scale), advice_label(inspection) + " scale");
   }
   if (advice.lowest > 0.0f) {
     html +=
@@ -36,7 +36,7 @@ std::string advice_section(const Inspection& inspection) {
              fmt::format("no overflow, at most {:.6g} % lost", 100.0 * inspection.options.lose));
   }
   html += fact(fmt::format("{:.3g}", seen.largest()), "largest gradient");
-  html += fact(fmt::format("{:.3g}", seen.smallest()), "smallest but zero");
+  html += fact(fmt::format("{:.3g}", seen.smallest()), "smallest nonzero");
   html += fact(percent(seen.zeros(), seen.count()), "zeros");
   html += "</div>\n<p>" + escape(advice.reason) + "</p>\n";
   for (const std::string& note : notes(inspection)) {
@@ -45,14 +45,15 @@ std::string advice_section(const Inspection& inspection) {
   return html + "</section>\n";
 }
 
+/// One part of a bar in the chart.
 struct Layer {
   const char* name;
   const char* colour;
   int64_t count;
 };
 
-/// From where nearly all become zero to where nearly all overflow, scale 1 and the one shown
-/// included.
+/// The powers of two in the chart: from where nearly all gradients become zero to where nearly all
+/// overflow, including scale 1 and the one shown.
 std::pair<int, int> chart_powers(const Inspection& inspection) {
   const Magnitudes& seen = inspection.total.magnitudes;
   const auto nearly_all = [&](int64_t count) { return share(count, seen.nonzero()) > 0.99; };
@@ -67,55 +68,64 @@ std::pair<int, int> chart_powers(const Inspection& inspection) {
   return {std::min(first, shown), std::max(last, shown)};
 }
 
-/// A bar for each power of two, from what becomes zero at the bottom to what overflows on top.
-std::string chart_section(const Inspection& inspection) {
+// The geometry of the chart, in SVG units.
+constexpr double kLeft = 46, kRight = 10, kTop = 26, kBottom = 40, kWidth = 960, kHeight = 300;
+constexpr double kBarHeight = kHeight - kTop - kBottom;
+
+std::string svg_text(double x, double y, const char* anchor, const std::string& text) {
+  return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\">{}</text>\n", x, y, anchor,
+                     text);
+}
+
+/// The bar of one power of two, from what becomes zero at the bottom to what overflows at the top.
+std::string chart_bar(const Inspection& inspection, int power, double x, double width) {
   const Magnitudes& seen = inspection.total.magnitudes;
-  if (seen.nonzero() == 0) return "";
+  const Outcome at = seen.at(inspection.format, power);
+  const int64_t kept = seen.nonzero() - at.flushed - at.subnormal - at.overflow;
+  std::string tip = fmt::format("2^{}:", power);
+  std::string rectangles;
+  double y = kTop + kBarHeight;
+  for (const Layer& layer : {Layer{"become zero", "var(--orange)", at.flushed},
+                             Layer{"subnormal", "var(--purple)", at.subnormal},
+                             Layer{"keep all bits", "var(--green)", kept},
+                             Layer{"overflow", "var(--blue)", at.overflow}}) {
+    const double height = kBarHeight * share(layer.count, seen.nonzero());
+    y -= height;
+    if (layer.count == 0) continue;
+    tip += fmt::format(" {} {},", percent(layer.count, seen.nonzero()), layer.name);
+    rectangles += fmt::format(
+        "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" fill=\"{}\"/>", x, y,
+        width, height, layer.colour);
+  }
+  tip.pop_back();
+  return fmt::format("<g><title>{}</title>{}</g>\n", tip, rectangles);
+}
+
+/// A chart with one bar per power of two.
+std::string chart_section(const Inspection& inspection) {
+  if (inspection.total.magnitudes.nonzero() == 0) return "";
   const auto [first, last] = chart_powers(inspection);
-  constexpr double kLeft = 46, kRight = 10, kTop = 26, kBottom = 40, kWidth = 960, kHeight = 300;
   const double step = (kWidth - kLeft - kRight) / (last - first + 1);
-  const double height = kHeight - kTop - kBottom;
-  std::string bars;
+  const int label_every = step < 14 ? 8 : 4;
+  std::string svg;
   for (int power = first; power <= last; ++power) {
-    const Outcome at = seen.at(inspection.format, power);
-    const int64_t kept = seen.nonzero() - at.flushed - at.subnormal - at.overflow;
     const double x = kLeft + step * (power - first);
-    std::string tip = fmt::format("2^{}:", power);
-    double y = kTop + height;
-    std::string bar;
-    for (const Layer& layer : {Layer{"become zero", "var(--orange)", at.flushed},
-                               Layer{"subnormal", "var(--purple)", at.subnormal},
-                               Layer{"keep all bits", "var(--green)", kept},
-                               Layer{"overflow", "var(--blue)", at.overflow}}) {
-      const double tall = height * share(layer.count, seen.nonzero());
-      y -= tall;
-      if (layer.count == 0) continue;
-      tip += fmt::format(" {} {},", percent(layer.count, seen.nonzero()), layer.name);
-      bar += fmt::format(
-          "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" fill=\"{}\"/>", x, y,
-          std::max(step - 1.5, 1.0), tall, layer.colour);
-    }
-    tip.pop_back();
-    bars += fmt::format("<g><title>{}</title>{}</g>\n", tip, bar);
-    const int every = step < 14 ? 8 : 4;
-    if (power % every == 0) {
-      bars += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"middle\">2^{}</text>\n",
-                          x + step / 2, kTop + height + 16, power);
-    }
+    svg += chart_bar(inspection, power, x, std::max(step - 1.5, 1.0));
+    if (power % label_every != 0) continue;
+    svg += svg_text(x + step / 2, kTop + kBarHeight + 16, "middle", fmt::format("2^{}", power));
   }
   const double chosen = kLeft + step * (std::log2(double{inspection.scale()}) - first + 0.5);
-  bars += fmt::format(
+  svg += fmt::format(
       "<path d=\"M{0:.1f} {1:.1f}v{2:.1f}\" stroke=\"var(--ink)\" stroke-dasharray=\"3 3\"/>\n"
       "<text x=\"{0:.1f}\" y=\"{3:.1f}\" text-anchor=\"middle\" "
       "style=\"fill:var(--ink)\">{4}</text>\n",
-      std::clamp(chosen, kLeft, kWidth - kRight), kTop - 6, height + 6, kTop - 11,
+      std::clamp(chosen, kLeft, kWidth - kRight), kTop - 6, kBarHeight + 6, kTop - 11,
       escape(scale_text(inspection.scale())));
   for (const int tick : {0, 50, 100}) {
-    bars += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"end\">{} %</text>\n",
-                        kLeft - 6, kTop + height * (100 - tick) / 100.0 + 4, tick);
+    const double y = kTop + kBarHeight * (100 - tick) / 100.0 + 4;
+    svg += svg_text(kLeft - 6, y, "end", fmt::format("{} %", tick));
   }
-  bars += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"middle\">scale</text>\n",
-                      (kLeft + kWidth) / 2, kHeight - 6);
+  svg += svg_text((kLeft + kWidth) / 2, kHeight - 6, "middle", "scale");
   const auto key = [](const char* colour, const char* name) {
     return fmt::format("<span><i style=\"background:var(--{})\"></i>{}</span>\n", colour, name);
   };
@@ -127,7 +137,7 @@ std::string chart_section(const Inspection& inspection) {
       "scale\">\n"
       "{}</svg></div>\n</section>\n",
       inspection.options.format, key("orange", "become zero"), key("purple", "subnormal"),
-      key("green", "keep all bits"), key("blue", "overflow"), kWidth, kHeight, bars);
+      key("green", "keep all bits"), key("blue", "overflow"), kWidth, kHeight, svg);
 }
 
 std::string row_html(const Inspection& inspection, const Row& row, const std::string& label) {
@@ -151,8 +161,8 @@ std::string tensor_section(const Inspection& inspection) {
   const size_t shown = std::min(order.size(), kMostRows);
   std::string html = fmt::format(
       "<section>\n<h2>Tensors in {} at scale {}</h2>\n"
-      "<p class=\"note\">Those that lose most first{}. \"Lost\" is the share of the nonzero "
-      "gradients that become zero or overflow; the others are shares of all elements.</p>\n"
+      "<p class=\"note\">The tensors that lose most come first{}. \"Lost\" is the share of the "
+      "nonzero gradients that become zero or overflow; the others are shares of all elements.</p>\n"
       "<div class=\"wide\"><table>\n<tr><th>tensor</th>",
       inspection.options.format, escape(scale_text(inspection.scale())),
       shown < order.size() ? fmt::format("; {} of {}", shown, order.size()) : "");
@@ -191,7 +201,7 @@ std::string html_page(const Inspection& inspection) {
           escape(title), escape(where), grouped(inspection.total.magnitudes.count()),
           inspection.rows.size(), inspection.rows.size() == 1 ? "" : "s") +
       advice_section(inspection) + chart_section(inspection) + tensor_section(inspection) +
-      "<footer>Made by headroom inspect.</footer>\n";
+      "<footer>Written by headroom inspect.</footer>\n";
   return internal::page(title, body);
 }
 

@@ -56,7 +56,7 @@ std::string Inspection::label(const Row& row) const {
   if (files.size() == 1) return row.name;
   const std::string& path = files[row.file].path;
   const std::string name = base_name(path);
-  // An .npy file holds one array, which is named after it.
+  // The only array of an .npy file is named after the file.
   const bool named_after = name == row.name + ".npy";
   const bool unique = std::count_if(files.begin(), files.end(), [&](const FileInfo& other) {
                         return base_name(other.path) == name;
@@ -66,7 +66,7 @@ std::string Inspection::label(const Row& row) const {
 }
 
 std::vector<size_t> Inspection::worst_first() const {
-  std::vector<std::tuple<int64_t, double, double, size_t>> keys;  // smallest first
+  std::vector<std::tuple<int64_t, double, double, size_t>> keys;  // negated: sorted ascending
   for (size_t i = 0; i < rows.size(); ++i) {
     const Outcome at = outcome(rows[i]);
     const int64_t nonzero = rows[i].magnitudes.nonzero();
@@ -88,7 +88,7 @@ std::pair<int, int> Inspection::powers() const {
   return {std::min(first, 0), std::max(last, 0)};
 }
 
-std::string advised(const Inspection& inspection) {
+std::string advice_label(const Inspection& inspection) {
   const ScaleAdvice& advice = inspection.advice;
   if (advice.verdict != ScaleAdvice::Verdict::kNoneFits) return "recommended";
   return advice.scale == 0x1p-126f ? "smallest" : "largest safe";
@@ -100,7 +100,8 @@ std::string range_sentence(const Inspection& inspection) {
   const std::string lose = fmt::format("{:.6g} %", 100.0 * inspection.options.lose);
   if (advice.lowest == 0.0f) {
     return fmt::format(
-        "At no power of two does nothing overflow and at most {} of the nonzero gradients become "
+        "At every power of two, something overflows or more than {} of the nonzero gradients "
+        "become "
         "zero.",
         lose);
   }
@@ -115,8 +116,8 @@ std::vector<std::string> notes(const Inspection& inspection) {
     const int64_t bad = row.magnitudes.infs() + row.magnitudes.nans();
     if (bad == 0) continue;
     notes.push_back(fmt::format(
-        "{} inf and {} nan, first in {}: they are counted, but in none of the shares but that of "
-        "all.",
+        "{} inf and {} nan, first in {}: they count as elements, but not as zeros, flushed, "
+        "subnormal or overflow.",
         grouped(inspection.total.magnitudes.infs()), grouped(inspection.total.magnitudes.nans()),
         inspection.label(row)));
     break;
@@ -130,14 +131,15 @@ std::vector<std::string> notes(const Inspection& inspection) {
                                       file.path, file.left_out.size(), name, type));
     if (std::any_of(file.left_out.begin(), file.left_out.end(),
                     [](const auto& left) { return files::may_be_bf16(left.second); })) {
-      notes.back() += " If elements of 16 bits there are bf16, add --as bf16.";
+      notes.back() += " If its 16-bit elements are bf16, add --as bf16.";
     }
   }
   const bool f16_dump = std::any_of(inspection.rows.begin(), inspection.rows.end(),
                                     [](const Row& row) { return row.dtype == DType::kF16; });
   if (f16_dump && inspection.format == Format::kFP16) {
     notes.emplace_back(
-        "f16 dumps have lost what FP16 cannot hold: some of their zeros may have been gradients.");
+        "Gradients saved as f16 have already lost what FP16 cannot hold: some zeros may have been "
+        "nonzero.");
   }
   return notes;
 }

@@ -1,4 +1,4 @@
-// What `headroom inspect` found, before it is written as a table, JSON or a page.
+// The result of `headroom inspect`, before it is printed as a table, JSON or an HTML page.
 #ifndef HEADROOM_CLI_INSPECT_INSPECTION_H_
 #define HEADROOM_CLI_INSPECT_INSPECTION_H_
 
@@ -12,24 +12,24 @@ namespace headroom::cli {
 
 struct InspectOptions {
   std::vector<std::string> files;
-  std::vector<std::string> patterns;  // of tensor names; none: all
+  std::vector<std::string> patterns;  // of tensor names; empty: all tensors
   std::string format = "fp16";
   std::optional<float> scale;
   double lose = 1e-3;
-  std::string as;  // "bf16": what 16 bits that are no floats are
+  std::string as;  // "bf16": interpret 16-bit integers as bf16
   bool all = false;
   bool json = false;
   std::string html;
 };
 
-/// One tensor, or the sum of all.
+/// One tensor, or the total of all.
 struct Row {
   size_t file = 0;  // index into Inspection::files
   std::string name;
   DType dtype = DType::kF32;
   std::vector<int64_t> shape;
   Magnitudes magnitudes;
-  Outcome exact;  // at options.scale, if that is no power of two
+  Outcome exact;  // at options.scale, if that is not a power of two
 };
 
 struct FileInfo {
@@ -45,32 +45,32 @@ struct Inspection {
   Row total;
   ScaleAdvice advice;
 
-  /// The scale that tensors are compared at: the one asked for, or else the advised one.
+  /// The scale at which tensors are compared: --scale, or else the recommended one.
   float scale() const { return options.scale.value_or(advice.scale); }
   Outcome outcome(const Row& row) const;  // at scale()
   /// "name", or "file:name" where there are several files.
   std::string label(const Row& row) const;
-  /// Indexes into rows, those that lose most at scale() first.
+  /// Indices into `rows`, ordered by what the tensors lose at scale(), the worst first.
   std::vector<size_t> worst_first() const;
-  /// The powers of two between which something changes, and one more at either end.
+  /// The range of powers of two within which outcomes change, extended by one at either end.
   std::pair<int, int> powers() const;
 };
 
-/// The exponent if the scale is a power of two.
+/// The exponent of a scale that is a power of two; otherwise nothing.
 std::optional<int> exact_power(float scale);
 
-/// part / whole, 0 if there is nothing.
+/// part / whole; 0 if both are 0.
 double share(int64_t part, int64_t whole);
 /// "0", "<1e-4 %", "0.0012 %", "12.34 %": eight characters at most.
 std::string percent(int64_t part, int64_t whole);
 /// "1,234,567".
 std::string grouped(int64_t number);
 
-/// What the advised scale is: "recommended", or what it is where none fits.
-std::string advised(const Inspection& inspection);
-/// One sentence on the scales that lose no more than was allowed.
+/// "recommended", or what the scale in the advice is if none fits.
+std::string advice_label(const Inspection& inspection);
+/// A sentence on the scales that lose no more than --lose allows.
 std::string range_sentence(const Inspection& inspection);
-/// Sentences on what was seen beside the counts: inf and NaN, tensors left out.
+/// Sentences on inf and NaN, tensors that were left out, and other findings.
 std::vector<std::string> notes(const Inspection& inspection);
 
 /// Reads every file. Shows progress on a terminal.

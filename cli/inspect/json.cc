@@ -67,7 +67,7 @@ Json advice_json(const Inspection& inspection) {
 
 }  // namespace
 
-// Tensor by tensor, so that thousands of them at all scales are never a tree in memory.
+// Prints tensor by tensor, so that the JSON of thousands of tensors is never in memory at once.
 void print_json(const Inspection& inspection) {
   Json total;
   add_counts(inspection, inspection.total, &total);

@@ -20,7 +20,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// A bar on standard error, if that is a terminal.
+/// A progress bar on standard error, if that is a terminal.
 class ReadingBar {
  public:
   explicit ReadingBar(uint64_t total) : total_(total), shown_(isatty(STDERR_FILENO) == 1) {}
@@ -30,7 +30,7 @@ class ReadingBar {
   ReadingBar(const ReadingBar&) = delete;
   ReadingBar& operator=(const ReadingBar&) = delete;
 
-  /// From any thread.
+  /// Thread-safe.
   void add(uint64_t bytes) {
     const uint64_t done = done_ += bytes;
     if (!shown_) return;
@@ -66,7 +66,7 @@ class ReadingBar {
   Clock::time_point last_ = start_;
 };
 
-/// A run of elements that one thread reads.
+/// A range of elements that one thread reads.
 struct Piece {
   size_t row;
   const files::Tensor* tensor;
@@ -98,7 +98,7 @@ Format format_named(const std::string& name) {
     if (name == limits(format).name) return format;
   }
   throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("Format '{}' is not known; take fp16, bf16, e5m2 or e4m3.", name));
+              fmt::format("Format '{}' is unknown; choose fp16, bf16, e5m2 or e4m3.", name));
 }
 
 class Scanner {

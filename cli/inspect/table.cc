@@ -13,23 +13,23 @@ namespace headroom::cli {
 namespace {
 
 constexpr size_t kTensorsShown = 20;
-constexpr int kNumbersWidth = 54;  // all columns but the name
+constexpr int kNumbersWidth = 54;  // of all columns but the name
 
-/// A name out of a file, on one line.
-std::string shown_name(std::string_view name) {
-  std::string line = shown(name);
+/// A name from a file, made printable on one line.
+std::string printable_name(std::string_view name) {
+  std::string line = printable(name);
   for (char& c : line) c = c == '\n' || c == '\t' ? '?' : c;
   return line;
 }
 
-/// Columns that UTF-8 text takes, one for each character.
+/// The width of UTF-8 text in columns, assuming one per character.
 size_t columns(std::string_view text) {
   return static_cast<size_t>(
       std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
 }
 
-/// Where character number `index` begins, or the text ends.
-size_t place_of(std::string_view text, size_t index) {
+/// The byte offset of the character number `index`; the size of the text if it has fewer.
+size_t offset_of(std::string_view text, size_t index) {
   size_t at = 0;
   for (; at < text.size(); ++at) {
     if ((text[at] & 0xC0) != 0x80 && index-- == 0) break;
@@ -37,8 +37,8 @@ size_t place_of(std::string_view text, size_t index) {
   return at;
 }
 
-/// How much all names begin with, up to and with a dot.
-size_t common_beginning(const std::vector<std::string>& names) {
+/// The length of the longest common prefix of all names that ends with a dot.
+size_t common_prefix(const std::vector<std::string>& names) {
   size_t common = names.empty() ? 0 : names[0].size();
   for (const std::string& name : names) {
     common = std::min(common, name.size());
@@ -52,14 +52,14 @@ size_t common_beginning(const std::vector<std::string>& names) {
   return common;
 }
 
-/// The name in `width` columns: without what all names begin with, then without its middle, if it
-/// is too long; what tells names apart stands early or late in them.
+/// Shortens or pads a name to `width` columns. A name that is too long loses the common prefix,
+/// then its middle: names usually differ near their beginning or end.
 std::string fitted(std::string name, size_t width, size_t common) {
   if (columns(name) > width && common > 2) name.replace(0, common, "..");
   if (columns(name) > width) {
     const size_t head = (width - 2) / 3;
-    const size_t from = place_of(name, head);
-    const size_t to = place_of(name, columns(name) - (width - 2 - head));
+    const size_t from = offset_of(name, head);
+    const size_t to = offset_of(name, columns(name) - (width - 2 - head));
     name.replace(from, to - from, "..");
   }
   return name + std::string(width - columns(name), ' ');
@@ -91,7 +91,7 @@ void print_head(const Inspection& inspection, int width) {
   const std::string where = inspection.files.size() == 1
                                 ? inspection.files[0].path
                                 : fmt::format("{} files", inspection.files.size());
-  const std::string line = shown_name(where);
+  const std::string line = printable_name(where);
   std::string text =
       fmt::format("{}: {} gradients ({}) in {} tensor{}, {} of them zeros", line,
                   grouped(seen.count()), list, inspection.rows.size(),
@@ -102,12 +102,12 @@ void print_head(const Inspection& inspection, int width) {
   print_wrapped(text, width);
 }
 
-/// All gradients at the powers of two. Neighbours with the same shares are one line.
+/// Prints all gradients at the powers of two. Neighbours with the same shares share a line.
 void print_powers(const Inspection& inspection) {
   const Magnitudes& seen = inspection.total.magnitudes;
   auto [first, last] = inspection.powers();
   if (!inspection.options.all) {
-    // From no scaling to where overflow is plain to see.
+    // From scale 1 to one power beyond the first overflow.
     const int chosen = exact_power(inspection.scale()).value_or(0);
     first = std::min(0, chosen);
     int end = std::max(0, chosen);
@@ -133,7 +133,7 @@ void print_powers(const Inspection& inspection) {
     }
     const std::string scales =
         end == power ? fmt::format("2^{}", power) : fmt::format("2^{} to 2^{}", power, end);
-    print("{:<18}{}{}\n", scales, line, chosen ? "  <- " + advised(inspection) : "");
+    print("{:<18}{}{}\n", scales, line, chosen ? "  <- " + advice_label(inspection) : "");
     power = end + 1;
   }
 }
@@ -157,10 +157,10 @@ void print_tensors(const Inspection& inspection, int width) {
   std::vector<std::string> names;
   size_t longest = 6;
   for (size_t i = 0; i < shown; ++i) {
-    names.push_back(shown_name(inspection.label(inspection.rows[order[i]])));
+    names.push_back(printable_name(inspection.label(inspection.rows[order[i]])));
     longest = std::max(longest, columns(names.back()));
   }
-  const size_t common = common_beginning(names);
+  const size_t common = common_prefix(names);
   const size_t name_width =
       std::min(longest, static_cast<size_t>(std::max(width - kNumbersWidth, 20)));
   print("\n{} at scale {}", inspection.options.format, scale_text(inspection.scale()));
@@ -190,7 +190,7 @@ void print_table(const Inspection& inspection) {
   const std::string range = range_sentence(inspection);
   if (!range.empty()) print_wrapped(range, width);
   for (const std::string& note : notes(inspection)) {
-    print_wrapped(shown_name(note), width);
+    print_wrapped(printable_name(note), width);
   }
 }
 

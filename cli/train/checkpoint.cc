@@ -25,20 +25,19 @@ constexpr int kVersion = 1;
   throw Error(ErrorCode::kBadState, fmt::format("'{}' {}.", checkpoint.path(), why));
 }
 
-[[noreturn]] void refuse_setting(const std::string& path, const std::string& name,
-                                 const std::string& now, const std::string& before) {
-  throw Error(
-      ErrorCode::kInvalidArgument,
-      fmt::format("{} is {}, but the run in '{}' has {}; leave {} out to go on with that run, or "
-                  "choose another --out.",
-                  name, now.empty() ? "not given" : now, path, before.empty() ? "none" : before,
-                  name));
+[[noreturn]] void refuse_changed_setting(const std::string& path, const std::string& name,
+                                         const std::string& now, const std::string& before) {
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("{} is {}, but the run in '{}' has {}; omit {} to resume that run, or "
+                          "choose another --out.",
+                          name, now.empty() ? "not given" : now, path,
+                          before.empty() ? "none" : before, name));
 }
 
 using Settings = std::vector<std::pair<std::string, std::string>>;
 
-// A checkpoint says what the run was, and no more: other options of the command, such as --watch,
-// which opens a port, are the caller's alone. Anybody may have written the file.
+// The settings in a checkpoint. The file is untrusted: it may only set options that describe the
+// run, not others such as --watch, which opens a port.
 Settings settings_in(const Checkpoint& checkpoint, const json& state) {
   auto settings = state.at("settings").get<Settings>();
   const Settings known = settings_of(TrainConfig{});
@@ -52,16 +51,16 @@ Settings settings_in(const Checkpoint& checkpoint, const json& state) {
   return settings;
 }
 
-// Calls use(state, settings) with the checkpoint's JSON. Whatever is not as it should be there
-// makes it bad.
+// Calls use(state, settings) with the checkpoint's JSON. Throws Error(kBadState) if anything in it
+// is missing or of another type.
 template <typename Use>
 auto with_state(const Checkpoint& checkpoint, const Use& use) {
-  const std::string beyond = internal::beyond_limits(checkpoint.state());
-  if (!beyond.empty()) bad(checkpoint, "has a state that " + beyond);
+  const std::string exceeded = internal::exceeded_limit(checkpoint.state());
+  if (!exceeded.empty()) bad(checkpoint, "has a state that " + exceeded);
   try {
     const json state = json::parse(checkpoint.state());
     if (state.at("program") != kProgram || state.at("version") != kVersion) {
-      bad(checkpoint, "is no checkpoint of this version of headroom train");
+      bad(checkpoint, "is not a checkpoint of this version of headroom train");
     }
     return use(state, settings_in(checkpoint, state));
   } catch (const json::exception& error) {
@@ -74,7 +73,7 @@ torch::Generator torch_generator(const std::string& device) {
                                                               : torch::Device(torch::kCUDA, 0));
 }
 
-// Parameters and buffers by their names.
+// Parameters and buffers with their names.
 std::vector<std::pair<std::string, torch::Tensor>> tensors_of(const torch::nn::Module& model) {
   std::vector<std::pair<std::string, torch::Tensor>> tensors;
   for (const auto& item : model.named_parameters()) tensors.emplace_back(item.key(), item.value());
@@ -91,7 +90,7 @@ torch::Tensor tensor_of(const Checkpoint& checkpoint, const std::string& name,
   const CheckpointTensor* const found = checkpoint.find(name);
   if (found == nullptr) bad(checkpoint, fmt::format("has no tensor '{}'", name));
   if (torch::IntArrayRef(found->shape) != sizes) {
-    bad(checkpoint, fmt::format("has a tensor '{}' of another size than the model's", name));
+    bad(checkpoint, fmt::format("has a tensor '{}' whose size differs from the model's", name));
   }
   constexpr torch::ScalarType kTypes[] = {torch::kHalf, torch::kBFloat16, torch::kFloat,
                                           torch::kDouble};
@@ -99,8 +98,8 @@ torch::Tensor tensor_of(const Checkpoint& checkpoint, const std::string& name,
                           kTypes[static_cast<size_t>(found->tensor.dtype)]);
 }
 
-// The tensor that is not finite, if there is one: training from there leads nowhere.
-std::string not_finite(const std::vector<CheckpointTensor>& tensors) {
+// The name of a tensor that is not finite, if there is one. Such a state is not worth resuming.
+std::string find_not_finite(const std::vector<CheckpointTensor>& tensors) {
   for (const CheckpointTensor& item : tensors) {
     const GradStats stats = measure({item.tensor});
     if (stats.inf_count + stats.nan_count > 0) return item.name;
@@ -108,7 +107,7 @@ std::string not_finite(const std::vector<CheckpointTensor>& tensors) {
   return "";
 }
 
-// What the history knows of the steps before.
+// Reads the steps up to `until` from the history.
 void read_steps(const std::string& folder, int64_t until, RunResult* result) {
   try {
     internal::HistoryReader reader(folder + "/" + internal::kHistoryFile, until);
@@ -120,26 +119,26 @@ void read_steps(const std::string& folder, int64_t until, RunResult* result) {
     result->skipped = reader.history().skipped;
     if (!result->steps.empty()) result->seconds = result->steps.back().seconds;
   } catch (const Error&) {
-    // Without a history the run goes on all the same; its own will begin here.
+    // The run can be resumed without its old history; a new one begins here.
   }
 }
 
 }  // namespace
 
-void Checkpoints::take_over(const TrainConfig& config) {
+void Checkpoints::use_settings(const TrainConfig& config) {
   settings_ = settings_of(config);
   device_ = config.device;
   every_ = config.checkpoint_every;
-  from_the_start_ = !config.escape.empty();
+  save_first_ = !config.escape.empty();
 }
 
 void Checkpoints::begin(const TrainConfig& config) {
-  take_over(config);
+  use_settings(config);
   for (const auto& [name, value] : settings_) {
     const std::string kept = internal::valid_utf8(value);
     if (every_ == 0 || kept == value) continue;
     refuse(
-        fmt::format("{} is '{}', which is not UTF-8 and cannot be kept in a checkpoint; rename "
+        fmt::format("{} is '{}', which is not UTF-8 and cannot be saved in a checkpoint; rename "
                     "it, or train with --checkpoint-every 0.",
                     name, kept));
   }
@@ -148,7 +147,7 @@ void Checkpoints::begin(const TrainConfig& config) {
   folder_->clear();
 }
 
-void Checkpoints::take_settings(CLI::App& command) {
+void Checkpoints::read_settings(CLI::App& command) {
   folder_.emplace(path_, writes_ ? FolderUse::kOwn : FolderUse::kRead);
   const Checkpoint newest = folder_->load([&](const Checkpoint& checkpoint) {
     with_state(checkpoint, [&](const json& state, const Settings& settings) {
@@ -161,10 +160,10 @@ void Checkpoints::take_settings(CLI::App& command) {
     CLI::Option* const option = command.get_option_no_throw(name);
     if (option == nullptr || value.empty()) continue;
     if (option->count() > 0) {
-      // Others are compared when all are known; these decide what the others may be.
+      // Checked before the others, because these determine the defaults of the others.
       const bool first = name == "--model" || name == "--precision" || name == "--opt-level";
       const auto given = option->as<std::string>();
-      if (first && given != value) refuse_setting(path_, name, given, value);
+      if (first && given != value) refuse_changed_setting(path_, name, given, value);
       continue;
     }
     option->add_result(value);
@@ -177,20 +176,20 @@ void Checkpoints::resume(TrainConfig* config) {
   for (size_t i = 0; i < now.size(); ++i) {
     const auto& [name, value] = now[i];
     const bool same = i < settings_.size() && settings_[i] == now[i];
-    if (same || may_change(name)) continue;
+    if (same || may_change_on_resume(name)) continue;
     if (name == "--ranks") {
       throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("The run in '{}' had {} ranks, and these are {}; go on with as many.",
+                  fmt::format("The run in '{}' had {} ranks, not {}; resume it with as many.",
                               path_, i < settings_.size() ? settings_[i].second : "1", value));
     }
-    refuse_setting(path_, name, value, i < settings_.size() ? settings_[i].second : "");
+    refuse_changed_setting(path_, name, value, i < settings_.size() ? settings_[i].second : "");
   }
   if (config->steps < last_) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("--steps is {}, but the run in '{}' has done {}; it can only go on.",
+                fmt::format("--steps is {}, but the run in '{}' has already done {}.",
                             config->steps, path_, last_));
   }
-  take_over(*config);
+  use_settings(*config);
   resumed_ = true;
   if (!escaped_.empty()) *config = in_precision(*config, escaped_);
 }
@@ -202,62 +201,62 @@ void Checkpoints::escape(const std::string& precision) {
 
 bool Checkpoints::restore(const Training& training, RunResult* result, int64_t* step) {
   if (!resumed_) {
-    if (from_the_start_) try_save(0, training, *result);
+    if (save_first_) try_save(0, training, *result);
     return false;
   }
   if (!folder_.has_value()) folder_.emplace(path_, FolderUse::kRead);
   std::vector<std::string> skipped;
   const Checkpoint used = folder_->load(
-      [&](const Checkpoint& checkpoint) { put_back(checkpoint, training, result); }, &skipped);
-  for (const std::string& sentence : skipped) {
-    if (writes_) tell(fmt::format("headroom: {} It is left out.\n", sentence));
-  }
+      [&](const Checkpoint& checkpoint) { load(checkpoint, training, result); }, &skipped);
   if (writes_) {
-    tell(fmt::format("headroom: going on after step {}, from '{}'\n", used.step(), used.path()));
+    print_left_out(skipped);
+    print_error(
+        fmt::format("headroom: resuming after step {}, from '{}'\n", used.step(), used.path()));
   }
   read_steps(path_, used.step(), result);
   const auto known = static_cast<int64_t>(result->steps.size());
   if (writes_ && known < used.step()) {
-    tell(fmt::format(
-        "headroom: the history in '{}' is damaged or cut; the report will lack {} of the first {} "
-        "steps.\n",
-        path_, used.step() - known, used.step()));
+    print_error(
+        fmt::format("headroom: the history in '{}' is damaged or truncated; the report will lack "
+                    "{} of the first {} "
+                    "steps.\n",
+                    path_, used.step() - known, used.step()));
   }
   result->final_scale = training.scaler.get_scale();
   last_ = *step = used.step();
   return true;
 }
 
-void Checkpoints::put_back(const Checkpoint& checkpoint, const Training& training,
-                           RunResult* result) const {
+void Checkpoints::load(const Checkpoint& checkpoint, const Training& training,
+                       RunResult* result) const {
   const torch::NoGradGuard no_grad;
   const torch::nn::Module& model = training.task.model();
-  const std::string wrong = not_finite(checkpoint.tensors());
+  const std::string wrong = find_not_finite(checkpoint.tensors());
   if (!wrong.empty()) bad(checkpoint, fmt::format("has inf or nan in '{}'", wrong));
   const auto tensors = tensors_of(model);
   with_state(checkpoint, [&](const json& state, const Settings&) {
-    // Between precisions weights come from the masters, and masters, where there are none, from
-    // the weights.
+    // After a change of precision, weights are loaded from the masters, and masters that the
+    // checkpoint does not have from the weights.
     const bool same = state.at("escaped").get<std::string>() == escaped_;
-    const auto or_else = [&](const std::string& name, const std::string& other) {
+    const auto name_or = [&](const std::string& name, const std::string& other) {
       return same || checkpoint.find(name) != nullptr ? name : other;
     };
     std::vector<torch::Tensor> values;
     for (const auto& [name, tensor] : tensors) {
-      const std::string from = same ? name : or_else(name + "/master", name);
+      const std::string from = same ? name : name_or(name + "/master", name);
       values.push_back(tensor_of(checkpoint, from, tensor.sizes()));
     }
     libtorch::FusedState optimizer = training.optimizer.fused_state();
     for (libtorch::StateTensor& item : optimizer.tensors) {
       const std::string& name = tensors[item.parameter].first;
       const std::string from = state_name(name, item);
-      item.tensor = tensor_of(checkpoint, item.name == "master" ? or_else(from, name) : from,
+      item.tensor = tensor_of(checkpoint, item.name == "master" ? name_or(from, name) : from,
                               item.tensor.sizes());
     }
     optimizer.steps = state.at("optimizer_steps").get<std::vector<int64_t>>();
     const json& random = state.at("random");
     const json& lost = state.at("lost");
-    // All that can be wrong is known by here, but for what these three look at themselves.
+    // All tensors have been validated by now. The next three calls validate their own input.
     if (same) training.scaler.load(state.at("scaler").get<std::string>());
     training.task.set_data_position(random.at("data").get<std::string>());
     training.optimizer.load_fused_state(optimizer);
@@ -286,11 +285,11 @@ void Checkpoints::save(int64_t step, const Training& training, const RunResult& 
     tensor = tensor.detach().cpu().contiguous();
     tensors.push_back({name, libtorch::view_of(tensor, name), tensor.sizes().vec()});
   }
-  const std::string wrong = not_finite(tensors);
+  const std::string wrong = find_not_finite(tensors);
   if (!wrong.empty()) {
     throw Error(
         ErrorCode::kBadState,
-        fmt::format("Step {} has inf or nan in '{}' and is no state to go on from.", step, wrong));
+        fmt::format("Step {} has inf or nan in '{}' and cannot be resumed from.", step, wrong));
   }
   json random = {{"torch", random_state(torch_generator("cpu"))},
                  {"data", training.task.data_position()}};
@@ -318,8 +317,9 @@ void Checkpoints::try_save(int64_t step, const Training& training, const RunResu
   try {
     save(step, training, result);
   } catch (const std::exception& error) {
-    tell(fmt::format("headroom: {} Training goes on without this checkpoint{}.\n", error.what(),
-                     last_ < 0 ? "" : fmt::format("; the one of step {} stays", last_)));
+    print_error(fmt::format("headroom: {} Training continues without this checkpoint{}.\n",
+                            error.what(),
+                            last_ < 0 ? "" : fmt::format("; that of step {} is kept", last_)));
   }
 }
 

@@ -1,5 +1,5 @@
-// The checkpoints of a training run: all that its course depends on, so that a run which was killed
-// goes on bit by bit as if it had not been.
+// The checkpoints of a training run. They hold everything that the run depends on, so that a run
+// that was killed and resumed gives bit-identical results.
 #ifndef HEADROOM_CLI_TRAIN_CHECKPOINT_H_
 #define HEADROOM_CLI_TRAIN_CHECKPOINT_H_
 
@@ -16,7 +16,7 @@
 
 namespace headroom::cli {
 
-/// What a checkpoint is made of and goes back to.
+/// The objects whose state a checkpoint holds.
 struct Training {
   Task& task;
   libtorch::FusedOptimizer& optimizer;
@@ -25,50 +25,50 @@ struct Training {
 
 class Checkpoints {
  public:
-  /// Nothing is read or written yet; begin() and take_settings() take the folder for this run. Of
-  /// several ranks the first writes, and the others, whose states are the same, read what it wrote.
+  /// Reads and writes nothing yet; begin() and read_settings() open the folder. With several ranks,
+  /// the first writes and the others, which have the same state, only read.
   explicit Checkpoints(std::string folder, bool writes = true)
       : path_(std::move(folder)), writes_(writes) {}
 
-  /// For a run that begins anew: checkpoints that are there go, as the run's history does.
+  /// Starts a new run: deletes existing checkpoints.
   void begin(const TrainConfig& config);
 
-  /// For a run that goes on. First the options that the command line does not have are set as they
-  /// were; then the settings are compared, and one that would change the course is refused. A run
-  /// that has escaped to another precision goes on there. Throws Error(kBadState) if no checkpoint
-  /// is good.
-  void take_settings(CLI::App& command);
+  /// For a resumed run: sets the options that are missing on the command line to their saved
+  /// values. Throws Error(kBadState) if there is no valid checkpoint.
+  void read_settings(CLI::App& command);
+  /// For a resumed run: throws Error(kInvalidArgument) if a setting differs that would change the
+  /// results. If the run had escaped to another precision, changes `config` to that precision.
   void resume(TrainConfig* config);
 
-  /// The next restore() goes back to the newest good checkpoint, for a model in this precision.
+  /// Makes the next restore() load the newest valid checkpoint into a model of this precision.
   void escape(const std::string& precision);
 
-  /// For a run that goes on, puts the newest good checkpoint in the place of what `training` has,
-  /// and the steps so far in `result`; tells on standard error which one it is and which ones were
-  /// left out. False if the run begins anew. `step` is the last one that was done.
+  /// If the run is resumed, loads the newest valid checkpoint into `training`, puts the steps so
+  /// far into `result` and the last one into `step`, and reports on standard error which checkpoint
+  /// it uses. Returns false if the run is new.
   bool restore(const Training& training, RunResult* result, int64_t* step);
 
-  /// Saves if it is time to. If that fails it is told on standard error, the checkpoints before
-  /// stay, and training goes on.
+  /// Saves a checkpoint if one is due. A failure is reported on standard error and does not stop
+  /// the training; older checkpoints are kept.
   void after_step(int64_t step, const Training& training, const RunResult& result);
 
-  /// Saves the last step, unless that has been done. What went wrong, or nothing.
+  /// Saves the last step, unless it has been saved. Returns an error sentence, or an empty string.
   std::string finish(int64_t step, const Training& training, const RunResult& result);
 
  private:
-  void take_over(const TrainConfig& config);
+  void use_settings(const TrainConfig& config);
   void try_save(int64_t step, const Training& training, const RunResult& result);
   void save(int64_t step, const Training& training, const RunResult& result);
-  void put_back(const Checkpoint& checkpoint, const Training& training, RunResult* result) const;
+  void load(const Checkpoint& checkpoint, const Training& training, RunResult* result) const;
 
   std::string path_;
   bool writes_;
   std::optional<CheckpointFolder> folder_;
   std::vector<std::pair<std::string, std::string>> settings_;
   std::string device_;
-  std::string escaped_;  // the precision that the run has gone over to; empty: none
+  std::string escaped_;  // precision that the run has switched to; empty: none
   int64_t every_ = 0;
-  bool from_the_start_ = false;  // save before the first step too
+  bool save_first_ = false;  // also save before the first step, for --escape
   bool resumed_ = false;
   int64_t last_ = -1;  // the step that was last saved or restored
 };

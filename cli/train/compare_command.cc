@@ -38,12 +38,12 @@ std::vector<Variant> variants(const CompareOptions& options) {
           {"bf16, no scaling", "bf16-none", "bf16", "none"}};
 }
 
-// How a number is shown.
+// Formats a number.
 auto in(const char* format) {
   return [format](double value) { return fmt::format(fmt::runtime(format), plain_nan(value)); };
 }
 
-// Mean of a number over the seeds, with the spread if there are several.
+// The mean of a number over the seeds; with half its range if there are several.
 template <typename Show, typename Get>
 std::string cell(const std::vector<RunResult>& runs, const Show& show, const Get& get) {
   double sum = 0.0, low = INFINITY, high = -INFINITY;
@@ -97,56 +97,91 @@ const char* explanation(const TrainConfig& config) {
     return "A network fits the displacement of a plate, left in metres: values of about 1e-3, so\n"
            "the gradients of the mean squared error fall below 6e-8, the smallest number FP16 "
            "has.\n"
-           "Giving the field in millimetres would be the other cure.";
+           "Training on the field in millimetres would help as well.";
   }
   if (config.model == "lm") {
-    return "A softmax model of 1024 words whose loss is the mean over N words: each word that did "
-           "not\n"
-           "come is pushed down by p/N, which vanishes in FP16, while the push up on the word "
-           "that\n"
-           "came survives. Summing the loss instead of averaging it would be the other cure.";
+    return "A softmax model of 1024 words whose loss is the mean over N words: the gradient p/N of "
+           "each\n"
+           "word that did not follow vanishes in FP16, while that of the word that followed "
+           "survives.\n"
+           "Summing the loss instead of averaging it would help as well.";
   }
   return "";
 }
 
-// False if the user stopped it.
+TrainConfig config_of(const CompareOptions& options, const std::string& model,
+                      const Variant& variant) {
+  TrainConfig config = options.config;
+  config.model = model;
+  config.precision = variant.precision;
+  config.loss_scale = variant.loss_scale;
+  if (config.precision == "fp32") config.opt_level.clear();
+  resolve(&config);
+  return config;
+}
+
+void print_heading(const CompareOptions& options, const TrainConfig& config) {
+  const uint64_t last_seed = config.seed + static_cast<uint64_t>(options.seeds) - 1;
+  print("\n{}: {} steps, batch {}, {} {}, seed {}{}\n{}\n", config.model, config.steps,
+        config.batch * config.accumulate, config.optimizer, config.lr, config.seed,
+        options.seeds > 1 ? fmt::format(" to {}", last_seed) : "", explanation(config));
+  flush_output();
+}
+
+// Trains one variant with every seed. Stops early if the user interrupts.
+std::vector<RunResult> run_variant(const CompareOptions& options, const std::string& model,
+                                   const Variant& variant, bool first) {
+  std::vector<RunResult> runs;
+  for (int64_t i = 0; i < options.seeds; ++i) {
+    TrainConfig config = config_of(options, model, variant);
+    config.seed += static_cast<uint64_t>(i);
+    const auto task = make_task(config);
+    if (first && i == 0) print_heading(options, config);
+    RunInfo info;
+    info.name = variant.name;
+    info.group = model;
+    std::string folder = fmt::format("{}/{}/{}", options.config.out, model, variant.folder);
+    if (options.seeds > 1) {
+      info.name += fmt::format(", seed {}", config.seed);
+      folder += fmt::format("/seed{}", config.seed);
+    }
+    runs.push_back(run_with_progress(config, *task, info, folder));
+    if (!runs.back().not_saved.empty()) throw Error(ErrorCode::kFile, runs.back().not_saved);
+    if (runs.back().interrupted) break;
+  }
+  return runs;
+}
+
+// The first seed of every variant as pictures.
+void draw(const std::string& folder, const std::string& model, const std::vector<Variant>& rows,
+          const std::vector<std::vector<RunResult>>& results) {
+  std::vector<Curve> curves;
+  std::vector<Panel> panels;
+  const Picture& target = results[0][0].target;
+  if (!target.values.empty()) panels.push_back({"true field", "", target});
+  for (size_t i = 0; i < results.size(); ++i) {
+    const RunResult& first = results[i][0];
+    curves.push_back(curve_of(rows[i].name, first));
+    if (first.picture.values.empty()) continue;
+    panels.push_back({rows[i].name, fmt::format("{} {:.4f}", first.metric_name, first.score.metric),
+                      first.picture});
+  }
+  print("\n  {}/curves.png\n", folder);
+  write_curves(folder + "/curves.png", model, curves);
+  if (panels.empty()) return;
+  print("  {}/field.png\n", folder);
+  write_panels(folder + "/field.png", model, panels);
+}
+
+// Returns false if the user interrupted it.
 bool compare_model(const CompareOptions& options, const std::string& model) {
-  TrainConfig base = options.config;
-  base.model = model;
-  const std::string folder = options.config.out + "/" + model;
   const std::vector<Variant> rows = variants(options);
   std::vector<std::vector<RunResult>> results;
   bool interrupted = false;
   for (const Variant& variant : rows) {
+    results.push_back(run_variant(options, model, variant, results.empty()));
+    interrupted = results.back().back().interrupted;
     if (interrupted) break;
-    std::vector<RunResult>& runs = results.emplace_back();
-    for (int64_t i = 0; i < options.seeds && !interrupted; ++i) {
-      TrainConfig config = base;
-      config.precision = variant.precision;
-      config.loss_scale = variant.loss_scale;
-      config.opt_level = config.precision == "fp32" ? "" : base.opt_level;
-      config.seed = base.seed + static_cast<uint64_t>(i);
-      resolve(&config);
-      const auto task = make_task(config);
-      if (results.size() == 1 && i == 0) {
-        print("\n{}: {} steps, batch {}, {} {}, seed {}{}\n{}\n", model, config.steps,
-              config.batch * config.accumulate, config.optimizer, config.lr, base.seed,
-              options.seeds > 1 ? fmt::format(" to {}", base.seed + options.seeds - 1) : "",
-              explanation(config));
-        flush_output();
-      }
-      std::string place = folder + "/" + variant.folder;
-      if (options.seeds > 1) place += fmt::format("/seed{}", config.seed);
-      RunInfo info;
-      info.name = variant.name;
-      info.group = model;
-      if (options.seeds > 1) info.name += fmt::format(", seed {}", config.seed);
-      runs.push_back(watched_run(config, *task, info, place));
-      interrupted = runs.back().interrupted;
-      if (!runs.back().not_saved.empty()) {
-        throw Error(ErrorCode::kFile, runs.back().not_saved);
-      }
-    }
   }
   print("\n");
   print_table(rows, results);
@@ -158,47 +193,22 @@ bool compare_model(const CompareOptions& options, const std::string& model) {
       }
     }
   }
-  if (!can_draw()) return !interrupted;
-
-  std::vector<Curve> curves;
-  std::vector<Panel> panels;
-  if (!results[0][0].target.values.empty())
-    panels.push_back({"true field", "", results[0][0].target});
-  for (size_t i = 0; i < results.size(); ++i) {
-    const RunResult& first = results[i][0];
-    curves.push_back(curve_of(rows[i].name, first));
-    if (first.picture.values.empty()) continue;
-    panels.push_back({rows[i].name, fmt::format("{} {:.4f}", first.metric_name, first.score.metric),
-                      first.picture});
-  }
-  print("\n  {}\n", folder + "/curves.png");
-  write_curves(folder + "/curves.png", model, curves);
-  if (!panels.empty()) {
-    print("  {}\n", folder + "/field.png");
-    write_panels(folder + "/field.png", model, panels);
-  }
+  if (can_draw()) draw(options.config.out + "/" + model, model, rows, results);
   return !interrupted;
 }
 
 int compare(const CompareOptions& options) {
   if (options.seeds < 1 || options.seeds > 1000) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("--seeds is {}; it has to be from 1 to 1000.", options.seeds));
+                fmt::format("--seeds is {}; it must be from 1 to 1000.", options.seeds));
   }
   if (!options.config.data.empty() && options.models.size() > 1) {
-    throw Error(ErrorCode::kInvalidArgument, "--data is for one model; name it.");
+    throw Error(ErrorCode::kInvalidArgument, "--data is for a single model; name that model.");
   }
-  for (const std::string& model : options.models) {  // all mistakes before the first step
-    for (const Variant& variant : variants(options)) {
-      TrainConfig config = options.config;
-      config.model = model;
-      config.precision = variant.precision;
-      config.loss_scale = variant.loss_scale;
-      if (config.precision == "fp32") config.opt_level.clear();
-      resolve(&config);
-    }
+  for (const std::string& model : options.models) {  // report all mistakes before the first step
+    for (const Variant& variant : variants(options)) config_of(options, model, variant);
   }
-  if (launched().several()) {
+  if (launch_from_environment().several()) {
     throw Error(ErrorCode::kUnsupported,
                 "compare trains in one process; only `headroom train` runs on several ranks.");
   }
@@ -206,7 +216,7 @@ int compare(const CompareOptions& options) {
   if (std::filesystem::exists(std::filesystem::path(out) / internal::kHistoryFile)) {
     refuse(
         fmt::format("--out is '{}', which is the folder of a single run, and the report there "
-                    "would show that one alone; choose another folder.",
+                    "would show only that run; choose another folder.",
                     out));
   }
   const Interrupt interrupt;
@@ -217,7 +227,7 @@ int compare(const CompareOptions& options) {
   }
   std::vector<std::string> left_out;
   write_report(out, "", &left_out);
-  for (const std::string& why : left_out) tell(fmt::format("headroom: {} It is left out.\n", why));
+  print_left_out(left_out);
   print("\n  {}/report.html\n", out);
   return interrupted ? 130 : 0;
 }
@@ -230,11 +240,11 @@ void add_compare(CLI::App& app, Action* action) {
   CLI::App* const command = app.add_subcommand("compare", kAboutCompare);
   command->add_option("--model,model", options->models, "field, lm, mlp, cnn, gpt")
       ->capture_default_str();
-  command->add_option("--static", options->static_scale, "The scale of the static run")
+  command->add_option("--static", options->static_scale, "Scale of the static run")
       ->capture_default_str();
-  command->add_option("--seeds", options->seeds, "Repeat with this many seeds")
+  command->add_option("--seeds", options->seeds, "Number of seeds to train with")
       ->capture_default_str();
-  command->add_option("--out", options->config.out, "Folder for histories, report and pictures")
+  command->add_option("--out", options->config.out, "Folder for histories, report and plots")
       ->capture_default_str();
   add_training_options(*command, &options->config);
   command->callback([=] { *action = [=] { return compare(*options); }; });

@@ -19,6 +19,7 @@
 namespace headroom::cli {
 namespace {
 
+// The settings of a model where the user gives none.
 struct Defaults {
   const char* optimizer;
   const char* schedule;
@@ -54,12 +55,12 @@ void one_of(const char* option, const std::string& value, const std::vector<std:
     if (value == name) return;
     list += (list.empty() ? "" : ", ") + name;
   }
-  refuse(fmt::format("{} is '{}'; it has to be one of {}.", option, value, list));
+  refuse(fmt::format("{} is '{}'; it must be one of {}.", option, value, list));
 }
 
 void in_range(const char* option, int64_t value, int64_t least, int64_t most) {
   if (value < least || value > most) {
-    refuse(fmt::format("{} is {}; it has to be from {} to {}.", option, value, least, most));
+    refuse(fmt::format("{} is {}; it must be from {} to {}.", option, value, least, most));
   }
 }
 
@@ -68,23 +69,101 @@ void use_default(T* value, const T& unset, const T& model_default) {
   if (*value == unset) *value = model_default;
 }
 
-// The same one from every folder that a run may go on in, however it was written.
-std::string whole_path(const std::string& path) {
+// The canonical path, so that a run resumed from another working directory compares equal.
+std::string canonical_path(const std::string& path) {
   std::error_code error;
   const auto whole =
       std::filesystem::weakly_canonical(std::filesystem::absolute(path, error), error);
   return path.empty() || error ? path : whole.string();
 }
 
-// Only a wider range helps where no scale does.
+// Where no scale helps, only a precision of wider range does.
 void check_escape(const TrainConfig& config) {
   if (config.escape.empty()) return;
   one_of("--escape", config.escape, {"bf16", "fp32"});
   if (config.precision == "fp32" && config.escape != "fp32") {
-    refuse("--escape bf16 leads nowhere from fp32, which has the same range.");
+    refuse("--escape bf16 does not help from fp32, which has the same range.");
   }
   if (config.out.empty() || config.checkpoint_every == 0) {
-    refuse("--escape goes back to a checkpoint; give --out, and no --checkpoint-every 0.");
+    refuse("--escape returns to a checkpoint; give --out, and no --checkpoint-every 0.");
+  }
+}
+
+void use_defaults(const Defaults& defaults, TrainConfig* config) {
+  use_default(&config->optimizer, {}, std::string(defaults.optimizer));
+  use_default(&config->schedule, {}, std::string(defaults.schedule));
+  use_default(&config->lr, kDefaultRate, defaults.lr);
+  use_default(&config->steps, kDefaultCount, defaults.steps);
+  use_default(&config->batch, kDefaultCount, defaults.batch);
+  use_default(&config->width, kDefaultCount, defaults.width);
+  use_default(&config->depth, kDefaultCount, defaults.depth);
+  use_default(&config->context, kDefaultCount, defaults.context);
+  use_default(&config->loss_scale, {},
+              std::string(config->precision == "fp16" ? "dynamic" : "none"));
+  // At an interval of ten steps, a snapshot costs far less than 1 % of the time. 200 snapshots are
+  // as many as a screen shows.
+  use_default(&config->layers, kDefaultCount, std::max<int64_t>(10, config->steps / 200));
+  use_default(&config->checkpoint_every, kDefaultCount, std::max<int64_t>(1, config->steps / 10));
+}
+
+void check_precision(const TrainConfig& config) {
+  one_of("--precision", config.precision, {"fp32", "fp16", "bf16"});
+  if (config.opt_level.empty()) return;
+  one_of("--opt-level", config.opt_level, {"O0", "O1", "O2", "O3"});
+  if ((config.opt_level == "O0") != (config.precision == "fp32")) {
+    refuse(
+        fmt::format("--opt-level {} and --precision {} contradict each other; O0 is fp32, O1 "
+                    "to O3 need fp16 or bf16.",
+                    config.opt_level, config.precision));
+  }
+}
+
+void check_rates(const TrainConfig& config) {
+  if (!(config.lr > 0.0) || !std::isfinite(config.lr)) {
+    refuse(fmt::format("--lr is {}; it must be a number above 0.", config.lr));
+  }
+  const auto clip = static_cast<float>(config.clip.value_or(1.0));  // 1e-50 becomes 0
+  if (!(clip > 0.0f) || !std::isfinite(clip)) {
+    refuse(fmt::format("--clip is {}; it must be a number above 0.", *config.clip));
+  }
+  if (!(config.timeout >= 0.001) || config.timeout > 1e6) {
+    refuse(
+        fmt::format("--timeout is {}; it must be from 0.001 to 1000000 seconds.", config.timeout));
+  }
+}
+
+void check_sizes(const TrainConfig& config) {
+  in_range("--steps", config.steps, 1, int64_t{1} << 40);
+  in_range("--checkpoint-every", config.checkpoint_every, 0, int64_t{1} << 40);
+  in_range("--layers", config.layers, 0, int64_t{1} << 40);
+  in_range("--batch", config.batch, 1, int64_t{1} << 24);
+  if (config.batch % config.part.ranks != 0) {
+    refuse(fmt::format("--batch is {}; with {} ranks it must be a multiple of {}.", config.batch,
+                       config.part.ranks, config.part.ranks));
+  }
+  in_range("--accumulate", config.accumulate, 1, int64_t{1} << 20);
+  in_range("--width", config.width, 1, 1 << 14);
+  in_range("--depth", config.depth, 1, 256);
+  in_range("--context", config.context, config.model == "gpt" ? 1 : 0, 1 << 14);
+  in_range("--threads", config.threads, 0, 1024);
+  if (config.model == "gpt" && config.width % 4 != 0) {
+    refuse(fmt::format("--width is {}; gpt has four heads, so it must be a multiple of 4.",
+                       config.width));
+  }
+  if (config.model == "cnn" && config.depth > 3) {
+    refuse(fmt::format("--depth is {}; cnn halves the image after every layer and allows 3.",
+                       config.depth));
+  }
+}
+
+void check_device(const TrainConfig& config) {
+  one_of("--device", config.device, {"cpu", "cuda"});
+  if (config.device == "cpu") return;
+  if (config.part.ranks > 1) {
+    refuse("--device cuda: several ranks train on the CPU only; use cpu.");
+  }
+  if (!torch::cuda::is_available()) {
+    refuse("--device cuda: this LibTorch has no CUDA, or there is no CUDA device here; use cpu.");
   }
 }
 
@@ -113,78 +192,17 @@ void resolve(TrainConfig* config) {
   if (model == models().end()) {
     refuse(fmt::format("There is no model '{}'; there are {}.", config->model, names(models())));
   }
-  const Defaults& defaults = model->second;
-  one_of("--precision", config->precision, {"fp32", "fp16", "bf16"});
-  if (!config->opt_level.empty()) {
-    one_of("--opt-level", config->opt_level, {"O0", "O1", "O2", "O3"});
-    const bool plain = config->opt_level == "O0";
-    if (plain != (config->precision == "fp32")) {
-      refuse(
-          fmt::format("--opt-level {} and --precision {} contradict each other; O0 is fp32, O1 "
-                      "to O3 need fp16 or bf16.",
-                      config->opt_level, config->precision));
-    }
-  }
+  use_defaults(model->second, config);
+  check_precision(*config);
   if (!config->fake_quant.empty()) one_of("--fake-quant", config->fake_quant, {"int8"});
-  use_default(&config->optimizer, {}, std::string(defaults.optimizer));
-  use_default(&config->schedule, {}, std::string(defaults.schedule));
-  use_default(&config->lr, kDefaultRate, defaults.lr);
-  use_default(&config->steps, kDefaultCount, defaults.steps);
-  use_default(&config->batch, kDefaultCount, defaults.batch);
-  use_default(&config->width, kDefaultCount, defaults.width);
-  use_default(&config->depth, kDefaultCount, defaults.depth);
-  use_default(&config->context, kDefaultCount, defaults.context);
   one_of("--optimizer", config->optimizer, {"sgd", "adam", "adamw"});
   one_of("--schedule", config->schedule, {"cosine", "constant"});
-  use_default(&config->loss_scale, {},
-              std::string(config->precision == "fp16" ? "dynamic" : "none"));
-  config->policy();
-  if (!(config->lr > 0.0) || !std::isfinite(config->lr)) {
-    refuse(fmt::format("--lr is {}; it has to be a number above 0.", config->lr));
-  }
-  if (config->clip.has_value()) {
-    const auto norm = static_cast<float>(*config->clip);  // 1e-50 becomes 0
-    if (!(norm > 0.0f) || !std::isfinite(norm)) {
-      refuse(fmt::format("--clip is {}; it has to be a number above 0.", *config->clip));
-    }
-  }
-  in_range("--steps", config->steps, 1, int64_t{1} << 40);
-  // Ten steps apart, a look costs far less than one step in a hundred; 200 looks fill a screen.
-  use_default(&config->layers, kDefaultCount, std::max<int64_t>(10, config->steps / 200));
-  use_default(&config->checkpoint_every, kDefaultCount, std::max<int64_t>(1, config->steps / 10));
-  in_range("--checkpoint-every", config->checkpoint_every, 0, int64_t{1} << 40);
-  in_range("--layers", config->layers, 0, int64_t{1} << 40);
-  in_range("--batch", config->batch, 1, int64_t{1} << 24);
-  if (config->batch % config->part.ranks != 0) {
-    refuse(fmt::format("--batch is {}; with {} ranks it has to be a multiple of {}.", config->batch,
-                       config->part.ranks, config->part.ranks));
-  }
-  if (!(config->timeout >= 0.001) || config->timeout > 1e6) {
-    refuse(fmt::format("--timeout is {}; it has to be from 0.001 to 1000000 seconds.",
-                       config->timeout));
-  }
-  in_range("--accumulate", config->accumulate, 1, int64_t{1} << 20);
-  in_range("--width", config->width, 1, 1 << 14);
-  in_range("--depth", config->depth, 1, 256);
-  in_range("--context", config->context, config->model == "gpt" ? 1 : 0, 1 << 14);
-  in_range("--threads", config->threads, 0, 1024);
+  config->policy();  // throws if the loss scale is invalid
+  check_rates(*config);
+  check_sizes(*config);
   if (!config->inject.empty()) parse_faults(config->inject);
   check_escape(*config);
-  if (config->model == "gpt" && config->width % 4 != 0) {
-    refuse(fmt::format("--width is {}; gpt has four heads, so it has to be a multiple of 4.",
-                       config->width));
-  }
-  if (config->model == "cnn" && config->depth > 3) {
-    refuse(fmt::format("--depth is {}; cnn halves the image after every layer and can have 3.",
-                       config->depth));
-  }
-  one_of("--device", config->device, {"cpu", "cuda"});
-  if (config->device == "cuda" && config->part.ranks > 1) {
-    refuse("--device cuda: several ranks train on the CPU only; use cpu.");
-  }
-  if (config->device == "cuda" && !torch::cuda::is_available()) {
-    refuse("--device cuda: this LibTorch has no CUDA, or there is no CUDA device here; use cpu.");
-  }
+  check_device(*config);
 }
 
 TrainConfig in_precision(TrainConfig config, const std::string& precision) {
@@ -195,7 +213,7 @@ TrainConfig in_precision(TrainConfig config, const std::string& precision) {
   return config;
 }
 
-bool may_change(const std::string& option) {
+bool may_change_on_resume(const std::string& option) {
   for (const char* name : {"--steps", "--escape", "--layers", "--checkpoint-every", "--threads"}) {
     if (option == name) return true;
   }
@@ -205,7 +223,7 @@ bool may_change(const std::string& option) {
 std::vector<std::pair<std::string, std::string>> settings_of(const TrainConfig& config) {
   const auto text = [](const auto& value) { return fmt::format("{}", value); };
   return {{"--model", config.model},
-          {"--data", whole_path(config.data)},
+          {"--data", canonical_path(config.data)},
           {"--precision", config.precision},
           {"--opt-level", fmt::format("O{}", static_cast<int>(config.level()))},
           {"--loss-scale", config.loss_scale},
@@ -221,7 +239,7 @@ std::vector<std::pair<std::string, std::string>> settings_of(const TrainConfig& 
           {"--context", text(config.context)},
           {"--fake-quant", config.fake_quant},
           {"--device", config.device},
-          {"--ranks", text(config.part.ranks)},  // no option: mpirun or torchrun has it
+          {"--ranks", text(config.part.ranks)},  // not an option; mpirun or torchrun sets it
           {"--seed", text(config.seed)},
           {"--inject", config.inject},
           {"--inject-seed", config.inject.empty() ? "" : text(config.inject_seed)},

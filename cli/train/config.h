@@ -1,5 +1,6 @@
-// cli/train/ is the trainer behind `headroom train` and `headroom compare`. A task (model and data)
-// gives losses, run() trains it under a scaler, the commands print and draw what came out.
+// cli/train/: the trainer behind `headroom train` and `headroom compare`. A Task (a model and its
+// data) computes losses, run() trains it with a GradScaler, and the commands print and plot the
+// result.
 #ifndef HEADROOM_CLI_TRAIN_CONFIG_H_
 #define HEADROOM_CLI_TRAIN_CONFIG_H_
 
@@ -22,11 +23,11 @@ enum class OptLevel : uint8_t {
   kO3,  // 16-bit parameters, no masters
 };
 
-/// Stands for the model's own default, until resolve().
+/// Placeholders that resolve() replaces by the model's defaults.
 inline constexpr int64_t kDefaultCount = std::numeric_limits<int64_t>::min();
 inline constexpr double kDefaultRate = std::numeric_limits<double>::lowest();
 
-/// The part of every batch that this rank trains on.
+/// The slice of every batch that this rank trains on.
 struct Part {
   int64_t rank = 0;
   int64_t ranks = 1;
@@ -37,37 +38,37 @@ struct Part {
   }
 };
 
-/// What the user asked for.
+/// All settings of a training run.
 struct TrainConfig {
   std::string model = "field";
-  std::string data;  // a file or folder of the user's; empty: built in
+  std::string data;  // path of a file or folder; empty: built-in data
   std::string precision = "fp32";
-  std::string opt_level;   // empty: O0 for fp32, O1 for the others
-  std::string loss_scale;  // empty: dynamic for fp16, none for the others
+  std::string opt_level;   // empty: O0 for fp32, otherwise O1
+  std::string loss_scale;  // empty: dynamic for fp16, otherwise none
   std::string optimizer;
   std::string fake_quant;
   std::string device = "cpu";
   std::string out;
   std::string schedule;
   double lr = kDefaultRate;
-  std::optional<double> clip;  // none: gradients are not clipped
+  std::optional<double> clip;  // gradient norm; empty: no clipping
   int64_t steps = kDefaultCount;
   int64_t batch = kDefaultCount;
   int64_t accumulate = 1;
   int64_t width = kDefaultCount;
   int64_t depth = kDefaultCount;
   int64_t context = kDefaultCount;
-  int64_t layers = kDefaultCount;  // look at every layer once in this many steps; 0: never
+  int64_t layers = kDefaultCount;  // steps between snapshots of the layers; 0: none
   uint64_t seed = 1;
   int threads = 0;
   bool tensorboard = false;
   bool watch = false;
   int port = 0;
   bool resume = false;
-  int64_t checkpoint_every = kDefaultCount;  // steps; 0: never
+  int64_t checkpoint_every = kDefaultCount;  // steps; 0: none
   std::string inject;                        // faults, see headroom/inject.h
   uint64_t inject_seed = 0;
-  std::string escape;      // the precision to go on in when scaling cannot help; empty: stop
+  std::string escape;      // precision to switch to when no scale helps; empty: stop
   double timeout = 300.0;  // seconds to wait for other ranks
   Part part;
 
@@ -77,19 +78,18 @@ struct TrainConfig {
   torch::Device torch_device() const { return torch::Device(device); }
 };
 
-/// Throws Error(kInvalidArgument) with a sentence if a setting cannot be used or settings
-/// contradict each other; fills in the model's defaults.
+/// Fills in the model's defaults and validates the settings. Throws Error(kInvalidArgument) if a
+/// setting is invalid or settings contradict each other.
 void resolve(TrainConfig* config);
 
-/// The same run in another precision, with nothing left that could collapse: no loss scale.
+/// The same run in another precision, without a loss scale. Resolved.
 TrainConfig in_precision(TrainConfig config, const std::string& precision);
 
-/// The settings of a run, each as its option and what one would write after it; of a config that
-/// is resolved.
+/// The settings of a resolved config as pairs of option and value, in the form of the command line.
 std::vector<std::pair<std::string, std::string>> settings_of(const TrainConfig& config);
 
-/// Whether a run that goes on may have another value for this option.
-bool may_change(const std::string& option);
+/// Whether a resumed run may have another value for this option.
+bool may_change_on_resume(const std::string& option);
 
 }  // namespace headroom::cli
 

@@ -26,12 +26,12 @@ std::string read_file(const std::string& path) {
   if (!file) refuse(fmt::format("'{}' cannot be opened: {}.", path, std::strerror(errno)));
   std::ostringstream text;
   text << file.rdbuf();
-  if (file.bad()) refuse(fmt::format("'{}' could not be read to its end.", path));
+  if (file.bad()) refuse(fmt::format("'{}' could not be read completely.", path));
   return std::move(text).str();
 }
 
-// IDX: two zero bytes, 8 for unsigned bytes, the number of dimensions, each size as a big-endian
-// 32-bit number, then the bytes.
+// The IDX format: two zero bytes, the element type (8: unsigned bytes), the number of dimensions,
+// the sizes as big-endian 32-bit integers, then the elements.
 torch::Tensor read_idx(const std::string& path, int dimensions) {
   const std::string bytes = read_file(path);
   const auto byte = [&](size_t i) { return static_cast<uint8_t>(bytes[i]); };
@@ -41,7 +41,7 @@ torch::Tensor read_idx(const std::string& path, int dimensions) {
   }
   if (bytes.size() < header || byte(0) != 0 || byte(1) != 0 || byte(2) != 8 ||
       byte(3) != dimensions) {
-    refuse(fmt::format("'{}' is no IDX file of bytes with {} dimensions.", path, dimensions));
+    refuse(fmt::format("'{}' is not an IDX file of bytes with {} dimensions.", path, dimensions));
   }
   std::vector<int64_t> sizes;
   uint64_t count = 1;
@@ -83,13 +83,13 @@ ImageSet read_idx_pair(const std::string& folder, const std::string& prefix) {
     refuse(fmt::format("'{}' has labels above 9; sets of ten classes are needed.", folder));
   }
   if (images.size(1) < 8 || images.size(2) < 8) {
-    refuse(fmt::format("'{}' has images of {} x {}; 8 x 8 is the least.", folder, images.size(1),
-                       images.size(2)));
+    refuse(fmt::format("'{}' has images of {} x {}; at least 8 x 8 is needed.", folder,
+                       images.size(1), images.size(2)));
   }
   return {images.unsqueeze(1).to(torch::kFloat) / 255.0, labels.to(torch::kLong)};
 }
 
-// Rows of the ten digits, five bits each.
+// A 5x7 bitmap font: the rows of the ten digits.
 constexpr std::array<std::array<uint8_t, 7>, 10> kDigits = {{
     {14, 17, 19, 21, 25, 17, 14},
     {4, 12, 4, 4, 4, 4, 14},
@@ -104,7 +104,7 @@ constexpr std::array<std::array<uint8_t, 7>, 10> kDigits = {{
 }};
 constexpr int kSide = 28;
 
-// How much ink the glyph has at (x, y), between the centres of its dots.
+// The bitmap of a digit at (x, y), interpolated bilinearly.
 float ink(int digit, float x, float y) {
   const auto dot = [&](int column, int row) {
     const bool inside = column >= 0 && column < 5 && row >= 0 && row < 7;
@@ -128,7 +128,7 @@ ImageSet draw_digits(int64_t count, uint64_t seed) {
     const int digit = static_cast<int>(random() % 10);
     set.labels[i] = digit;
     const float angle = 0.5f * unit(random);
-    const float size = 2.6f + 0.7f * unit(random);  // pixels to a dot
+    const float size = 2.6f + 0.7f * unit(random);  // pixels per dot of the font
     const float dx = 3.0f * unit(random);
     const float dy = 3.0f * unit(random);
     for (int row = 0; row < kSide; ++row) {
@@ -152,7 +152,7 @@ std::string read_text(const std::string& path) {
   return text;
 }
 
-std::string made_up_text(size_t bytes) {
+std::string synthetic_text(size_t bytes) {
   using Words = std::vector<const char*>;
   const Words who = {"the fox",         "an old sailor",   "the miller",  "my sister",
                      "a tall stranger", "the baker's cat", "every child", "nobody",
@@ -182,7 +182,7 @@ std::string made_up_text(size_t bytes) {
 
 ImageData read_idx_folder(const std::string& folder) {
   if (!std::filesystem::is_directory(folder)) {
-    refuse(fmt::format("'{}' is no folder; give the one with the IDX files.", folder));
+    refuse(fmt::format("'{}' is not a folder; pass the folder with the IDX files.", folder));
   }
   ImageData data{read_idx_pair(folder, "train"), read_idx_pair(folder, "t10k")};
   if (data.train.images.sizes().slice(1) != data.test.images.sizes().slice(1)) {
@@ -191,6 +191,6 @@ ImageData read_idx_folder(const std::string& folder) {
   return data;
 }
 
-ImageData made_up_digits() { return {draw_digits(8192, 1), draw_digits(2048, 2)}; }
+ImageData synthetic_digits() { return {draw_digits(8192, 1), draw_digits(2048, 2)}; }
 
 }  // namespace headroom::cli

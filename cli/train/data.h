@@ -1,4 +1,4 @@
-// The user's files, and data that is made up where there are none.
+// Training data from files, and synthetic data.
 #ifndef HEADROOM_CLI_TRAIN_DATA_H_
 #define HEADROOM_CLI_TRAIN_DATA_H_
 
@@ -11,8 +11,8 @@ namespace headroom::cli {
 /// The whole file. Throws Error(kInvalidArgument) if it cannot be read or is empty.
 std::string read_text(const std::string& path);
 
-/// English-like sentences of a small grammar, always the same.
-std::string made_up_text(size_t bytes);
+/// English-like sentences of a small grammar. Deterministic.
+std::string synthetic_text(size_t bytes);
 
 struct ImageSet {
   torch::Tensor images;  // N x 1 x height x width, from 0 to 1
@@ -24,11 +24,11 @@ struct ImageData {
   ImageSet test;
 };
 
-/// The four IDX files of MNIST and its kin, from one folder.
+/// Reads the four IDX files of MNIST or a data set in the same format from a folder.
 ImageData read_idx_folder(const std::string& folder);
 
-/// Digits drawn at random places, sizes and angles, with noise; always the same ones.
-ImageData made_up_digits();
+/// Digits drawn at random positions, sizes and angles, with noise. Deterministic.
+ImageData synthetic_digits();
 
 }  // namespace headroom::cli
 

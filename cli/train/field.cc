@@ -1,5 +1,6 @@
-// A coordinate network: position in, value of a field out. Built in: the vertical displacement of a
-// loaded plate in metres, a few millimetres, left as it is. Or an image of the user's.
+// A coordinate network, which maps a position to the value of a field. The built-in field is the
+// vertical displacement of a loaded plate in metres: about 1e-3, deliberately not normalised. With
+// --data, the field is an image.
 #include <headroom/error.h>
 
 #include <cmath>
@@ -13,10 +14,10 @@
 namespace headroom::cli {
 namespace {
 
-constexpr int64_t kGrid = 96;  // points a side, for the score and the picture
+constexpr int64_t kGrid = 96;  // points per side, for the score and the picture
 constexpr double kPi = 3.14159265358979323846;
 
-// Positions in [-1, 1]^2, one a row, in the order of pixels.
+// Positions in [-1, 1]^2, one per row, in the order of pixels.
 torch::Tensor grid(int64_t height, int64_t width) {
   const auto axis = [](int64_t n) {
     return (torch::arange(n) + 0.5) * (2.0 / static_cast<double>(n)) - 1.0;
@@ -26,7 +27,7 @@ torch::Tensor grid(int64_t height, int64_t width) {
   return torch::stack({x, y}, 1).to(torch::kFloat);
 }
 
-// Metres: a smooth field of about a millimetre.
+// A smooth field of about a millimetre, in metres.
 torch::Tensor displacement(const torch::Tensor& position) {
   const torch::Tensor x = position.select(1, 0);
   const torch::Tensor y = position.select(1, 1);
@@ -36,7 +37,7 @@ torch::Tensor displacement(const torch::Tensor& position) {
   return (1e-3 * (bend + twist - 1.2 * dent)).unsqueeze(1);
 }
 
-// The position itself and sines and cosines of it.
+// Fourier features: the position and its sines and cosines.
 torch::Tensor features(const torch::Tensor& position, int64_t octaves) {
   std::vector<torch::Tensor> parts = {position};
   for (int64_t k = 0; k < octaves; ++k) {
@@ -56,13 +57,13 @@ class NetworkImpl : public torch::nn::Module {
     }
     out_ = register_module("out", Dense(config.width, out, config));
     const torch::NoGradGuard no_grad;
-    out_->weight.mul_(0.01);  // begin at zero, where the field is near
+    out_->weight.mul_(0.01);  // start near zero, as the field is
     out_->bias.mul_(0.01);
   }
 
   torch::Tensor forward(torch::Tensor x) {
-    for (Dense& layer : hidden_) x = torch::tanh(wide(layer->forward(x)));
-    return wide(out_->forward(x)).to(torch::kFloat);
+    for (Dense& layer : hidden_) x = torch::tanh(fp32_on_cpu(layer->forward(x)));
+    return fp32_on_cpu(out_->forward(x)).to(torch::kFloat);
   }
 
  private:
@@ -97,7 +98,7 @@ class Field : public Task {
   torch::nn::Module& model() override { return *network_; }
 
   void next_batch() override {
-    if (batch_ == 0) return;  // always the same points
+    if (batch_ == 0) return;  // the built-in field always uses the same points
     const torch::Tensor chosen =
         part_.of(torch::randint(truth_.size(0), {batch_}, generator_)).to(device_);
     batch_x_ = features(positions_.index_select(0, chosen), octaves());

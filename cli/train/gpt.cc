@@ -1,4 +1,4 @@
-// A byte-level transformer on any text.
+// A byte-level transformer language model.
 #include <fmt/format.h>
 #include <headroom/error.h>
 #include <headroom/libtorch.h>
@@ -30,8 +30,9 @@ class BlockImpl : public torch::nn::Module {
   }
 
   torch::Tensor forward(torch::Tensor x, const torch::Tensor& mask) {
-    x = x + wide(mix_->forward(attend(norm1_->forward(x), mask)));
-    return x + wide(down_->forward(torch::gelu(wide(up_->forward(norm2_->forward(x))))));
+    x = x + fp32_on_cpu(mix_->forward(attend(norm1_->forward(x), mask)));
+    return x +
+           fp32_on_cpu(down_->forward(torch::gelu(fp32_on_cpu(up_->forward(norm2_->forward(x))))));
   }
 
  private:
@@ -44,7 +45,7 @@ class BlockImpl : public torch::nn::Module {
       return part.reshape({batch, length, kHeads, head}).transpose(1, 2);
     };
     const torch::Tensor scores =
-        wide(libtorch::matmul(split(parts[0]), split(parts[1]).transpose(2, 3)));
+        fp32_on_cpu(libtorch::matmul(split(parts[0]), split(parts[1]).transpose(2, 3)));
     const torch::Tensor weights =
         torch::softmax(scores / std::sqrt(static_cast<double>(head)) + mask, -1);
     const torch::Tensor values = split(parts[2]);
@@ -73,7 +74,7 @@ class TransformerImpl : public torch::nn::Module {
   }
 
   torch::Tensor forward(const torch::Tensor& bytes) {
-    torch::Tensor x = wide(torch::embedding(embed_, bytes) + position_);
+    torch::Tensor x = fp32_on_cpu(torch::embedding(embed_, bytes) + position_);
     for (Block& block : blocks_) x = block->forward(x, mask_);
     return out_->forward(norm_->forward(x));
   }
@@ -94,8 +95,8 @@ class Gpt : public Task {
         batch_(config.batch),
         context_(config.context),
         random_(config.seed) {
-    const std::string text = config.data.empty() ? made_up_text(1 << 18) : read_text(config.data);
-    // The last tenth is for the score.
+    const std::string text = config.data.empty() ? synthetic_text(1 << 18) : read_text(config.data);
+    // The last tenth is the test set.
     train_ = static_cast<int64_t>(text.size() - text.size() / 10);
     if (train_ < context_ + 1 || static_cast<int64_t>(text.size()) - train_ < context_ + 1) {
       throw Error(ErrorCode::kInvalidArgument,
@@ -143,7 +144,7 @@ class Gpt : public Task {
   }
 
   torch::Tensor mean(const torch::Tensor& rows) {
-    const torch::Tensor logits = wide(model_->forward(rows.slice(1, 0, context_)));
+    const torch::Tensor logits = fp32_on_cpu(model_->forward(rows.slice(1, 0, context_)));
     return torch::nll_loss(torch::log_softmax(logits.flatten(0, 1), 1, torch::kFloat),
                            rows.slice(1, 1, context_ + 1).flatten());
   }

@@ -49,7 +49,7 @@ class Canvas {
   cairo_t* get() { return cairo_; }
   void set(const Colour& c) { cairo_set_source_rgb(cairo_, c[0], c[1], c[2]); }
 
-  // `align` is 0 for the left end at x, 1 for the right one.
+  // `align`: 0 puts the left end at x, 1 the right end.
   void text(double x, double y, const std::string& words, double size, double align = 0.0) {
     cairo_set_font_size(cairo_, size);
     cairo_text_extents_t extents;
@@ -82,7 +82,7 @@ class Canvas {
   cairo_t* cairo_;
 };
 
-// Blue for -1, white for 0, red for 1.
+// A diverging colour map: blue for -1, white for 0, red for 1.
 Colour diverging(double t) {
   t = std::clamp(t, -1.0, 1.0);
   const Colour end = t < 0 ? Colour{0.13, 0.30, 0.66} : Colour{0.73, 0.11, 0.14};
@@ -154,7 +154,7 @@ class Plot {
   void axes() {
     if (!(low_ <= high_)) low_ = 0.0, high_ = 1.0;
     const double unit = std::log(base_);
-    // Whole powers, and at least one of them apart.
+    // At least a tenth of a power above and below, so that constant values have an axis.
     const double margin = std::max(0.05 * (high_ - low_), 0.1 * unit);
     low_ -= margin;
     high_ += margin;
@@ -179,7 +179,7 @@ class Plot {
     canvas_.set(colour);
     cairo_t* const cairo = canvas_.get();
     cairo_set_line_width(cairo, 1.6);
-    // One point for each pixel: the mean of its steps.
+    // At most one point per pixel: the geometric mean of its steps.
     const size_t group = std::max<size_t>(1, values.size() / 800);
     bool open = false;
     for (size_t i = 0; i + group <= values.size(); i += group) {
@@ -226,7 +226,7 @@ class Plot {
       }
       return marks;
     }
-    for (int i = 1; i <= 4; ++i) {  // less than a power in all: round numbers do
+    for (int i = 1; i <= 4; ++i) {  // less than one power: evenly spaced values
       const double value = std::exp(low_ + (high_ - low_) * i / 5.0);
       marks.emplace_back(value, fmt::format("{:.3g}", value));
     }
@@ -254,21 +254,20 @@ Picture read_png(const std::string& path) {
   }
   file.read(signature.data(), signature.size());
   if (std::string_view(signature.data(), signature.size()) != "\x89PNG\r\n\x1a\n") {
-    throw Error(ErrorCode::kInvalidArgument, fmt::format("'{}' is no PNG image.", path));
+    throw Error(ErrorCode::kInvalidArgument, fmt::format("'{}' is not a PNG image.", path));
   }
   cairo_surface_t* const surface = cairo_image_surface_create_from_png(path.c_str());
   const std::unique_ptr<cairo_surface_t, decltype(&cairo_surface_destroy)> owner(
       surface, cairo_surface_destroy);
   const cairo_status_t status = cairo_surface_status(surface);
   if (status != CAIRO_STATUS_SUCCESS) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("'{}' is damaged or too large for a PNG image ({}).", path,
-                            cairo_status_to_string(status)));
+    throw Error(ErrorCode::kInvalidArgument, fmt::format("'{}' is damaged or too large ({}).", path,
+                                                         cairo_status_to_string(status)));
   }
   const cairo_format_t format = cairo_image_surface_get_format(surface);
   if (format != CAIRO_FORMAT_ARGB32 && format != CAIRO_FORMAT_RGB24) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("'{}' has more than 8 bits for a colour; save it with 8.", path));
+                fmt::format("'{}' has more than 8 bits per channel; save it with 8.", path));
   }
   Picture picture{
       cairo_image_surface_get_height(surface), cairo_image_surface_get_width(surface), 3, {}};

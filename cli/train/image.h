@@ -1,4 +1,4 @@
-// Pictures in and out: PNG files, and drawings of what training did.
+// PNG input, and plots of training runs.
 #ifndef HEADROOM_CLI_TRAIN_IMAGE_H_
 #define HEADROOM_CLI_TRAIN_IMAGE_H_
 
@@ -10,10 +10,11 @@
 
 namespace headroom::cli {
 
-/// False if this build has no library for pictures: then files are not written and reading throws.
+/// Whether this build has cairo. Without it, nothing is written and reading throws.
 bool can_draw();
 
-/// Red, green and blue from 0 to 1. Throws Error(kInvalidArgument) if the file is no image.
+/// Reads red, green and blue as values from 0 to 1. Throws Error(kInvalidArgument) if the file is
+/// not a PNG image.
 Picture read_png(const std::string& path);
 
 struct Panel {
@@ -22,7 +23,7 @@ struct Panel {
   Picture picture;
 };
 
-/// The panels side by side. Those of one channel share the colour scale of the first.
+/// Draws the panels side by side. Those with one channel share the colour scale of the first.
 void write_panels(const std::string& path, const std::string& title,
                   const std::vector<Panel>& panels);
 
@@ -35,7 +36,7 @@ struct Curve {
 
 Curve curve_of(const std::string& name, const RunResult& result);
 
-/// Loss and scale over steps, both on logarithmic axes, skipped steps marked.
+/// Plots loss and scale over steps on logarithmic axes and marks skipped steps.
 void write_curves(const std::string& path, const std::string& title,
                   const std::vector<Curve>& curves);
 

@@ -1,4 +1,4 @@
-// In place of image.cc where cairo is not installed.
+// Replaces image.cc where cairo is not installed.
 #include <headroom/error.h>
 
 #include "cli/train/image.h"

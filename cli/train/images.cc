@@ -1,4 +1,4 @@
-// Small classifiers of small images: mlp and cnn.
+// Classifiers of small images: mlp and cnn.
 #include <utility>
 
 #include "cli/train/data.h"
@@ -28,7 +28,7 @@ class Mlp : public Classifier {
 
   torch::Tensor forward(torch::Tensor x) override {
     x = x.flatten(1);
-    for (Dense& layer : hidden_) x = torch::relu(wide(layer->forward(x)));
+    for (Dense& layer : hidden_) x = torch::relu(fp32_on_cpu(layer->forward(x)));
     return out_->forward(x);
   }
 
@@ -70,7 +70,7 @@ class Cnn : public Classifier {
 class Images : public Task {
  public:
   explicit Images(const TrainConfig& config)
-      : data_(config.data.empty() ? made_up_digits() : read_idx_folder(config.data)),
+      : data_(config.data.empty() ? synthetic_digits() : read_idx_folder(config.data)),
         part_(config.part),
         batch_(config.batch),
         generator_(torch::make_generator<at::CPUGeneratorImpl>(config.seed)) {
@@ -111,7 +111,8 @@ class Images : public Task {
     const int64_t count = data_.test.labels.size(0);
     for (int64_t i = 0; i < count; i += 1024) {
       const torch::Tensor labels = data_.test.labels.slice(0, i, i + 1024);
-      const torch::Tensor logits = wide(model_->forward(data_.test.images.slice(0, i, i + 1024)));
+      const torch::Tensor logits =
+          fp32_on_cpu(model_->forward(data_.test.images.slice(0, i, i + 1024)));
       loss += torch::nll_loss(torch::log_softmax(logits, 1, torch::kFloat), labels, {},
                               at::Reduction::Sum)
                   .item<double>();
@@ -126,8 +127,8 @@ class Images : public Task {
 
  private:
   torch::Tensor cross_entropy(const torch::Tensor& images, const torch::Tensor& labels) {
-    return torch::nll_loss(torch::log_softmax(wide(model_->forward(images)), 1, torch::kFloat),
-                           labels);
+    return torch::nll_loss(
+        torch::log_softmax(fp32_on_cpu(model_->forward(images)), 1, torch::kFloat), labels);
   }
 
   ImageData data_;

@@ -7,7 +7,8 @@
 namespace headroom::cli {
 namespace {
 
-// Under autocast parameters are FP32 and the op itself rounds; else inputs follow the parameters.
+// With FP32 parameters, autocast casts the inputs of the operation; otherwise inputs must have the
+// type of the parameters.
 torch::Tensor like_weight(const torch::Tensor& x, const torch::Tensor& weight) {
   return weight.scalar_type() == torch::kFloat ? x : libtorch::cast(x, weight.scalar_type());
 }
@@ -16,7 +17,9 @@ torch::Tensor fp32(const torch::Tensor& tensor) { return libtorch::cast(tensor, 
 
 }  // namespace
 
-torch::Tensor wide(const torch::Tensor& tensor) { return tensor.is_cpu() ? fp32(tensor) : tensor; }
+torch::Tensor fp32_on_cpu(const torch::Tensor& tensor) {
+  return tensor.is_cpu() ? fp32(tensor) : tensor;
+}
 
 torch::Tensor fake_quantized(const torch::Tensor& tensor) {
   const torch::Tensor values = fp32(tensor);

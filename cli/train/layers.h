@@ -1,4 +1,4 @@
-// Layers that run at every opt level: products in 16 bits, everything else in FP32 on the CPU.
+// Layers for every opt level: matrix products in 16 bits, on the CPU everything else in FP32.
 #ifndef HEADROOM_CLI_TRAIN_LAYERS_H_
 #define HEADROOM_CLI_TRAIN_LAYERS_H_
 
@@ -8,11 +8,12 @@
 
 namespace headroom::cli {
 
-/// For ops that LibTorch's CPU has in FP32 only (or does badly in 16 bits): FP32 there, as it is on
-/// CUDA.
-torch::Tensor wide(const torch::Tensor& tensor);
+/// Casts to FP32 on the CPU, for operations that LibTorch has in FP32 only there, or that are
+/// inaccurate in 16 bits. Returns the tensor itself on CUDA.
+torch::Tensor fp32_on_cpu(const torch::Tensor& tensor);
 
-/// Rounds to 8-bit integers times a scale and back; gradients go straight through.
+/// Rounds to 8-bit integers times a scale and back. The gradient is that of the identity
+/// (straight-through estimator).
 torch::Tensor fake_quantized(const torch::Tensor& tensor);
 
 class DenseImpl : public torch::nn::Module {
@@ -38,7 +39,7 @@ class ConvImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Conv);
 
-/// Layer norm over the last dimension, in FP32 whatever its parameters are.
+/// Layer norm over the last dimension, computed in FP32 whatever the type of its parameters.
 class NormImpl : public torch::nn::Module {
  public:
   explicit NormImpl(int64_t width);
@@ -49,7 +50,7 @@ class NormImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Norm);
 
-/// Batch norm over images, likewise.
+/// Batch norm over images, also in FP32.
 class BatchNormImpl : public torch::nn::Module {
  public:
   explicit BatchNormImpl(int64_t channels);
@@ -60,7 +61,7 @@ class BatchNormImpl : public torch::nn::Module {
 };
 TORCH_MODULE(BatchNorm);
 
-/// Turns the parameters into 16-bit ones as the opt level says. Norms are told by their type.
+/// Converts the parameters to 16 bits according to the opt level. O2 leaves norm layers in FP32.
 void set_parameter_types(torch::nn::Module& model, OptLevel level, torch::ScalarType dtype);
 
 }  // namespace headroom::cli

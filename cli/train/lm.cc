@@ -1,6 +1,6 @@
-// A softmax language model of the simplest kind: the next word from the one before, through a
-// narrow embedding. Its loss is the mean over a large batch, so the push on each word that did not
-// come is p/N.
+// A bigram softmax language model with a narrow embedding. Its loss is the mean over a large batch
+// of N words, so the gradient of the logit of each word that did not follow is p/N, which
+// underflows in FP16.
 #include <fmt/format.h>
 #include <headroom/error.h>
 #include <headroom/libtorch.h>
@@ -40,17 +40,17 @@ class BigramImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Bigram);
 
-// Where pairs of words come from.
+// A source of pairs of consecutive words.
 class Pairs {
  public:
   virtual ~Pairs() = default;
   virtual void draw(int64_t count, std::mt19937_64& random, int64_t* before, int64_t* after) = 0;
 };
 
-// Eight classes of words; what follows a word is Zipf's law, in an order that its class has.
-class MadeUpPairs : public Pairs {
+// Words of eight classes. The next word follows Zipf's law over an order specific to the class.
+class SyntheticPairs : public Pairs {
  public:
-  MadeUpPairs() {
+  SyntheticPairs() {
     std::vector<double> weights(kWords);
     for (int64_t k = 0; k < kWords; ++k) {
       weights[static_cast<size_t>(k)] = std::pow(static_cast<double>(k + 1), -1.2);
@@ -76,7 +76,7 @@ class MadeUpPairs : public Pairs {
   std::array<std::vector<int64_t>, 8> orders_;
 };
 
-// The words of a text, the rarest as one.
+// The words of a text; the rarest share one id.
 class TextPairs : public Pairs {
  public:
   explicit TextPairs(const std::string& path) {
@@ -89,7 +89,7 @@ class TextPairs : public Pairs {
     }
     if (words.size() < 2) {
       throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("'{}' has {} words; two are the least.", path, words.size()));
+                  fmt::format("'{}' has {} words; at least two are needed.", path, words.size()));
     }
     std::vector<std::pair<int64_t, std::string>> ranked;
     for (const auto& [word, count] : counts) ranked.emplace_back(-count, word);
@@ -121,7 +121,7 @@ class LanguageModel : public Task {
         batch_(config.batch / config.part.ranks),
         random_(config.seed) {
     if (config.data.empty()) {
-      pairs_ = std::make_unique<MadeUpPairs>();
+      pairs_ = std::make_unique<SyntheticPairs>();
     } else {
       pairs_ = std::make_unique<TextPairs>(config.data);
     }

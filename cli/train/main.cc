@@ -1,4 +1,4 @@
-// headroom-train: what `headroom` hands over to.
+// headroom-train: runs the commands of `headroom` that need LibTorch.
 #include "cli/program.h"
 
 int main(int argc, char** argv) {

@@ -12,7 +12,7 @@ constexpr const char* kHexDigits = "0123456789abcdef";
 
 [[noreturn]] void refuse() {
   throw Error(ErrorCode::kBadState,
-              "The checkpoint has no usable state of a random generator; it is damaged or comes "
+              "The checkpoint has no valid state of a random generator; it is damaged or comes "
               "from another LibTorch.");
 }
 

@@ -11,7 +11,7 @@
 namespace headroom::cli {
 namespace {
 
-constexpr int64_t kBucket = int64_t{1} << 23;  // elements that are averaged at once
+constexpr int64_t kBucket = int64_t{1} << 23;  // elements per all-reduce
 
 std::optional<int> number_in(const char* name) {
   const char* const text = std::getenv(name);
@@ -22,12 +22,12 @@ std::optional<int> number_in(const char* name) {
   if (error != std::errc() || read != end || value < 0) {
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format("The environment has {}='{}'; it has to be a number of ranks.", name, text));
+        fmt::format("The environment has {}='{}'; it must be a number of ranks.", name, text));
   }
   return value;
 }
 
-// From the number of the first parameter of a bucket to that of the next bucket's first.
+// The end of the bucket of parameters that begins at index `begin`.
 size_t bucket_end(const std::vector<torch::Tensor>& parameters, size_t begin) {
   int64_t elements = 0;
   size_t end = begin;
@@ -38,7 +38,7 @@ size_t bucket_end(const std::vector<torch::Tensor>& parameters, size_t begin) {
 
 }  // namespace
 
-Launch launched() {
+Launch launch_from_environment() {
   Launch launch;
   const auto mpi_size = number_in("OMPI_COMM_WORLD_SIZE");
   const auto size = number_in("WORLD_SIZE");
@@ -62,9 +62,10 @@ Launch launched() {
     launch.local_size = number_in("LOCAL_WORLD_SIZE").value_or(launch.size);
   }
   if (launch.rank >= launch.size) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("The environment says that this is rank {} of {}; ranks count from 0.",
-                            launch.rank, launch.size));
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("According to the environment this is rank {} of {}; ranks count from 0.",
+                    launch.rank, launch.size));
   }
   return launch;
 }
@@ -74,11 +75,12 @@ std::unique_ptr<Team> make_team(const Launch& launch, std::chrono::milliseconds 
   const bool mpi = launch.by == Launch::By::kMpirun;
   auto team = mpi ? make_mpi_team(time_limit) : make_gloo_team(launch, time_limit);
   if (team == nullptr) {
-    throw Error(ErrorCode::kUnsupported,
-                fmt::format("This was started as one of {} ranks by {}, but this build of headroom "
-                            "has no {}; install {} and build again.",
-                            launch.size, mpi ? "mpirun" : "torchrun", mpi ? "MPI" : "Gloo",
-                            mpi ? "libopenmpi-dev" : "libgloo-dev"));
+    throw Error(
+        ErrorCode::kUnsupported,
+        fmt::format("This process is one of {} ranks started by {}, but this build of headroom "
+                    "has no {}; install {} and build again.",
+                    launch.size, mpi ? "mpirun" : "torchrun", mpi ? "MPI" : "Gloo",
+                    mpi ? "libopenmpi-dev" : "libgloo-dev"));
   }
   return team;
 }
@@ -95,10 +97,10 @@ bool Team::average(const std::vector<torch::Tensor>& parameters, double* loss, b
       parts.push_back(parameter.grad().defined() ? parameter.grad().to(torch::kFloat).flatten()
                                                  : torch::zeros({parameter.numel()}));
     }
-    // What else has to be known to all travels with the first bucket.
+    // The loss and the stop flag are sent along with every bucket, and used from the first.
     parts.push_back(torch::tensor({static_cast<float>(*loss), stop ? 1.0f : 0.0f}));
     torch::Tensor flat = torch::cat(parts);
-    add_up(flat.data_ptr<float>(), flat.numel());
+    all_reduce_sum(flat.data_ptr<float>(), flat.numel());
     if (begin == 0) {
       const float* const extra = flat.data_ptr<float>() + flat.numel() - 2;
       *loss = static_cast<double>(extra[0]) / size;

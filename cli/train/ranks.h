@@ -1,5 +1,5 @@
-// The processes that train one model together, each on its part of every batch. mpirun or torchrun
-// has started them; what they need to know of each other is in the environment.
+// Data-parallel training by several processes, started by mpirun or torchrun, which describe the
+// ranks in environment variables.
 #ifndef HEADROOM_CLI_TRAIN_RANKS_H_
 #define HEADROOM_CLI_TRAIN_RANKS_H_
 
@@ -25,37 +25,38 @@ struct Launch {
   bool first() const { return rank == 0; }
 };
 
-/// Reads the environment. Throws Error(kInvalidArgument) if it makes no sense.
-Launch launched();
+/// Reads the environment. Throws Error(kInvalidArgument) if its variables are inconsistent.
+Launch launch_from_environment();
 
+/// The group of ranks that train one model.
 class Team {
  public:
   virtual ~Team() = default;
 
   const std::shared_ptr<Ranks>& ranks() const { return ranks_; }
 
-  /// Makes all gradients the mean over the ranks, in FP32, and the loss as well. Returns whether
-  /// any rank wants to stop. Throws Error(kRankLost).
+  /// Replaces all gradients and the loss by their means over the ranks, computed in FP32. Returns
+  /// whether any rank passed `stop`. Throws Error(kRankLost).
   bool average(const std::vector<torch::Tensor>& parameters, double* loss, bool stop);
 
   /// Throws Error(kRanksDiffer) unless all ranks have the same weights.
   void check_same(const std::vector<torch::Tensor>& parameters);
 
-  /// Ends this process, and the others if that can be done, without waiting for anybody.
+  /// Ends this process, and the other ranks if possible, without waiting for them.
   virtual void abort(int code) = 0;
 
  protected:
-  /// Adds up over all ranks, in place.
-  virtual void add_up(float* data, int64_t count) = 0;
+  /// Sums over all ranks, in place.
+  virtual void all_reduce_sum(float* data, int64_t count) = 0;
 
   std::shared_ptr<Ranks> ranks_;
 };
 
-/// Meets the other processes; null if this one is alone. Throws Error(kRankLost) if they do not
-/// come, Error(kUnsupported) if this build has no way to them.
+/// Connects to the other ranks; returns null if there are none. Throws Error(kRankLost) if they do
+/// not connect in time, Error(kUnsupported) if this build has no MPI or Gloo.
 std::unique_ptr<Team> make_team(const Launch& launch, std::chrono::milliseconds time_limit);
 
-/// One for each way; null if this build does not have it.
+/// The backends; null if this build does not have them.
 std::unique_ptr<Team> make_mpi_team(std::chrono::milliseconds time_limit);
 std::unique_ptr<Team> make_gloo_team(const Launch& launch, std::chrono::milliseconds time_limit);
 

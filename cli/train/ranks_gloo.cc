@@ -1,4 +1,4 @@
-// Ranks that torchrun, or anything that sets its variables, has started: c10d's Gloo.
+// Ranks over c10d's Gloo, for torchrun and other launchers that set its environment variables.
 #include <headroom/error.h>
 #include <headroom/libtorch/ranks.h>
 #include <torch/torch.h>
@@ -30,7 +30,8 @@ class GlooTeam : public Team {
   GlooTeam(const Launch& launch, std::chrono::milliseconds time_limit) : time_limit_(time_limit) {
     try {
       c10d::TCPStoreOptions where;
-      // torchrun itself is at MASTER_PORT, and may be of another version than this LibTorch.
+      // torchrun's own store listens at MASTER_PORT and may be of another version than this
+      // LibTorch, so use the next port.
       const bool agent = std::getenv("TORCHELASTIC_USE_AGENT_STORE") != nullptr;
       where.port = static_cast<uint16_t>(std::atoi(std::getenv("MASTER_PORT")) + agent);
       where.isServer = launch.first();
@@ -53,7 +54,7 @@ class GlooTeam : public Team {
   }
 
   ~GlooTeam() override {
-    try {  // rank 0 has the store, and goes last
+    try {  // rank 0 hosts the store and must not leave before the others
       group_->barrier()->wait(time_limit_);
     } catch (const std::exception&) {
     }
@@ -62,7 +63,7 @@ class GlooTeam : public Team {
   void abort(int code) override { std::_Exit(code); }
 
  protected:
-  void add_up(float* data, int64_t count) override {
+  void all_reduce_sum(float* data, int64_t count) override {
     std::vector<torch::Tensor> flat = {torch::from_blob(data, {count}, torch::kFloat)};
     try {
       group_->allreduce(flat)->wait(time_limit_);

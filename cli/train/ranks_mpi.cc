@@ -1,4 +1,4 @@
-// Ranks that mpirun has started.
+// Ranks over MPI, for mpirun.
 #include <headroom/error.h>
 #include <headroom/mpi.h>
 
@@ -29,7 +29,7 @@ class MpiTeam : public Team {
   }
 
  protected:
-  void add_up(float* data, int64_t count) override {
+  void all_reduce_sum(float* data, int64_t count) override {
     const auto start = std::chrono::steady_clock::now();
     MPI_Request request = MPI_REQUEST_NULL;
     MPI_Iallreduce(MPI_IN_PLACE, data, static_cast<int>(count), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD,

@@ -1,4 +1,4 @@
-// In place of the ranks over Gloo where that is not installed.
+// Replaces ranks_gloo.cc where Gloo is not installed.
 #include "cli/train/ranks.h"
 
 namespace headroom::cli {

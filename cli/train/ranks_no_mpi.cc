@@ -1,4 +1,4 @@
-// In place of the ranks over MPI where that is not installed.
+// Replaces ranks_mpi.cc where MPI is not installed.
 #include "cli/train/ranks.h"
 
 namespace headroom::cli {

@@ -28,7 +28,7 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// The 148 tensors of GPT-2 small.
+// The 148 parameters of GPT-2 small, with gradients.
 std::vector<torch::Tensor> gpt2_small(torch::ScalarType dtype) {
   constexpr int64_t kWidth = 768;
   std::vector<std::vector<int64_t>> shapes = {{50257, kWidth}, {1024, kWidth}};
@@ -59,7 +59,7 @@ std::vector<torch::Tensor> gpt2_small(torch::ScalarType dtype) {
   return params;
 }
 
-// What a careful LibTorch user writes today.
+// The step that a LibTorch user would write without Headroom.
 void libtorch_step(const std::vector<torch::Tensor>& params, torch::optim::AdamW& optimizer,
                    float scale) {
   const torch::NoGradGuard no_grad;
@@ -86,7 +86,7 @@ void whole_step(int repetitions, const std::function<void(const StepFigure&)>& d
       scaler.update();
     };
     std::vector<double> our_times, their_times;
-    const float scale = 1.0f;  // the gradients are not made anew, so they must not shrink
+    const float scale = 1.0f;  // the gradients are reused, so they must not shrink
     our_step();
     libtorch_step(theirs, plain, scale);
     for (int i = 0; i < repetitions; ++i) {
@@ -111,7 +111,7 @@ void scaler_share(const std::string& model, int repetitions,
   const std::filesystem::path folder =
       std::filesystem::temp_directory_path() / ("headroom-bench-" + std::to_string(::getpid()));
   Recorder recorder(folder.string());
-  std::vector<double> forward_backward, scale, look, with, write, without;
+  std::vector<double> forward_backward, scale, snapshot, with, write, without;
   for (int i = 0; i < repetitions + 2; ++i) {
     optimizer.zero_grad();
     task->next_batch();
@@ -122,8 +122,8 @@ void scaler_share(const std::string& model, int repetitions,
     }));
     scale.push_back(milliseconds([&] { scaled = scaler.scale(loss); }));
     forward_backward.back() += milliseconds([&] { scaled.backward(); });
-    look.push_back(milliseconds(
-        [&] { recorder.layers(i, scaler.get_scale(), look_at_layers(task->model())); }));
+    snapshot.push_back(milliseconds(
+        [&] { recorder.layers(i, scaler.get_scale(), measure_gradients(task->model())); }));
     StepReport report;
     with.push_back(milliseconds([&] {
       report = scaler.step(optimizer);
@@ -137,7 +137,7 @@ void scaler_share(const std::string& model, int repetitions,
   const double step = median(forward_backward) + median(without);
   done({"scaler/" + model, added, step, "a whole training step without it"});
   done({"history/" + model, median(write), step, "the same"});
-  done({"layers, every 10th/" + model, median(look) / 10.0, step, "the same"});
+  done({"layers, every 10th/" + model, median(snapshot) / 10.0, step, "the same"});
 }
 
 }  // namespace

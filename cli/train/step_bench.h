@@ -1,3 +1,4 @@
+// Benchmarks of whole steps through LibTorch.
 #ifndef HEADROOM_CLI_TRAIN_STEP_BENCH_H_
 #define HEADROOM_CLI_TRAIN_STEP_BENCH_H_
 
@@ -6,17 +7,17 @@
 
 namespace headroom::cli {
 
-/// Two ways to do the same, timed in turns.
+/// Two implementations of the same work, timed alternately.
 struct StepFigure {
   std::string name;
-  double ours = 0.0;    // milliseconds, a median
-  double theirs = 0.0;  // the same
+  double ours = 0.0;    // median in milliseconds
+  double theirs = 0.0;  // median in milliseconds
   std::string theirs_is;
 };
 
-/// Optimizer steps through LibTorch: FusedAdamW under a GradScaler against LibTorch's own calls on
-/// the tensors of GPT-2 small, and what the scaler, the history and looks at the layers add to
-/// training steps of the trainer's models.
+/// Compares FusedAdamW under a GradScaler with LibTorch's own calls on the tensors of GPT-2 small,
+/// and measures the cost of the scaler, the history and layer snapshots in training steps of the
+/// trainer's models. Calls `done` with every figure.
 void run_step_bench(int repetitions, const std::function<void(const StepFigure&)>& done);
 
 }  // namespace headroom::cli

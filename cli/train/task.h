@@ -1,3 +1,4 @@
+// The interface between the training loop and the models.
 #ifndef HEADROOM_CLI_TRAIN_TASK_H_
 #define HEADROOM_CLI_TRAIN_TASK_H_
 
@@ -11,13 +12,13 @@
 
 namespace headroom::cli {
 
-/// How good a trained model is, on data of its own.
+/// The quality of a trained model on test data.
 struct Score {
   double loss = 0.0;
   double metric = 0.0;
 };
 
-/// A picture as numbers: rows of pixels, one channel (shown in colours of a scale) or three.
+/// Rows of pixels with one channel (plotted with a colour map) or three.
 struct Picture {
   int64_t height = 0;
   int64_t width = 0;
@@ -25,31 +26,33 @@ struct Picture {
   std::vector<float> values;
 };
 
-/// A model with its data. Everything random comes from the config's seed, and data never depends on
-/// the precision: the same seed gives the same batches in every run.
+/// A model and its data. All randomness comes from the config's seed and is independent of the
+/// precision: the same seed gives the same batches in every run.
 class Task {
  public:
   virtual ~Task() = default;
 
   virtual torch::nn::Module& model() = 0;
 
-  /// A batch is given in slices, small enough for the caches; their losses add up to the batch's.
+  /// A batch is processed in slices that fit the caches; the sum of their losses is the batch's
+  /// loss.
   virtual int64_t slices() const { return 1; }
 
-  /// Moves on to the next batch.
+  /// Advances to the next batch.
   virtual void next_batch() = 0;
 
-  /// The FP32 loss of a slice of the present batch.
+  /// The FP32 loss of a slice of the current batch.
   virtual torch::Tensor loss(int64_t slice) = 0;
 
-  /// Where the data's random generator stands. Throws Error(kBadState) for a text that is none.
+  /// The state of the data's random generator, as text for checkpoints and retries. Setting an
+  /// invalid state throws Error(kBadState).
   virtual std::string data_position() const = 0;
   virtual void set_data_position(const std::string& text) = 0;
 
   virtual Score score() = 0;
   virtual std::string metric_name() const = 0;  // "R2", "PSNR", "accuracy", ...
 
-  /// What the model learned and what it should have, if that can be looked at.
+  /// The target and the model's output as pictures, if the task has them.
   virtual Picture target() { return {}; }
   virtual Picture result() { return {}; }
 };

@@ -24,9 +24,9 @@ constexpr int kRankLost = 1;
 constexpr int kBadInput = 2;
 constexpr int kGaveUp = 3;
 
-// The parser would take -1 for 2^64 - 1.
+// CLI11 would parse -1 as 2^64 - 1.
 std::string not_negative(const std::string& text) {
-  return text.find('-') == std::string::npos ? "" : "it has to be 0 or more, not " + text;
+  return text.find('-') == std::string::npos ? "" : "it must be 0 or more, not " + text;
 }
 
 std::string percent(const libtorch::CastLoss& lost) {
@@ -49,9 +49,9 @@ void print_fact(const std::string& name, const char* format, const Values&... va
   print("  {:<16}  {}\n", name, fmt::format(fmt::runtime(format), values...));
 }
 
-// Which layers bound the scale, at the last look.
+// Prints which layers bound the scale at the last snapshot.
 void print_bounds(const RunResult& result) {
-  if (!result.no_layers.empty()) print_fact("layers", "not looked at. {}", result.no_layers);
+  if (!result.no_layers.empty()) print_fact("layers", "not measured. {}", result.no_layers);
   const ScaleBounds bounds = scale_bounds(result.layers);
   const auto name = [&](int64_t index) { return result.layers[static_cast<size_t>(index)].name; };
   const std::string when =
@@ -70,7 +70,7 @@ void print_bounds(const RunResult& result) {
   }
 }
 
-// The settings of a run that goes on come from its checkpoint, where the command line has none.
+// Takes settings that are missing on the command line from the checkpoint.
 void open_to_resume(CLI::App& command, const TrainConfig& config,
                     std::optional<Checkpoints>* checkpoints) {
   if (config.out.empty() || !std::filesystem::is_directory(config.out)) {
@@ -78,32 +78,34 @@ void open_to_resume(CLI::App& command, const TrainConfig& config,
                 fmt::format("--resume needs the folder of a run, and --out is '{}'.", config.out));
   }
   checkpoints->emplace(config.out, config.part.rank == 0);
-  (*checkpoints)->take_settings(command);
+  (*checkpoints)->read_settings(command);
 }
 
-// Tells how a run ended, and what of it could not be written; the exit status.
-int tell_end(const RunResult& result, const std::vector<std::string>& not_written) {
+// Reports how the run ended and what could not be written. Returns the exit status.
+int report_end(const RunResult& result, const std::vector<std::string>& not_written) {
   int status = result.interrupted ? kInterrupted : 0;
   if (!result.not_saved.empty()) status = kNotSaved;
   if (!result.alarm.empty()) {
     status = kGaveUp;
-    tell(fmt::format("headroom: stopped at step {}. {}\n", result.steps.back().step, result.alarm));
+    print_error(
+        fmt::format("headroom: stopped at step {}. {}\n", result.steps.back().step, result.alarm));
   }
   if (!result.not_saved.empty()) {
-    tell(fmt::format("headroom: the end of the run is not saved. {}\n", result.not_saved));
+    print_error(fmt::format("headroom: the end of the run is not saved. {}\n", result.not_saved));
   }
-  for (const std::string& sentence : not_written) tell(fmt::format("headroom: {}\n", sentence));
+  for (const std::string& sentence : not_written)
+    print_error(fmt::format("headroom: {}\n", sentence));
   return status == 0 && !not_written.empty() ? kNotSaved : status;
 }
 
-// Trains alone, or as one of a team.
+// Trains, alone or as one of several ranks, and prints the results on the first rank.
 int train(const TrainConfig& config, Checkpoints* checkpoints, Team* team) {
   const auto task = make_task(config);
   const Interrupt interrupt;
   RunInfo info;
   info.name = fmt::format("{} {} {}", config.model, config.precision, config.loss_scale);
   const RunResult result =
-      watched_run(config, *task, info, config.out, {team, nullptr, checkpoints});
+      run_with_progress(config, *task, info, config.out, {team, nullptr, checkpoints});
   if (config.part.rank > 0) {
     return !result.alarm.empty() ? kGaveUp : result.interrupted ? kInterrupted : 0;
   }
@@ -142,11 +144,11 @@ int train(const TrainConfig& config, Checkpoints* checkpoints, Team* team) {
       print_fact("report", "{}/report.html", config.out);
     });
   }
-  return tell_end(result, not_written);
+  return report_end(result, not_written);
 }
 
 int train(CLI::App& command, TrainConfig& config) {
-  const Launch launch = launched();
+  const Launch launch = launch_from_environment();
   config.part = {launch.rank, launch.size};
   if (config.watch && config.out.empty()) config.out = "headroom-train";
   std::optional<Checkpoints> checkpoints;
@@ -160,12 +162,12 @@ int train(CLI::App& command, TrainConfig& config) {
     if (config.resume) checkpoints->resume(&config);
   } catch (const Error&) {
     if (launch.first()) throw;
-    return kBadInput;  // the first rank tells
+    return kBadInput;  // the first rank reports it
   }
   if (!config.resume && !config.out.empty()) checkpoints.emplace(config.out, launch.first());
   Checkpoints* const saved = checkpoints.has_value() ? &*checkpoints : nullptr;
   if (!launch.several()) return train(config, saved, nullptr);
-  if (!launch.first()) config.layers = 0;  // all have the same gradients
+  if (!launch.first()) config.layers = 0;  // all ranks have the same gradients
   std::unique_ptr<Team> team;
   try {
     team =
@@ -175,7 +177,7 @@ int train(CLI::App& command, TrainConfig& config) {
     const auto* const known = dynamic_cast<const Error*>(&error);
     const bool ranks = known != nullptr && (known->code() == ErrorCode::kRankLost ||
                                             known->code() == ErrorCode::kRanksDiffer);
-    tell(fmt::format("headroom: rank {}: {}\n", launch.rank, error.what()));
+    print_error(fmt::format("headroom: rank {}: {}\n", launch.rank, error.what()));
     std::fflush(nullptr);
     const int code = ranks ? kRankLost : kBadInput;
     if (team != nullptr) team->abort(code);
@@ -187,30 +189,33 @@ int train(CLI::App& command, TrainConfig& config) {
 
 void add_training_options(CLI::App& command, TrainConfig* config) {
   command
-      .add_option("--data", config->data,
-                  "Your data: a PNG (field), a text (lm, gpt), a folder of IDX files (mlp, cnn)")
+      .add_option(
+          "--data", config->data,
+          "Training data: a PNG (field), a text file (lm, gpt), a folder of IDX files (mlp, cnn)")
       ->type_name("PATH");
-  command.add_option("--opt-level", config->opt_level,
-                     "O0 FP32, O1 autocast (default), O2 16-bit model with FP32 masters and norms, "
-                     "O3 all 16-bit");
+  command.add_option(
+      "--opt-level", config->opt_level,
+      "O0: FP32, O1: autocast (default), O2: 16-bit model with FP32 masters and norms, "
+      "O3: all 16-bit");
   command.add_option("--optimizer", config->optimizer, "sgd, adam or adamw");
   command.add_option("--lr", config->lr, "Learning rate");
   command.add_option("--schedule", config->schedule, "cosine or constant");
   command.add_option("--clip", config->clip, "Clip gradients to this norm");
   command.add_option("--steps", config->steps, "Steps to train");
   command.add_option("--batch", config->batch, "Samples in a batch");
-  command.add_option("--accumulate", config->accumulate, "Batches whose gradients make one step");
+  command.add_option("--accumulate", config->accumulate,
+                     "Batches whose gradients are accumulated for one step");
   command.add_option("--fake-quant", config->fake_quant,
                      "int8: train with fake-quantized linear layers");
   command.add_option("--width", config->width, "Width of the layers");
   command.add_option("--depth", config->depth, "Number of hidden layers or blocks");
-  command.add_option("--context", config->context, "Bytes that gpt looks back on");
+  command.add_option("--context", config->context, "Context length of gpt in bytes");
   command.add_option("--device", config->device, "cpu or cuda");
   command.add_option("--layers", config->layers,
-                     "Look at the gradients of every layer once in this many steps; 0: never "
+                     "Steps between snapshots of the gradients of every layer; 0: none "
                      "(default: 10 or more)");
   command.add_flag("--tensorboard", config->tensorboard, "Also write event files for TensorBoard");
-  command.add_option("--seed", config->seed, "For weights and batches")->check(not_negative);
+  command.add_option("--seed", config->seed, "Seed of weights and batches")->check(not_negative);
   command.add_option("--threads", config->threads, "CPU threads (default: all)");
 }
 
@@ -223,25 +228,27 @@ void add_train(CLI::App& app, Action* action) {
       ->capture_default_str();
   command->add_option(
       "--loss-scale", config->loss_scale,
-      "none, static:S, dynamic or a preset of replay --help (default: dynamic for fp16, else "
-      "none)");
-  command->add_option("--out", config->out, "Folder for history, report and pictures");
+      "none, static:S, dynamic or a preset listed by replay --help (default: dynamic for fp16, "
+      "otherwise none)");
+  command->add_option("--out", config->out, "Folder for history, report and plots");
   command->add_flag("--resume", config->resume,
-                    "Go on with the run in --out, from its newest good checkpoint; settings that "
-                    "are left out are that run's");
+                    "Resume the run in --out from its newest valid checkpoint; omitted settings "
+                    "are taken from that run");
   command->add_option("--checkpoint-every", config->checkpoint_every,
                       "Steps between checkpoints in --out; 0: none (default: a tenth of the run)");
   command->add_option("--inject", config->inject,
-                      "Faults in the gradients, on purpose: overflow:p=0.01,nan:step=5,tensor=NAME "
+                      "Faults to inject into the gradients: overflow:p=0.01,nan:step=5,tensor=NAME "
                       "(docs/reliability.md)");
-  command->add_option("--inject-seed", config->inject_seed, "Which steps and elements they hit")
+  command->add_option("--inject-seed", config->inject_seed, "Seed of the injected faults")
       ->check(not_negative);
-  command->add_option("--escape", config->escape,
-                      "When no loss scale helps: go back to a checkpoint and on in bf16 or fp32 "
-                      "(default: stop)");
-  CLI::Option* const watch = command->add_flag(
-      "--watch", config->watch, "Serve the report live on 127.0.0.1 (--out: headroom-train)");
-  command->add_option("--port", config->port, "For --watch (default: a free one)")
+  command->add_option(
+      "--escape", config->escape,
+      "When no loss scale helps, return to a checkpoint and continue in bf16 or fp32 "
+      "(default: stop)");
+  CLI::Option* const watch =
+      command->add_flag("--watch", config->watch,
+                        "Serve the live report on 127.0.0.1 (--out defaults to headroom-train)");
+  command->add_option("--port", config->port, "Port for --watch (default: a free one)")
       ->check(CLI::Range(0, 65535))
       ->needs(watch);
   command

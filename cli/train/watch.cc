@@ -19,8 +19,8 @@ volatile std::sig_atomic_t stop_requested = 0;
 
 constexpr int kStopSignals[] = {SIGINT, SIGTERM, SIGHUP};
 
-// A second Ctrl-C kills. A second SIGHUP does not: a terminal that is closed sends it, and the
-// shell in it too, and the checkpoint has to be written all the same.
+// A second SIGINT kills the process. A second SIGHUP does not: when a terminal is closed, both the
+// terminal and its shell send one, and the checkpoint must still be written.
 void request_stop(int signal) {
   stop_requested = 1;
   if (signal != SIGHUP) std::signal(signal, SIG_DFL);
@@ -32,7 +32,7 @@ void (*handler_of(int signal))(int) {
   return now.sa_handler;
 }
 
-// What the history says of the settings: {"opt_level", "O1"}.
+// The settings as the history names them: {"opt_level", "O1"}.
 std::vector<std::pair<std::string, std::string>> named_settings(const TrainConfig& config) {
   auto settings = settings_of(config);
   for (auto& [name, value] : settings) {
@@ -95,7 +95,7 @@ void Progress::show(const StepRecord& record, const RunResult& so_far) {
       "{}/{} loss {:.4g} scale {} skipped {} {:.3g} steps/s {} left", record.step, steps_,
       record.loss, scale_number(record.scale), so_far.skipped, rate, duration(left));
   if (!terminal_) {
-    tell(fmt::format("{}: {}\n", name_, facts));
+    print_error(fmt::format("{}: {}\n", name_, facts));
     return;
   }
   const int width = terminal_width(STDERR_FILENO);
@@ -111,10 +111,10 @@ void Progress::finish() {
   if (terminal_) redraw("");
 }
 
-RunResult watched_run(const TrainConfig& config, Task& task, const RunInfo& info,
-                      const std::string& folder, Aids aids) {
+RunResult run_with_progress(const TrainConfig& config, Task& task, const RunInfo& info,
+                            const std::string& folder, RunContext context) {
   const bool first = config.part.rank == 0;
-  Checkpoints* const checkpoints = aids.checkpoints;
+  Checkpoints* const checkpoints = context.checkpoints;
   std::optional<LiveReport> live;
   if (config.watch && first) live.emplace(config.port);
   if (checkpoints != nullptr && !config.resume) checkpoints->begin(config);
@@ -126,11 +126,11 @@ RunResult watched_run(const TrainConfig& config, Task& task, const RunInfo& info
     run_info.tensorboard = config.tensorboard;
     run_info.resume = config.resume;
     recorder.emplace(folder, run_info);
-    aids.recorder = &*recorder;
+    context.recorder = &*recorder;
   }
   if (live.has_value()) {
     live->start(folder);
-    tell(fmt::format("Watch at {}\n", live->url()));
+    print_error(fmt::format("Watch at {}\n", live->url()));
   }
   std::optional<Progress> progress;
   if (first) {
@@ -140,25 +140,25 @@ RunResult watched_run(const TrainConfig& config, Task& task, const RunInfo& info
     if (progress.has_value()) progress->show(record, so_far);
     return !Interrupt::requested();
   };
-  RunResult result = run(config, task, aids, on_step);
+  RunResult result = run(config, task, context, on_step);
   const bool escapes = !result.alarm.empty() && checkpoints != nullptr && !config.escape.empty() &&
                        config.escape != config.precision;
   if (escapes) {
     const std::string why =
-        fmt::format("{} is left for {} because of step {}. {}", config.precision, config.escape,
-                    result.steps.back().step, result.alarm);
-    if (first) tell(fmt::format("headroom: {}\n", why));
+        fmt::format("switching from {} to {} because of step {}. {}", config.precision,
+                    config.escape, result.steps.back().step, result.alarm);
+    if (first) print_error(fmt::format("headroom: {}\n", why));
     checkpoints->escape(config.escape);
     const TrainConfig other = in_precision(config, config.escape);
     const auto fresh = make_task(other);
-    result = run(other, *fresh, aids, on_step, why);
+    result = run(other, *fresh, context, on_step, why);
     result.escaped = why;
   }
   if (progress.has_value()) progress->finish();
   if (recorder.has_value()) {
     try {
       recorder->finish(results_of(result), end_of(result));
-    } catch (const Error& error) {  // how the run ended is told all the same
+    } catch (const Error& error) {  // the caller still reports how the run ended
       if (result.not_saved.empty()) result.not_saved = error.what();
     }
   }

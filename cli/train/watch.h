@@ -1,4 +1,4 @@
-// What a person sees while a run goes on, and how they stop it.
+// Progress output, interruption by signals, and the history of a run.
 #ifndef HEADROOM_CLI_TRAIN_WATCH_H_
 #define HEADROOM_CLI_TRAIN_WATCH_H_
 
@@ -9,9 +9,9 @@
 
 namespace headroom::cli {
 
-/// As long as it lives, the first Ctrl-C or SIGTERM asks the run to end and the second one kills
-/// it. So does SIGHUP, which a terminal sends that is closed, unless it was ignored before, by
-/// nohup.
+/// While it exists, the first SIGINT or SIGTERM requests a stop and the second one kills the
+/// process. SIGHUP, sent when the terminal is closed, also requests a stop, unless it was ignored
+/// (nohup).
 class Interrupt {
  public:
   Interrupt();
@@ -22,8 +22,7 @@ class Interrupt {
   static bool requested();
 };
 
-/// One line on standard error: a bar that is drawn over and over on a terminal, else a plain line
-/// now and then.
+/// Progress on standard error: a bar on a terminal, otherwise a line every few seconds.
 class Progress {
  public:
   Progress(std::string name, int64_t steps);
@@ -37,10 +36,10 @@ class Progress {
   std::chrono::steady_clock::time_point last_;
 };
 
-/// run() with a bar; with its history in `folder` (none if empty), under the given name. All of
-/// that on the first rank only.
-RunResult watched_run(const TrainConfig& config, Task& task, const RunInfo& info,
-                      const std::string& folder, Aids aids = {});
+/// run() with a progress bar and, unless `folder` is empty, a history in `folder`; both on the
+/// first rank only. If the run gives up and --escape is set, trains on in that precision.
+RunResult run_with_progress(const TrainConfig& config, Task& task, const RunInfo& info,
+                            const std::string& folder, RunContext context = {});
 
 }  // namespace headroom::cli
 

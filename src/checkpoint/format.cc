@@ -21,13 +21,15 @@ using nlohmann::ordered_json;
 
 constexpr const char* kFormat = "headroom-checkpoint";
 constexpr const char* kVersion = "1";
-constexpr size_t kAlignment = 64;  // of the first tensor in the file
+constexpr size_t kAlignment = 64;  // of the first tensor, in the file and in memory
 
+// Names of the types in a safetensors header, indexed by DType.
 const char* safetensors_name(DType dtype) {
   constexpr const char* kNames[] = {"F16", "BF16", "F32", "F64"};
   return kNames[static_cast<size_t>(dtype)];
 }
 
+// Throws if the tensor cannot be saved. `names` are those of the tensors before it.
 void check_tensor(const CheckpointTensor& item, std::set<std::string>* names) {
   const auto called = [&] { return "The tensor '" + item.name + "' of the checkpoint"; };
   require(item.tensor.device.type == DeviceType::kCPU, ErrorCode::kUnsupported,
@@ -35,17 +37,18 @@ void check_tensor(const CheckpointTensor& item, std::set<std::string>* names) {
   if (item.tensor.count != 0) check_view(item.tensor, Access::kRead, called);
   require(item.tensor.dtype <= DType::kF64, ErrorCode::kInvalidArgument,
           [&] { return called() + " has an unknown type."; });
-  require(!item.name.empty() && item.name != "__metadata__" &&
-              item.name.size() <= files::kLongestName && names->insert(item.name).second,
-          ErrorCode::kInvalidArgument, [&] {
-            return called() +
-                   " has a name that is empty, too long, taken by the format or there twice; give "
-                   "each tensor a name of its own.";
-          });
+  require(
+      !item.name.empty() && item.name != "__metadata__" &&
+          item.name.size() <= files::kLongestName && names->insert(item.name).second,
+      ErrorCode::kInvalidArgument, [&] {
+        return called() +
+               " has a name that is empty, too long, reserved or not unique; give each tensor a "
+               "name of its own.";
+      });
   require(item.shape.empty() ||
               files::element_count(item.shape, item.tensor.count) == item.tensor.count,
           ErrorCode::kMismatch,
-          [&] { return called() + " has a shape of another number of elements."; });
+          [&] { return called() + " has a shape that does not match its number of elements."; });
 }
 
 }  // namespace
@@ -56,7 +59,7 @@ std::string checksum_of(const std::vector<std::string_view>& pieces) {
   for (const std::string_view piece : pieces) {
     XXH3_128bits_update(&state, piece.data(), piece.size());
   }
-  XXH128_canonical_t bytes;
+  XXH128_canonical_t bytes;  // big-endian, so that the digits are the same on every machine
   XXH128_canonicalFromHash(&bytes, XXH3_128bits_digest(&state));
   std::string hex;
   for (const unsigned char byte : bytes.digest) {
@@ -74,7 +77,7 @@ std::string checkpoint_header(int64_t step, const std::vector<CheckpointTensor>&
                               const std::string& state) {
   static_assert(std::endian::native == std::endian::little);
   require(step >= 0, ErrorCode::kInvalidArgument, [&] {
-    return "The step of a checkpoint is " + std::to_string(step) + "; it has to be 0 or more.";
+    return "The step of a checkpoint is " + std::to_string(step) + "; it must be 0 or more.";
   });
   ordered_json header;
   header["__metadata__"] = {{"checksum", std::string(kChecksumDigits, '0')},
@@ -82,10 +85,10 @@ std::string checkpoint_header(int64_t step, const std::vector<CheckpointTensor>&
                             {"version", kVersion},
                             {"step", std::to_string(step)},
                             {"state", state}};
-  constexpr size_t kMetadata = 6;  // its own name and five entries
+  constexpr size_t kMetadata = 6;  // "__metadata__" and its five entries
   require(tensors.size() <= files::kMostEntries - kMetadata, ErrorCode::kInvalidArgument, [&] {
     return "The checkpoint has " + std::to_string(tensors.size()) + " tensors, more than the " +
-           std::to_string(files::kMostEntries - kMetadata) + " that are read back; join some.";
+           std::to_string(files::kMostEntries - kMetadata) + " that can be read back; merge some.";
   });
   std::set<std::string> names;
   size_t end = 0;
@@ -103,37 +106,37 @@ std::string checkpoint_header(int64_t step, const std::vector<CheckpointTensor>&
     text = header.dump();
   } catch (const ordered_json::exception&) {
     throw Error(ErrorCode::kInvalidArgument,
-                "The state or a tensor's name for the checkpoint is not UTF-8, which the file has "
-                "to be; encode it.");
+                "The state or the name of a tensor is not UTF-8, which checkpoints require; encode "
+                "it.");
   }
+  // Pad the header with spaces, as safetensors recommends, so that the elements are aligned.
   const size_t used = (sizeof(uint64_t) + text.size()) % kAlignment;
   if (used != 0) text.append(kAlignment - used, ' ');
   require(text.size() <= files::kLongestHeader, ErrorCode::kInvalidArgument, [] {
-    return "The state and the names for the checkpoint have more than 100 MB, the most that "
-           "safetensors allows; put large things in tensors.";
+    return "The state and the names of the checkpoint have more than 100 MB, the limit of "
+           "safetensors; put large data into tensors.";
   });
   const uint64_t length = text.size();
-  std::string whole(sizeof(length), '\0');
-  std::memcpy(whole.data(), &length, sizeof(length));
-  whole += text;
-  std::vector<std::string_view> pieces = {whole};
+  std::string start(sizeof(length), '\0');
+  std::memcpy(start.data(), &length, sizeof(length));
+  start += text;
+  // The checksum covers the header with zeros in place of the checksum, then all elements.
+  std::vector<std::string_view> pieces = {start};
   for (const CheckpointTensor& item : tensors) pieces.push_back(bytes_of(item.tensor));
   const std::string checksum = checksum_of(pieces);
-  return whole.replace(kChecksumAt, kChecksumDigits, checksum);
+  return start.replace(kChecksumAt, kChecksumDigits, checksum);
 }
 
 }  // namespace internal
 
 namespace {
 
-struct Free {
-  void operator()(const char* memory) const { std::free(const_cast<char*>(memory)); }
-};
-
+// The whole file in aligned memory. aligned_alloc() requires a multiple of the alignment.
 std::shared_ptr<char> read_whole(const files::File& file) {
-  constexpr size_t kLine = 64;
-  const size_t bytes = (file.size() / kLine + 1) * kLine;
-  std::shared_ptr<char> memory(static_cast<char*>(std::aligned_alloc(kLine, bytes)), Free());
+  constexpr size_t kAlignment = internal::kAlignment;
+  const size_t bytes = (file.size() / kAlignment + 1) * kAlignment;
+  const std::shared_ptr<char> memory(static_cast<char*>(std::aligned_alloc(kAlignment, bytes)),
+                                     &std::free);
   if (memory == nullptr) file.refuse("does not fit in memory.");
   file.read(0, memory.get(), file.size());
   return memory;
@@ -158,28 +161,30 @@ Checkpoint Checkpoint::read(const std::string& path) {
   using internal::kChecksumAt;
   using internal::kChecksumDigits;
   const files::File file(path, files::Links::kRefused);
-  if (file.size() < kChecksumAt + kChecksumDigits) file.refuse("is cut short.");
+  if (file.size() < kChecksumAt + kChecksumDigits) file.refuse("is truncated.");
   const std::string start = file.read_text(sizeof(uint64_t), kCheckpointStart.size());
-  if (start != kCheckpointStart) file.refuse("does not begin as a checkpoint does.");
+  if (start != kCheckpointStart) file.refuse("is not a checkpoint.");
+  // Verify the checksum before any part of the file is interpreted.
   const std::shared_ptr<char> memory = read_whole(file);
   char* const digits = memory.get() + kChecksumAt;
   const std::string expected(digits, kChecksumDigits);
   std::memset(digits, '0', kChecksumDigits);
   if (internal::checksum_of({{memory.get(), file.size()}}) != expected) {
-    file.refuse("is damaged or cut short: its checksum is not that of its contents.");
+    file.refuse("is damaged or truncated: its checksum does not match its contents.");
   }
 
   files::Contents contents = files::read_safetensors(file, {});
-  if (!contents.left_out.empty()) file.refuse("has a tensor of a type that no checkpoint has.");
+  if (!contents.left_out.empty()) file.refuse("has a tensor of an unsupported type.");
   auto& metadata = contents.metadata;
   if (metadata["format"] != internal::kFormat || metadata["version"] != internal::kVersion) {
-    file.refuse("has another format or version than this library reads.");
+    file.refuse("has a format or version that this library does not read.");
   }
   Checkpoint checkpoint;
   checkpoint.path_ = path;
   checkpoint.step_ = internal::step_of(metadata["step"]);
   if (checkpoint.step_ < 0) file.refuse("has no step.");
   checkpoint.state_ = std::move(metadata["state"]);
+  // The tensors are views of the file's memory, which the checkpoint and its copies share.
   for (files::Tensor& tensor : contents.tensors) {
     const char* const data = memory.get() + tensor.offset;
     checkpoint.tensors_.push_back({std::move(tensor.name),

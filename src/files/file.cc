@@ -19,17 +19,18 @@ namespace {
 }  // namespace
 
 File::File(const std::string& path, Links links) : path_(path) {
-  // O_NONBLOCK so that a pipe without a writer is refused below instead of waited for.
+  // With O_NONBLOCK, opening a pipe without a writer does not block; the pipe is refused below.
   const int no_links = links == Links::kRefused ? O_NOFOLLOW : 0;
   descriptor_ = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | no_links);
   if (descriptor_ < 0 && errno == ELOOP && no_links != 0)
     cannot_read(path, "it is a symbolic link");
   if (descriptor_ < 0) cannot_read(path, std::strerror(errno));
   struct stat status {};
-  const bool known = fstat(descriptor_, &status) == 0;
-  if (!known || !S_ISREG(status.st_mode)) {
+  const bool has_status = fstat(descriptor_, &status) == 0;
+  if (!has_status || !S_ISREG(status.st_mode)) {
+    const int error = errno;
     close(descriptor_);
-    cannot_read(path, !known                    ? std::strerror(errno)
+    cannot_read(path, !has_status               ? std::strerror(error)
                       : S_ISDIR(status.st_mode) ? "it is a folder"
                                                 : "it is not a regular file");
   }
@@ -53,10 +54,11 @@ size_t File::read_some(uint64_t offset, void* to, size_t bytes) const {
 
 void File::read(uint64_t offset, void* to, size_t bytes) const {
   if (!holds(offset, bytes)) refuse("ends early: it is truncated.");
-  if (read_some(offset, to, bytes) < bytes) refuse("was cut short while it was read.");
+  if (read_some(offset, to, bytes) < bytes) refuse("was truncated while it was being read.");
 }
 
 std::string File::read_text(uint64_t offset, size_t bytes) const {
+  // Checked before the allocation: `bytes` may come from an untrusted header.
   if (!holds(offset, bytes)) refuse("ends early: it is truncated.");
   std::string text(bytes, '\0');
   read(offset, text.data(), bytes);

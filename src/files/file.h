@@ -1,5 +1,5 @@
-// A file on disk, read at any place by any thread. Not mapped: a file that another program cuts
-// short is an error here, and would be a SIGBUS there.
+// A read-only file with positional reads. Reads use pread() instead of a memory map, so that a file
+// truncated by another process results in an Error instead of a SIGBUS.
 #ifndef HEADROOM_SRC_FILES_FILE_H_
 #define HEADROOM_SRC_FILES_FILE_H_
 
@@ -10,27 +10,30 @@
 
 namespace headroom::files {
 
-/// Whether a path may be a symbolic link: what a user named may be, a name that the library itself
-/// chose in a folder may not.
+/// Whether a path may be a symbolic link. Links are followed for paths given by the user, and
+/// refused for file names that the library chose itself inside a folder.
 enum class Links : bool { kRefused, kFollowed };
 
+/// All reading functions are thread-safe. I/O failures throw Error(kFile); a file that is shorter
+/// than expected throws Error(kBadState).
 class File {
  public:
+  /// Throws Error(kFile) unless the path is a readable regular file.
   explicit File(const std::string& path, Links links = Links::kFollowed);
   ~File();
   File(const File&) = delete;
   File& operator=(const File&) = delete;
 
   const std::string& path() const { return path_; }
-  uint64_t size() const { return size_; }
-  /// True if bytes [offset, offset + bytes) are inside the file.
+  uint64_t size() const { return size_; }  // when the file was opened
+  /// True if bytes [offset, offset + bytes) are inside the file. Does not overflow.
   bool holds(uint64_t offset, uint64_t bytes) const {
     return offset <= size_ && bytes <= size_ - offset;
   }
-  /// Reads `bytes`, or fewer where the file ends; returns how many. Sees what was added to the file
-  /// since it was opened.
+  /// Reads up to `bytes` bytes and returns how many were read; fewer only at the end of the file.
+  /// Also reads data that was appended after the file was opened.
   size_t read_some(uint64_t offset, void* to, size_t bytes) const;
-  /// Reads exactly `bytes`; throws if the file ends before.
+  /// Reads exactly `bytes` bytes.
   void read(uint64_t offset, void* to, size_t bytes) const;
   std::string read_text(uint64_t offset, size_t bytes) const;
 
@@ -43,12 +46,14 @@ class File {
   uint64_t size_ = 0;
 };
 
-/// A name or value out of a file, in quotes, short, and without control characters.
+/// Quotes untrusted text for an error message: at most 60 characters, with everything but printable
+/// ASCII replaced by '?'.
 std::string in_quotes(std::string_view text);
 
-constexpr size_t kMostDimensions = 64;  // as in NumPy
+constexpr size_t kMostDimensions = 64;  // NumPy's limit
 
-/// The product of the shape; -1 if it is negative or more than `limit`.
+/// The number of elements of a shape; -1 if an extent is negative or the product exceeds `limit`.
+/// A shape with an extent of 0 has no elements, however large its other extents are.
 template <typename Shape>
 int64_t element_count(const Shape& shape, int64_t limit) {
   int64_t count = 1;

@@ -1,10 +1,11 @@
-// .npy: "\x93NUMPY", a version, the length of a header, the header, then all elements. The header
-// is a Python literal:
+// The .npy format: the magic "\x93NUMPY", a version, the length of a header, the header, then the
+// elements. The header is the literal of a Python dictionary:
 //   {'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }
 #include "files/npy.h"
 
 #include <algorithm>
 #include <charconv>
+#include <filesystem>
 #include <limits>
 
 namespace headroom::files {
@@ -13,7 +14,7 @@ namespace {
 constexpr std::string_view kMagic = "\x93NUMPY";
 constexpr const char* kStructured = "structured";
 
-/// Reads the literal above and nothing else.
+/// Parses exactly the dictionary above; rejects all other Python syntax.
 class LiteralReader {
  public:
   explicit LiteralReader(std::string_view text) : text_(text) {}
@@ -27,11 +28,11 @@ class LiteralReader {
       bool good = false;
       if (key == "descr" && !has_descr) {
         good = has_descr = text(&header->descr);
-        if (!good && peek('[')) structured_ = true;
+        structured_ = !good && peek('[');
       } else if (key == "fortran_order" && !has_order) {
-        good = has_order = word("True") || word("False");  // elements are only counted
+        good = has_order = word("True") || word("False");  // element order is irrelevant
       } else if (key == "shape" && !has_shape) {
-        good = has_shape = shape(&header->shape);
+        good = has_shape = shape(&header->tensor.shape);
       }
       if (!good) return false;
       if (!take(',') && !peek('}')) return false;
@@ -78,7 +79,7 @@ class LiteralReader {
       const auto [stop, error] = std::from_chars(text_.data(), end, extent);
       if (error != std::errc() || out->size() == kMostDimensions) return false;
       text_.remove_prefix(static_cast<size_t>(stop - text_.data()));
-      take('L');  // Python 2
+      take('L');  // NumPy under Python 2 wrote (2L, 3L)
       out->push_back(extent);
       if (!take(',') && !peek(')')) return false;
     }
@@ -89,12 +90,13 @@ class LiteralReader {
   bool structured_ = false;
 };
 
-/// Sets what follows from the type; false if it is no type that NumPy writes.
-bool understand_type(const OpenOptions& options, NpyHeader* header) {
+/// Derives dtype, byte order and `supported` from the descr. Returns false if it is not a type that
+/// NumPy writes.
+bool parse_type(const OpenOptions& options, NpyHeader* header) {
   const std::string& descr = header->descr;
-  if (descr == "bfloat16") {  // what some writers put there by hand
-    header->is_read = true;
-    header->dtype = DType::kBF16;
+  header->supported = true;
+  if (descr == "bfloat16") {  // not NumPy's, but some exporters write it
+    header->tensor.dtype = DType::kBF16;
     return true;
   }
   if (descr.size() < 2) return false;
@@ -103,27 +105,29 @@ bool understand_type(const OpenOptions& options, NpyHeader* header) {
   if (type.empty() || std::string_view("?bBiufcmMOSUVaV").find(type[0]) == std::string_view::npos) {
     return false;
   }
-  header->big_endian = descr[0] == '>';
-  header->is_read = true;
+  header->tensor.big_endian = descr[0] == '>';
   if (type == "f2") {
-    header->dtype = DType::kF16;
+    header->tensor.dtype = DType::kF16;
   } else if (type == "f4") {
-    header->dtype = DType::kF32;
+    header->tensor.dtype = DType::kF32;
   } else if (type == "f8") {
-    header->dtype = DType::kF64;
+    header->tensor.dtype = DType::kF64;
   } else if (options.bits16_are_bf16 && (type == "V2" || type == "i2" || type == "u2")) {
-    header->dtype = DType::kBF16;
+    header->tensor.dtype = DType::kBF16;
   } else {
-    header->is_read = false;
+    header->supported = false;
   }
   return true;
 }
 
+/// Compares the size of the elements with `bytes`, the size of header and elements. Returns an
+/// error as NpyHeader::error, or nothing.
 std::string check_size(const NpyHeader& header, uint64_t bytes) {
+  const int64_t count = header.tensor.count;
   const uint64_t data = bytes - header.bytes;
-  const auto needed = static_cast<uint64_t>(header.count) * size_of(header.dtype);
+  const auto needed = static_cast<uint64_t>(count) * size_of(header.tensor.dtype);
   if (needed > data) {
-    return "is truncated: it should hold " + std::to_string(header.count) + " elements of " +
+    return "is truncated: it should hold " + std::to_string(count) + " elements of " +
            header.descr + ", " + std::to_string(needed) + " bytes, and has " + std::to_string(data);
   }
   if (needed < data) {
@@ -144,10 +148,10 @@ size_t npy_header_bytes(std::string_view start) {
 
 bool may_be_bf16(const std::string& descr) {
   return descr.ends_with("V2") || descr.ends_with("i2") || descr.ends_with("u2") ||
-         descr == "I16" || descr == "U16";  // those two are safetensors' names
+         descr == "I16" || descr == "U16";  // the last two are names of safetensors
 }
 
-std::string unread_type(const std::string& descr) {
+std::string unsupported_type(const std::string& descr) {
   if (descr == kStructured) return "holds a structured array; save its fields one by one";
   return "is of type " + in_quotes(descr) + ", not of f16, bf16, f32 or f64" +
          (may_be_bf16(descr) ? "; if its 16 bits are bf16, add --as bf16" : "");
@@ -156,58 +160,53 @@ std::string unread_type(const std::string& descr) {
 NpyHeader parse_npy(std::string_view start, uint64_t bytes, const OpenOptions& options) {
   NpyHeader header;
   const auto refuse = [&](const std::string& why) {
-    header.wrong = why;
+    header.error = why;
     return header;
   };
   const auto byte = [&](size_t i) { return static_cast<size_t>(static_cast<uint8_t>(start[i])); };
-  if (start.substr(0, kMagic.size()) != kMagic) return refuse("does not begin like .npy");
+  if (start.substr(0, kMagic.size()) != kMagic) return refuse("is not an .npy file");
   if (start.size() < 12) return refuse("is truncated in its header");
   const size_t version = byte(6);
   if (version < 1 || version > 3 || byte(7) != 0) {
     return refuse("has version " + std::to_string(version) + "." + std::to_string(byte(7)) +
-                  " of .npy, which is not known");
+                  " of .npy, which is not supported");
   }
   const size_t prefix = version == 1 ? 10 : 12;
   const size_t length = npy_header_bytes(start) - prefix;
   if (length > kLongestNpyHeader - 12) {
-    return refuse("claims a header of " + std::to_string(length) + " bytes, more than is accepted");
+    return refuse("claims a header of " + std::to_string(length) + " bytes, more than the limit");
   }
   if (length > start.size() - prefix) return refuse("is truncated in its header");
   header.bytes = prefix + length;
 
   LiteralReader reader(start.substr(prefix, length));
-  const bool whole = reader.read(&header);
+  const bool valid = reader.read(&header);
   if (reader.structured()) {
     header.descr = kStructured;
     return header;
   }
-  if (!whole) return refuse("has a header that is not NumPy's");
-  if (!understand_type(options, &header)) {
+  if (!valid) return refuse("has a header that is not NumPy's");
+  if (!parse_type(options, &header)) {
     return refuse("has the unknown dtype " + in_quotes(header.descr));
   }
-  header.count = element_count(header.shape, std::numeric_limits<int64_t>::max() / 16);
-  if (header.count < 0) {
-    return refuse("has a shape that is negative or larger than any file");
-  }
-  if (header.is_read) header.wrong = check_size(header, bytes);
+  // The limit keeps count times the size of an element below 2^63.
+  Tensor& tensor = header.tensor;
+  tensor.count = element_count(tensor.shape, std::numeric_limits<int64_t>::max() / 16);
+  if (tensor.count < 0) return refuse("has a shape that is negative or larger than any file");
+  if (header.supported) header.error = check_size(header, bytes);
   return header;
 }
 
 Contents read_npy(const File& file, const OpenOptions& options) {
   const std::string start = file.read_text(0, std::min<uint64_t>(file.size(), kLongestNpyHeader));
   NpyHeader header = parse_npy(start, file.size(), options);
-  if (!header.wrong.empty()) file.refuse(header.wrong + ".");
-  if (!header.is_read) file.refuse(unread_type(header.descr) + ".");
-  const size_t slash = file.path().find_last_of('/');
-  Tensor tensor;
-  tensor.name = file.path().substr(slash == std::string::npos ? 0 : slash + 1);
+  if (!header.error.empty()) file.refuse(header.error + ".");
+  if (!header.supported) file.refuse(unsupported_type(header.descr) + ".");
+  Tensor& tensor = header.tensor;
+  tensor.name = std::filesystem::path(file.path()).filename().string();
   if (tensor.name.ends_with(".npy")) tensor.name.resize(tensor.name.size() - 4);
-  tensor.dtype = header.dtype;
-  tensor.shape = std::move(header.shape);
-  tensor.count = header.count;
   tensor.offset = header.bytes;
   tensor.stored_bytes = file.size() - header.bytes;
-  tensor.big_endian = header.big_endian;
   return {{std::move(tensor)}, {}};
 }
 

@@ -1,39 +1,35 @@
-// The header of .npy, which is also what every member of an .npz begins with.
+// The .npy header, with which every .npy file and every member of an .npz archive begins.
 #ifndef HEADROOM_SRC_FILES_NPY_H_
 #define HEADROOM_SRC_FILES_NPY_H_
 
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "files/tensor_file.h"
 
 namespace headroom::files {
 
-/// Enough bytes from the start of the file for any header that is accepted.
+/// Upper bound on the size of an accepted header, including magic, version and length.
 constexpr size_t kLongestNpyHeader = 12 + 65535;
 
 struct NpyHeader {
-  std::string wrong;  // why it is refused, as the end of a sentence; empty if it is not
-  size_t bytes = 0;   // of the header: elements begin here
-  std::string descr;  // NumPy's name of the type, such as <f4, or "structured"
-  bool is_read = false;
-  DType dtype = DType::kF32;
-  bool big_endian = false;
-  std::vector<int64_t> shape;
-  int64_t count = 0;
+  std::string error;       // why the file is refused, as a predicate ("is truncated"); empty: valid
+  size_t bytes = 0;        // size of the header; the elements follow it
+  std::string descr;       // NumPy's name of the type, such as "<f4", or "structured"
+  bool supported = false;  // whether elements of this type can be read
+  Tensor tensor;           // dtype, byte order, shape and count; its location is left to the caller
 };
 
-/// How long the header is, as far as its first bytes tell; 12 if they are fewer than that.
+/// The size of the header, computed from its first 12 bytes; 12 if `start` is shorter.
 size_t npy_header_bytes(std::string_view start);
 
-/// `start`: at least the header, or all there is. `bytes`: how many there are in all, header and
-/// elements.
+/// Parses a header. `start` holds at least the whole header, or all available bytes; `bytes` is the
+/// size of header and elements together.
 NpyHeader parse_npy(std::string_view start, uint64_t bytes, const OpenOptions& options);
 
-/// What to say of a type that is not read: "is of type <i4, ..."
-std::string unread_type(const std::string& descr);
+/// A predicate that explains why a type cannot be read: "is of type '<i4', not of ...".
+std::string unsupported_type(const std::string& descr);
 
 }  // namespace headroom::files
 

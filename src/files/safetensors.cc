@@ -1,12 +1,13 @@
-// safetensors: eight bytes with the length of a JSON header, the header, then all elements:
+// The safetensors format: the length of a JSON header (8 bytes), the header, then the elements:
 //   {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]}, ..., "__metadata__":
 //   {}}
-// As in the reference implementation, the header has at most 100 MB, and the tensors cover what
-// follows it without gaps or overlaps. It has at most 2^18 entries (kMostEntries).
+// As in the reference implementation, the header has at most 100 MB, and the tensors cover the data
+// after it without gaps or overlaps. Unlike there, it has at most kMostEntries entries.
 #include <algorithm>
 #include <bit>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string_view>
 
 #include "files/tensor_file.h"
@@ -20,7 +21,8 @@ struct KnownType {
   const char* name;
   uint64_t bits;
 };
-// All that the reference implementation knows.
+// All types of the reference implementation. Those that cannot be read still have their size
+// checked, so that the tensors after them are found.
 constexpr KnownType kKnownTypes[] = {
     {"BOOL", 8},        {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"U8", 8},
     {"I8", 8},          {"F8_E5M2", 8}, {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8},
@@ -28,7 +30,7 @@ constexpr KnownType kKnownTypes[] = {
     {"I32", 32},        {"U32", 32},    {"F32", 32},    {"C64", 64},    {"F64", 64},
     {"I64", 64},        {"U64", 64}};
 
-// Kept small: a header may have 2^18 of them.
+// A tensor of the header. Kept small: a header may have 2^18 of them.
 struct Entry {
   std::string name;
   const KnownType* type = nullptr;
@@ -39,14 +41,15 @@ struct Entry {
   bool has_offsets = false;
 };
 
-/// Takes the header's events one by one and stops at the first that does not belong there, so that
-/// a hostile header never becomes a tree in memory; its entries are counted, so that what is kept
-/// of them takes little more memory than the header itself. Returning false stops the parser.
+/// A SAX handler that accepts exactly the structure above. It stops the parser (by returning false)
+/// at the first event that does not fit, so a hostile header never becomes a JSON tree in memory.
+/// Counting the entries keeps the memory use close to the size of the header itself.
 class HeaderReader : public nlohmann::json_sax<Json> {
  public:
   std::vector<Entry> entries;
   std::map<std::string, std::string> metadata;
-  std::string wrong;  // what stopped it
+  uint64_t bytes = 0;  // of the header and its length
+  std::string error;   // why the parser was stopped
 
   bool start_object(size_t) override {
     if (place_ == Place::kStart) return move(Place::kTop);
@@ -66,8 +69,8 @@ class HeaderReader : public nlohmann::json_sax<Json> {
     return move(place_ == Place::kTop ? Place::kEnd : Place::kTop);
   }
   bool key(std::string& key) override {
-    const bool names_something = place_ == Place::kTop || place_ == Place::kMetadataKeys;
-    if (names_something && ++count_ > kMostEntries) {
+    const bool counted = place_ == Place::kTop || place_ == Place::kMetadataKeys;
+    if (counted && ++count_ > kMostEntries) {
       return stop("has more than " + std::to_string(kMostEntries) + " entries");
     }
     if (place_ == Place::kTop) {
@@ -124,7 +127,7 @@ class HeaderReader : public nlohmann::json_sax<Json> {
       metadata[std::move(metadata_key_)] = std::move(value);
       return move(Place::kMetadataKeys);
     }
-    if (place_ != Place::kDtype) return misplaced("a text");
+    if (place_ != Place::kDtype) return misplaced("a string");
     const auto* const known =
         std::find_if(std::begin(kKnownTypes), std::end(kKnownTypes),
                      [&](const KnownType& type) { return value == type.name; });
@@ -139,10 +142,10 @@ class HeaderReader : public nlohmann::json_sax<Json> {
     return misplaced("a fraction or a number beyond 2^64");
   }
   bool null() override { return misplaced("null"); }
-  bool boolean(bool) override { return misplaced("a truth value"); }
+  bool boolean(bool) override { return misplaced("a boolean"); }
   bool binary(binary_t&) override { return misplaced("binary data"); }
   bool parse_error(size_t position, const std::string&, const Json::exception&) override {
-    return stop("is no JSON (at byte " + std::to_string(position) + ")");
+    return stop("is not JSON (at byte " + std::to_string(position) + ")");
   }
 
  private:
@@ -167,7 +170,7 @@ class HeaderReader : public nlohmann::json_sax<Json> {
     return true;
   }
   bool stop(const std::string& why) {
-    if (wrong.empty()) wrong = why;
+    if (error.empty()) error = why;
     return false;
   }
   bool wrong_in_tensor(const std::string& what) {
@@ -183,20 +186,22 @@ class HeaderReader : public nlohmann::json_sax<Json> {
   Place place_ = Place::kStart;
   std::string metadata_key_;
   bool has_metadata_ = false;
-  size_t count_ = 0;  // of tensors and of what the metadata holds
+  size_t count_ = 0;  // of tensors and metadata entries
 };
 
-bool is_read(std::string_view name, const OpenOptions& options, DType* dtype) {
-  const bool bits16 = options.bits16_are_bf16 && (name == "I16" || name == "U16");
-  if (name == "F16") return *dtype = DType::kF16, true;
-  if (name == "BF16" || bits16) return *dtype = DType::kBF16, true;
-  if (name == "F32") return *dtype = DType::kF32, true;
-  if (name == "F64") return *dtype = DType::kF64, true;
-  return false;
+/// The type in which a tensor is read; nothing if it is not supported.
+std::optional<DType> dtype_of(std::string_view name, const OpenOptions& options) {
+  if (name == "F16") return DType::kF16;
+  if (name == "BF16") return DType::kBF16;
+  if (name == "F32") return DType::kF32;
+  if (name == "F64") return DType::kF64;
+  if (options.bits16_are_bf16 && (name == "I16" || name == "U16")) return DType::kBF16;
+  return std::nullopt;
 }
 
-/// Bytes of the tensor, checked against its offsets.
-void check_size(const File& file, const Entry& entry) {
+/// Checks the offsets against the shape and returns the number of elements.
+int64_t checked_count(const File& file, const Entry& entry) {
+  // The limit keeps the number of bits below 2^63.
   const int64_t count = element_count(entry.shape, std::numeric_limits<int64_t>::max() / 64);
   if (count < 0) {
     file.refuse("claims more elements for " + in_quotes(entry.name) + " than any file holds.");
@@ -209,8 +214,10 @@ void check_size(const File& file, const Entry& entry) {
                 std::to_string(end) + ", but its shape and dtype take " +
                 std::to_string((bits + 7) / 8) + ".");
   }
+  return count;
 }
 
+// Sorts pointers instead of building a set of strings, to save memory.
 void check_names(const File& file, const std::vector<Entry>& entries) {
   std::vector<const std::string*> names;
   names.reserve(entries.size());
@@ -219,24 +226,11 @@ void check_names(const File& file, const std::vector<Entry>& entries) {
   const auto twice = std::adjacent_find(names.begin(), names.end(),
                                         [](const auto* a, const auto* b) { return *a == *b; });
   if (twice == names.end()) return;
-  file.refuse("is no usable safetensors file: its header names " + in_quotes(**twice) + " twice.");
+  file.refuse("is not a valid safetensors file: its header names " + in_quotes(**twice) +
+              " twice.");
 }
 
-HeaderReader read_header(const File& file, uint64_t length) {
-  const std::string text = file.read_text(sizeof(length), length);
-  HeaderReader reader;
-  const bool done = Json::sax_parse(text, &reader);
-  if (!done || !reader.wrong.empty()) {
-    file.refuse("is no usable safetensors file: its header " + reader.wrong + ".");
-  }
-  check_names(file, reader.entries);
-  return reader;
-}
-
-}  // namespace
-
-Contents read_safetensors(const File& file, const OpenOptions& options) {
-  static_assert(std::endian::native == std::endian::little);
+HeaderReader read_header(const File& file) {
   uint64_t length = 0;
   if (file.size() < sizeof(length)) file.refuse("is too short for a safetensors file.");
   file.read(0, &length, sizeof(length));
@@ -248,18 +242,32 @@ Contents read_safetensors(const File& file, const OpenOptions& options) {
     file.refuse("claims a header of " + std::to_string(length) + " bytes; safetensors allows " +
                 std::to_string(kLongestHeader) + ".");
   }
-  HeaderReader header = read_header(file, length);
-  std::vector<Entry>& entries = header.entries;
-  for (const Entry& entry : entries) check_size(file, entry);
+  const std::string text = file.read_text(sizeof(length), length);
+  HeaderReader reader;
+  const bool done = Json::sax_parse(text, &reader);
+  if (!done || !reader.error.empty()) {
+    file.refuse("is not a valid safetensors file: its header " + reader.error + ".");
+  }
+  check_names(file, reader.entries);
+  reader.bytes = sizeof(length) + length;
+  return reader;
+}
 
+}  // namespace
+
+Contents read_safetensors(const File& file, const OpenOptions& options) {
+  static_assert(std::endian::native == std::endian::little);
+  HeaderReader header = read_header(file);
+  std::vector<Entry>& entries = header.entries;
   std::stable_sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
     return std::pair(a.offsets[0], a.offsets[1]) < std::pair(b.offsets[0], b.offsets[1]);
   });
-  const uint64_t data = sizeof(length) + length;
-  uint64_t covered = 0;
+  const uint64_t data_bytes = file.size() - header.bytes;
+  uint64_t covered = 0;  // bytes of data that belong to the tensors so far
   Contents contents;
   contents.metadata = std::move(header.metadata);
   for (Entry& entry : entries) {
+    const int64_t count = checked_count(file, entry);
     if (entry.offsets[0] != covered) {
       file.refuse("has " + std::string(entry.offsets[0] < covered ? "an overlap" : "a gap") +
                   " before " + in_quotes(entry.name) + ": it begins at byte " +
@@ -267,28 +275,26 @@ Contents read_safetensors(const File& file, const OpenOptions& options) {
                   std::to_string(covered) + ".");
     }
     covered = entry.offsets[1];
-    if (!file.holds(data, covered)) {
+    if (covered > data_bytes) {
       file.refuse("is truncated: " + in_quotes(entry.name) + " ends at byte " +
                   std::to_string(covered) + " of the data, which has " +
-                  std::to_string(file.size() - data) + ".");
+                  std::to_string(data_bytes) + ".");
     }
-    DType dtype{};
-    if (!is_read(entry.type->name, options, &dtype)) {
+    const std::optional<DType> dtype = dtype_of(entry.type->name, options);
+    if (!dtype.has_value()) {
       contents.left_out.push_back({std::move(entry.name), entry.type->name});
       continue;
     }
-    Tensor tensor;
+    Tensor& tensor = contents.tensors.emplace_back();
     tensor.name = std::move(entry.name);
-    tensor.dtype = dtype;
-    tensor.count = element_count(entry.shape, std::numeric_limits<int64_t>::max() / 64);
+    tensor.dtype = *dtype;
+    tensor.count = count;
     tensor.shape = std::move(entry.shape);
-    tensor.offset = data + entry.offsets[0];
+    tensor.offset = header.bytes + entry.offsets[0];
     tensor.stored_bytes = entry.offsets[1] - entry.offsets[0];
-    contents.tensors.push_back(std::move(tensor));
   }
-  if (data + covered != file.size()) {
-    file.refuse("has " + std::to_string(file.size() - data - covered) +
-                " bytes after its last tensor.");
+  if (covered != data_bytes) {
+    file.refuse("has " + std::to_string(data_bytes - covered) + " bytes after its last tensor.");
   }
   return contents;
 }

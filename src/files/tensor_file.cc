@@ -11,7 +11,7 @@
 namespace headroom::files {
 namespace {
 
-// Small enough to stay in the second-level cache until its elements have been looked at.
+// Small enough to stay in the L2 cache until the callback has processed it.
 constexpr size_t kBlockBytes = size_t{1} << 18;
 
 struct AlignedDelete {
@@ -22,10 +22,12 @@ std::unique_ptr<char, AlignedDelete> make_buffer() {
       static_cast<char*>(::operator new (kBlockBytes, std::align_val_t{64})));
 }
 
+// Reverses the bytes of every element of `size` bytes.
 void swap_bytes(char* data, size_t bytes, size_t size) {
   for (size_t i = 0; i + size <= bytes; i += size) std::reverse(data + i, data + i + size);
 }
 
+// Reads uncompressed elements, block by block.
 void read_plain(const File& file, const Tensor& tensor, int64_t first, int64_t count,
                 const Block& block) {
   const size_t size = size_of(tensor.dtype);
@@ -41,7 +43,7 @@ void read_plain(const File& file, const Tensor& tensor, int64_t first, int64_t c
   }
 }
 
-// Pieces of the unpacked member may begin and end inside an element, so they are copied together.
+// inflate_member() may split an element between two pieces, so pieces are copied into whole blocks.
 void read_packed(const File& file, const Tensor& tensor, const Block& block) {
   const size_t size = size_of(tensor.dtype);
   const auto buffer = make_buffer();
@@ -77,6 +79,7 @@ void read_packed(const File& file, const Tensor& tensor, const Block& block) {
   flush();
 }
 
+// Recognises the format by its first bytes. safetensors has no magic number and is tried last.
 Contents read_contents(const File& file, const OpenOptions& options) {
   const std::string magic = file.read_text(0, std::min<uint64_t>(file.size(), 6));
   if (magic == "\x93NUMPY") return read_npy(file, options);
@@ -92,18 +95,13 @@ TensorFile::TensorFile(const std::string& path, const OpenOptions& options)
     : file_(path), contents_(read_contents(file_, options)) {
   if (!contents_.tensors.empty() || contents_.left_out.empty()) return;
   const LeftOut& first = contents_.left_out.front();
-  file_.refuse("holds nothing that is read: " + in_quotes(first.name) + " " +
-               unread_type(first.dtype) + ".");
+  file_.refuse("holds no tensor of a supported type: " + in_quotes(first.name) + " " +
+               unsupported_type(first.dtype) + ".");
 }
 
 void read_elements(const File& file, const Tensor& tensor, int64_t first, int64_t count,
                    const Block& block) {
   tensor.packed ? read_packed(file, tensor, block) : read_plain(file, tensor, first, count, block);
-}
-
-void TensorFile::read(const Tensor& tensor, int64_t first, int64_t count,
-                      const Block& block) const {
-  read_elements(file_, tensor, first, count, block);
 }
 
 }  // namespace headroom::files

@@ -20,7 +20,7 @@ namespace {
   throw Error(ErrorCode::kFile, "'" + path + "' " + what + ".");
 }
 
-// False, with errno, if not everything could be written.
+// Returns false and sets errno if not all bytes could be written.
 bool write_all(int file, std::string_view bytes) {
   while (!bytes.empty()) {
     const ssize_t written = ::write(file, bytes.data(), bytes.size());
@@ -32,13 +32,13 @@ bool write_all(int file, std::string_view bytes) {
 }
 
 std::string reason(int error) {
-  return error == ENOSPC ? "could not be written to its end: the disk is full"
+  return error == ENOSPC ? "could not be written completely: the disk is full"
                          : std::string("could not be written: ") + std::strerror(error);
 }
 
-// What stands at `path` if that is anything but a regular file, else nothing. Does not follow
-// links.
-const char* other_than_file(const std::string& path) {
+// Describes what is at `path` if it is not a regular file; null if it is one or does not exist.
+// Does not follow links.
+const char* irregular_file_at(const std::string& path) {
   struct stat status {};
   if (::lstat(path.c_str(), &status) != 0 || S_ISREG(status.st_mode)) return nullptr;
   if (S_ISLNK(status.st_mode)) return "a symbolic link";
@@ -46,16 +46,17 @@ const char* other_than_file(const std::string& path) {
   return S_ISFIFO(status.st_mode) ? "a pipe" : "a device or socket";
 }
 
-// A name that the library chose itself holds a regular file or nothing. Whoever may write to the
-// folder could have put a link there, which would lead to any file of the user who runs this.
-void check_own_name(const std::string& path) {
-  const char* const other = other_than_file(path);
-  if (other == nullptr) return;
-  fail(path, std::string("could not be written: it is ") + other +
+// Following a link at a name that the library chose would let anyone with write access to the
+// folder overwrite any file of the user who runs this process.
+void refuse_irregular_file(const std::string& path) {
+  const char* const found = irregular_file_at(path);
+  if (found == nullptr) return;
+  fail(path, std::string("could not be written: it is ") + found +
                  ", not a regular file; remove it, or choose another folder");
 }
 
-// So that the new name is on the disk too. A file system that cannot do that needs it not.
+// Makes a rename durable. Errors are ignored: a file system that cannot sync folders does not need
+// it.
 void sync_folder_of(const std::string& path) {
   const std::string parent = std::filesystem::path(path).parent_path().string();
   const int folder =
@@ -65,9 +66,9 @@ void sync_folder_of(const std::string& path) {
   ::close(folder);
 }
 
-// A new file beside `path`, under a name that nobody can guess and that nothing has; -1 with errno
-// if there can be none. Ends in ".tmp", by which the leftovers of killed processes are found.
-int open_new_file(const std::string& path, std::string* name) {
+// Creates a file next to `path` under an unpredictable new name; returns -1 and sets errno on
+// failure. The name ends in ".tmp", by which leftovers of killed processes are recognised.
+int open_temporary_file(const std::string& path, std::string* name) {
   std::random_device random;
   for (int attempt = 0; attempt < 100; ++attempt) {
     char digits[16];
@@ -80,7 +81,7 @@ int open_new_file(const std::string& path, std::string* name) {
   return -1;
 }
 
-// Writes all pieces and closes the file; 0, or the error number of what failed first.
+// Writes all pieces and closes the file. Returns 0 or the errno of the first failure.
 int write_and_close(int file, const std::vector<std::string_view>& pieces, Sync sync) {
   int error = 0;
   for (const std::string_view piece : pieces) {
@@ -92,13 +93,13 @@ int write_and_close(int file, const std::vector<std::string_view>& pieces, Sync 
 }
 
 void replace(const std::string& path, const std::vector<std::string_view>& pieces, Sync sync) {
-  std::string unfinished;
-  const int file = open_new_file(path, &unfinished);
+  std::string temporary;
+  const int file = open_temporary_file(path, &temporary);
   if (file < 0) fail(path, reason(errno));
   int error = write_and_close(file, pieces, sync);
-  if (error == 0 && std::rename(unfinished.c_str(), path.c_str()) != 0) error = errno;
+  if (error == 0 && std::rename(temporary.c_str(), path.c_str()) != 0) error = errno;
   if (error != 0) {
-    ::unlink(unfinished.c_str());
+    ::unlink(temporary.c_str());
     fail(path, reason(error));
   }
   if (sync == Sync::kYes) sync_folder_of(path);
@@ -107,8 +108,9 @@ void replace(const std::string& path, const std::vector<std::string_view>& piece
 }  // namespace
 
 GrowingFile::GrowingFile(const std::string& path) : path_(path) {
-  check_own_name(path);
-  // What came there since is neither followed nor waited for.
+  refuse_irregular_file(path);
+  // A link or pipe that appeared after the check is not followed (O_NOFOLLOW) and does not block
+  // (O_NONBLOCK).
   constexpr int kFlags = O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
   file_ = ::open(path.c_str(), kFlags, 0666);
   if (file_ < 0) fail(path, reason(errno));
@@ -131,7 +133,8 @@ GrowingFile::~GrowingFile() { ::close(file_); }
 void GrowingFile::add(std::string_view bytes) {
   if (!write_all(file_, bytes)) {
     const int error = errno;
-    if (::ftruncate(file_, size_) != 0) errno = error;  // the piece stays cut; readers expect that
+    // If the truncation fails too, a partial line remains; readers of histories ignore it.
+    [[maybe_unused]] const int ignored = ::ftruncate(file_, size_);
     fail(path_, reason(error));
   }
   size_ += static_cast<int64_t>(bytes.size());
@@ -147,12 +150,12 @@ void make_folders(const std::string& path) {
   std::filesystem::create_directories(path, error);
   if (error) {
     throw Error(ErrorCode::kFile,
-                "The folder '" + path + "' cannot be made: " + error.message() + ".");
+                "The folder '" + path + "' cannot be created: " + error.message() + ".");
   }
 }
 
 void replace_file(const std::string& path, const std::vector<std::string_view>& pieces, Sync sync) {
-  check_own_name(path);  // rename() would not follow a link, but neither is it ours to remove
+  refuse_irregular_file(path);  // rename() would remove the link, which is not ours
   replace(path, pieces, sync);
 }
 
@@ -166,8 +169,8 @@ void write_to(const std::string& path, std::string_view bytes) {
     if (failed != 0) fail(path, reason(failed));
     return;
   }
-  // Beside the file that a link leads to, not beside the link: that may be in /dev or /proc.
-  const bool linked = std::filesystem::exists(status) && other_than_file(path) != nullptr;
+  // The temporary file goes next to the link's target: the link may be in /dev or /proc.
+  const bool linked = std::filesystem::exists(status) && irregular_file_at(path) != nullptr;
   const std::string target = linked ? std::filesystem::canonical(path, error).string() : path;
   if (linked && error) fail(path, "could not be written: " + error.message());
   replace(target, {bytes}, Sync::kNo);

@@ -1,8 +1,10 @@
-// Files on disk, written so that a reader, a full disk or a kill never leaves half a piece behind.
-// Everything that the library and the program write goes through here. Names that they choose
-// themselves inside a folder (GrowingFile, replace_file) hold regular files only: links, pipes and
-// devices that somebody put there are refused, never followed. Only write_to() takes what a user
-// named, such as /dev/stdout.
+// Crash-safe file output: neither a full disk nor a killed process leaves partial data behind. The
+// library and the program write all their files through this header.
+//
+// GrowingFile and replace_file() are for names that the library chose inside a folder. They accept
+// regular files only: a symbolic link, pipe or device at that name is refused, because anyone with
+// write access to the folder could have put it there. write_to() is for paths given by the user,
+// such as /dev/stdout.
 #ifndef HEADROOM_SRC_FILES_WRITE_H_
 #define HEADROOM_SRC_FILES_WRITE_H_
 
@@ -13,18 +15,19 @@
 
 namespace headroom::files {
 
-/// A file that grows by whole pieces: add() writes all of its bytes or none. Locked against other
-/// writers, in this process and others, as long as it lives. Errors are Error(kFile).
+/// An append-only file. add() writes all of its bytes or none. An exclusive lock (flock) keeps
+/// other writers out, in this process and in others, until the object is destroyed. Throws
+/// Error(kFile).
 class GrowingFile {
  public:
-  explicit GrowingFile(const std::string& path);  // what is there already stays
+  explicit GrowingFile(const std::string& path);  // keeps the existing contents
   ~GrowingFile();
   GrowingFile(const GrowingFile&) = delete;
   GrowingFile& operator=(const GrowingFile&) = delete;
 
   void add(std::string_view bytes);
 
-  /// Drops all that comes after the first `size` bytes.
+  /// Truncates the file to `size` bytes.
   void cut(int64_t size);
 
   int64_t size() const { return size_; }
@@ -36,19 +39,19 @@ class GrowingFile {
   int64_t size_ = 0;
 };
 
-/// Makes the folder and its parents.
+/// Creates the folder and its parents. Throws Error(kFile).
 void make_folders(const std::string& path);
 
 enum class Sync : bool { kNo, kYes };
 
-/// Puts a whole file, given in pieces, in the place of an old one in one go: a reader sees the one
-/// or the other. With Sync::kYes so does one who looks after the power was lost, and the file is on
-/// the disk when this returns. If it throws, the old file is as it was.
+/// Replaces a file atomically by the concatenation of `pieces`: readers see either the old or the
+/// new contents. Sync::kYes extends this to a power failure: the file is synced to the disk before
+/// the function returns. Throws Error(kFile) and leaves the old file unchanged.
 void replace_file(const std::string& path, const std::vector<std::string_view>& pieces,
                   Sync sync = Sync::kNo);
 
-/// The same for a path that a user named: links are followed, and a device or pipe is written to
-/// instead of replaced.
+/// replace_file() for a path given by the user: follows links, and writes to a device or pipe
+/// instead of replacing it.
 void write_to(const std::string& path, std::string_view bytes);
 
 }  // namespace headroom::files

@@ -12,17 +12,20 @@
 namespace headroom::files {
 namespace {
 
+// Sizes of the fixed parts of zip records, from PKWARE's APPNOTE.TXT. An archive ends with its
+// central directory (here: the table), then an end record that locates it. With zip64, a locator
+// before the end record locates a larger end record.
 constexpr size_t kEndBytes = 22;
 constexpr size_t kLocatorBytes = 20;
 constexpr size_t kEnd64Bytes = 56;
-constexpr size_t kCentralBytes = 46;
-constexpr size_t kLocalBytes = 30;
+constexpr size_t kCentralBytes = 46;  // an entry of the table
+constexpr size_t kLocalBytes = 30;    // the header in front of a member's data
 constexpr size_t kLongestComment = 65535;
 constexpr uint64_t kLongestTable = 100'000'000;
 constexpr size_t kPieceBytes = size_t{1} << 18;
-constexpr size_t kFirstPieceBytes = 4096;  // short, for those who want a header only
+constexpr size_t kFirstPieceBytes = 4096;  // small, for callers that only want a header
 
-/// Little-endian fields of a record.
+/// The little-endian fields of a record. The caller checks that the record is long enough.
 class Fields {
  public:
   explicit Fields(std::string_view bytes) : bytes_(bytes) {}
@@ -37,6 +40,7 @@ class Fields {
   std::string_view bytes_;
 };
 
+/// The central directory.
 struct Table {
   uint64_t members;
   uint64_t offset;
@@ -47,6 +51,7 @@ struct Table {
   file.refuse("is a damaged or truncated zip archive: " + what + ".");
 }
 
+/// Locates the table through the last end record in the file.
 Table find_table(const File& file) {
   const uint64_t tail_bytes = std::min<uint64_t>(file.size(), kEndBytes + kLongestComment);
   const uint64_t tail_offset = file.size() - tail_bytes;
@@ -65,7 +70,7 @@ Table find_table(const File& file) {
 
   const std::string locator_text = file.read_text(end_offset - kLocatorBytes, kLocatorBytes);
   const Fields locator(locator_text);
-  if (locator.signature() != 0x07064B50) return table;  // those numbers happen to be meant
+  if (locator.signature() != 0x07064B50) return table;  // the maximum values are meant literally
   const uint64_t end64_offset = locator.at(8, 8);
   if (!file.holds(end64_offset, kEnd64Bytes)) damaged(file, "its zip64 end is outside the file");
   const std::string end64_text = file.read_text(end64_offset, kEnd64Bytes);
@@ -77,7 +82,8 @@ Table find_table(const File& file) {
   return {end64.at(32, 8), end64.at(48, 8), end64.at(40, 8)};
 }
 
-/// Replaces those of the three numbers that are 2^32 - 1 by what the zip64 extra field says.
+/// Replaces those of the three numbers that are 2^32 - 1 by the values in the zip64 extra field,
+/// where they stand in this order. Returns false if a value is missing.
 bool apply_zip64(std::string_view extra, uint64_t* bytes, uint64_t* stored, uint64_t* offset) {
   while (extra.size() >= 4) {
     const Fields field(extra);
@@ -98,22 +104,23 @@ bool apply_zip64(std::string_view extra, uint64_t* bytes, uint64_t* stored, uint
   return *bytes != 0xFFFFFFFF && *stored != 0xFFFFFFFF && *offset != 0xFFFFFFFF;
 }
 
-/// Checks the member's own header and turns `offset` from that header to the data behind it.
+/// Checks the member's local header and advances `offset` from that header to the data after it.
 void find_data(const File& file, const Table& table, ZipMember* member) {
-  const std::string who = in_quotes(member->name);
+  const std::string name = in_quotes(member->name);
   if (member->offset > table.offset || table.offset - member->offset < kLocalBytes) {
-    damaged(file, who + " lies outside the file");
+    damaged(file, name + " lies outside the file");
   }
   const std::string text = file.read_text(member->offset, kLocalBytes);
   const Fields local(text);
-  if (local.signature() != 0x04034B50) damaged(file, who + " is not where it should be");
+  if (local.signature() != 0x04034B50) damaged(file, name + " is not where it should be");
   const uint64_t data = member->offset + kLocalBytes + local.at(26, 2) + local.at(28, 2);
   if (data > table.offset || member->stored_bytes > table.offset - data) {
-    damaged(file, who + " lies outside the file");
+    damaged(file, name + " lies outside the file");
   }
   member->offset = data;
 }
 
+/// Overlapping members are the mark of a zip bomb.
 void check_overlap(const File& file, std::vector<std::pair<uint64_t, uint64_t>> extents) {
   std::sort(extents.begin(), extents.end());
   for (size_t i = 1; i < extents.size(); ++i) {
@@ -121,6 +128,43 @@ void check_overlap(const File& file, std::vector<std::pair<uint64_t, uint64_t>> 
       file.refuse("has members that overlap; it was not made by NumPy.");
     }
   }
+}
+
+/// Reads the entry at the front of the table and removes it. The member's offset is that of its
+/// local header.
+ZipMember read_entry(const File& file, std::string_view* table) {
+  const Fields entry(*table);
+  if (table->size() < kCentralBytes || entry.signature() != 0x02014B50) {
+    damaged(file, "its table of contents ends early");
+  }
+  const size_t name = entry.at(28, 2), extra = entry.at(30, 2), comment = entry.at(32, 2);
+  if (table->size() - kCentralBytes < name + extra + comment) {
+    damaged(file, "its table of contents ends early");
+  }
+  ZipMember member;
+  member.name = table->substr(kCentralBytes, name);
+  const std::string quoted = in_quotes(member.name);
+  // Bits 0, 6 and 13 of the flags: encryption, strong encryption, masked headers.
+  if ((entry.at(8, 2) & 0x2041) != 0) file.refuse("holds " + quoted + " encrypted.");
+  const uint64_t method = entry.at(10, 2);
+  if (method != 0 && method != 8) {
+    file.refuse("holds " + quoted + " compressed by method " + std::to_string(method) +
+                "; NumPy stores or deflates.");
+  }
+  member.deflated = method == 8;
+  member.crc32 = static_cast<uint32_t>(entry.at(16, 4));
+  member.stored_bytes = entry.at(20, 4);
+  member.bytes = entry.at(24, 4);
+  member.offset = entry.at(42, 4);
+  if (!apply_zip64(table->substr(kCentralBytes + name, extra), &member.bytes, &member.stored_bytes,
+                   &member.offset)) {
+    damaged(file, "the zip64 sizes of " + quoted + " are missing");
+  }
+  if (!member.deflated && member.bytes != member.stored_bytes) {
+    damaged(file, quoted + " is stored, but its two sizes differ");
+  }
+  table->remove_prefix(kCentralBytes + name + extra + comment);
+  return member;
 }
 
 }  // namespace
@@ -140,40 +184,11 @@ std::vector<ZipMember> read_zip(const File& file) {
   std::vector<ZipMember> members;
   std::vector<std::pair<uint64_t, uint64_t>> extents;
   for (uint64_t i = 0; i < table.members; ++i) {
-    const Fields entry(rest);
-    if (rest.size() < kCentralBytes || entry.signature() != 0x02014B50) {
-      damaged(file, "its table of contents ends early");
-    }
-    const size_t name = entry.at(28, 2), extra = entry.at(30, 2), comment = entry.at(32, 2);
-    if (rest.size() - kCentralBytes < name + extra + comment) {
-      damaged(file, "its table of contents ends early");
-    }
-    ZipMember member;
-    member.name = rest.substr(kCentralBytes, name);
-    const std::string who = in_quotes(member.name);
-    if ((entry.at(8, 2) & 0x2041) != 0) file.refuse("holds " + who + " encrypted.");
-    const uint64_t method = entry.at(10, 2);
-    if (method != 0 && method != 8) {
-      file.refuse("holds " + who + " packed by method " + std::to_string(method) +
-                  "; NumPy stores or deflates.");
-    }
-    member.deflated = method == 8;
-    member.crc32 = static_cast<uint32_t>(entry.at(16, 4));
-    member.stored_bytes = entry.at(20, 4);
-    member.bytes = entry.at(24, 4);
-    member.offset = entry.at(42, 4);
-    if (!apply_zip64(rest.substr(kCentralBytes + name, extra), &member.bytes, &member.stored_bytes,
-                     &member.offset)) {
-      damaged(file, "the zip64 sizes of " + who + " are missing");
-    }
+    ZipMember member = read_entry(file, &rest);
     const uint64_t begin = member.offset;
     find_data(file, table, &member);
-    if (!member.deflated && member.bytes != member.stored_bytes) {
-      damaged(file, who + " is stored as it is, but in another size");
-    }
     extents.emplace_back(begin, member.offset + member.stored_bytes);
     members.push_back(std::move(member));
-    rest.remove_prefix(kCentralBytes + name + extra + comment);
   }
   check_overlap(file, std::move(extents));
   return members;
@@ -181,22 +196,23 @@ std::vector<ZipMember> read_zip(const File& file) {
 
 void inflate_member(const File& file, const ZipMember& member,
                     const std::function<bool(const char* data, size_t bytes)>& piece) {
-  const size_t most = std::clamp<uint64_t>(member.bytes, kFirstPieceBytes, kPieceBytes);
-  const auto in = std::make_unique<char[]>(most);
-  const auto out = std::make_unique<char[]>(most);
+  const size_t capacity = std::clamp<uint64_t>(member.bytes, kFirstPieceBytes, kPieceBytes);
+  const auto in = std::make_unique<char[]>(capacity);
+  const auto out = std::make_unique<char[]>(capacity);
   z_stream stream{};
+  // Negative window bits: raw deflate data without a zlib header, as zip archives hold it.
   if (inflateInit2(&stream, -MAX_WBITS) != Z_OK) throw std::bad_alloc();
   const std::unique_ptr<z_stream, int (*)(z_stream*)> guard(&stream, &inflateEnd);
-  const std::string who = in_quotes(member.name);
-  uint64_t read = 0;
-  uint64_t made = 0;
+  const std::string name = in_quotes(member.name);
+  uint64_t consumed = 0;
+  uint64_t produced = 0;
   size_t room = kFirstPieceBytes;
   uLong crc = ::crc32(0, nullptr, 0);
   for (int status = Z_OK; status != Z_STREAM_END;) {
     if (stream.avail_in == 0) {
-      const size_t now = std::min<uint64_t>(member.stored_bytes - read, room);
-      file.read(member.offset + read, in.get(), now);
-      read += now;
+      const size_t now = std::min<uint64_t>(member.stored_bytes - consumed, room);
+      file.read(member.offset + consumed, in.get(), now);
+      consumed += now;
       stream.next_in = reinterpret_cast<Bytef*>(in.get());
       stream.avail_in = static_cast<uInt>(now);
     }
@@ -204,16 +220,16 @@ void inflate_member(const File& file, const ZipMember& member,
     stream.avail_out = static_cast<uInt>(room);
     status = inflate(&stream, Z_NO_FLUSH);
     if (status == Z_MEM_ERROR) throw std::bad_alloc();
-    if (status != Z_OK && status != Z_STREAM_END) damaged(file, who + " cannot be unpacked");
+    if (status != Z_OK && status != Z_STREAM_END) damaged(file, name + " cannot be decompressed");
     const size_t bytes = room - stream.avail_out;
-    room = most;
-    if (bytes > member.bytes - made) damaged(file, who + " is longer than it claims");
-    made += bytes;
+    room = capacity;
+    if (bytes > member.bytes - produced) damaged(file, name + " is longer than it claims");
+    produced += bytes;
     crc = ::crc32(crc, reinterpret_cast<Bytef*>(out.get()), static_cast<uInt>(bytes));
     if (bytes > 0 && !piece(out.get(), bytes)) return;
   }
-  if (made != member.bytes) damaged(file, who + " is shorter than it claims");
-  if (crc != member.crc32) damaged(file, who + " has a wrong checksum");
+  if (produced != member.bytes) damaged(file, name + " is shorter than it claims");
+  if (crc != member.crc32) damaged(file, name + " has a wrong checksum");
 }
 
 }  // namespace headroom::files

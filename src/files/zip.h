@@ -1,4 +1,4 @@
-// The table of contents of a zip archive, with zip64, and inflating of one member.
+// Reads the table of contents of a zip archive, including zip64, and inflates members.
 #ifndef HEADROOM_SRC_FILES_ZIP_H_
 #define HEADROOM_SRC_FILES_ZIP_H_
 
@@ -13,20 +13,21 @@ namespace headroom::files {
 
 struct ZipMember {
   std::string name;
-  bool deflated = false;  // or stored as it is
-  uint64_t offset = 0;    // of its first byte in the file
+  bool deflated = false;  // otherwise stored without compression
+  uint64_t offset = 0;    // of the first data byte in the file
   uint64_t stored_bytes = 0;
-  uint64_t bytes = 0;  // after inflating, as the archive claims
+  uint64_t bytes = 0;  // uncompressed, as the archive claims
   uint32_t crc32 = 0;
 };
 
-/// Members in the order of the archive's table. Refuses archives that are encrypted, split, packed
-/// with anything but deflate, or whose members overlap or leave the file.
+/// The members in the order of the archive's central directory. Throws Error(kBadState) for
+/// archives that are encrypted, split or compressed by another method than deflate, and for members
+/// that overlap or lie outside the file.
 std::vector<ZipMember> read_zip(const File& file);
 
-/// Inflates the member from its start and hands it over in pieces, until `piece` returns false or
-/// all is done. In the end the length and the CRC have to be as claimed; a member that grows beyond
-/// what it claims is stopped there.
+/// Inflates a member and passes the result to `piece` in several calls, until `piece` returns false
+/// or the member ends. Throws Error(kBadState) if the member turns out longer than it claims, or if
+/// its length or CRC differ at its end.
 void inflate_member(const File& file, const ZipMember& member,
                     const std::function<bool(const char* data, size_t bytes)>& piece);
 

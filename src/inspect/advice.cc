@@ -19,20 +19,21 @@ std::string short_number(double value) {
 
 std::string power_text(int power) { return "2^" + std::to_string(power); }
 
-// A share as people read it: "0 %", "0.012 %", "3.4 %"; "100 %" only if it is all.
+// A share with three digits: "0 %", "0.012 %", "3.4 %". "100 %" only if `part` equals `whole`.
 std::string percent(int64_t part, int64_t whole) {
   const double value = 100.0 * static_cast<double>(part) / static_cast<double>(whole);
   return part < whole && value >= 99.95 ? ">99.9 %" : short_number(value) + " %";
 }
 
-// At 2^power: what is safe, and what is lost. Both only grow less safe and less lossy with power.
+// The outcomes of the gradients at scales of 2^power. With growing power, scales become less safe
+// and fewer gradients are lost.
 class Scales {
  public:
   Scales(const Magnitudes& gradients, const AdviceOptions& options)
       : gradients_(gradients), options_(options) {}
 
   Outcome at(int power) const { return gradients_.at(options_.format, power); }
-  // Beyond the powers that scales have, too.
+  // Whether the largest gradient stays 2^margin below overflow.
   bool safe(int power) const {
     const FormatLimits& limit = limits(options_.format);
     const double raised = std::ldexp(gradients_.largest(), power + options_.margin);
@@ -48,6 +49,7 @@ class Scales {
   const AdviceOptions& options_;
 };
 
+// Finds the powers of two at which nothing overflows and few gradients are lost.
 void find_range(const Scales& scales, ScaleAdvice* advice) {
   for (int power = kLowestPower; power <= kHighestPower; ++power) {
     const Outcome outcome = scales.at(power);
@@ -58,6 +60,7 @@ void find_range(const Scales& scales, ScaleAdvice* advice) {
   }
 }
 
+// "0.012 % become zero and none subnormal".
 std::string losses(const Outcome& outcome, int64_t nonzero) {
   const std::string flushed = outcome.flushed == 0
                                   ? "none becomes zero"
@@ -70,21 +73,21 @@ std::string losses(const Outcome& outcome, int64_t nonzero) {
   return overflow + flushed + " and " + subnormal;
 }
 
-// Why even the largest safe scale, 2^top, does not do.
+// Explains why even 2^top, the largest safe scale, does not fit.
 std::string none_fits(const Magnitudes& gradients, const AdviceOptions& options, int top,
                       const ScaleAdvice& advice) {
   const std::string format = limits(options.format).name;
   const std::string margin = short_number(std::ldexp(1.0, options.margin));
-  const std::string there = "; there " + losses(advice.outcome, gradients.nonzero()) + ".";
+  const std::string there = "; at that scale " + losses(advice.outcome, gradients.nonzero()) + ".";
   if (!Scales(gradients, options).safe(top)) {
     return "No scale fits: the largest gradient, " + short_number(gradients.largest()) +
            ", is not " + margin + " times below overflow in " + format + " even at " +
-           power_text(top) + ", the smallest scale there is" + there;
+           power_text(top) + ", the smallest possible scale" + there;
   }
   if (top == kHighestPower) {
     return "No scale fits: gradients reach down to " + short_number(gradients.smallest()) +
            ", too small for " + format + " even at " + power_text(top) +
-           ", the largest scale there is" + there;
+           ", the largest possible scale" + there;
   }
   return "No scale fits: gradients reach from " + short_number(gradients.smallest()) + " to " +
          short_number(gradients.largest()) + ", more than " + format + " can hold " + margin +
@@ -106,7 +109,7 @@ ScaleAdvice advise(const Magnitudes& gradients, const AdviceOptions& options) {
   const int64_t nonzero = gradients.nonzero();
   ScaleAdvice advice;
   if (nonzero == 0) {
-    advice.reason = "There is no finite gradient other than zero, so nothing to choose a scale by.";
+    advice.reason = "There is no finite nonzero gradient to choose a scale by.";
     return advice;
   }
   const Scales scales(gradients, options);
@@ -125,7 +128,7 @@ ScaleAdvice advise(const Magnitudes& gradients, const AdviceOptions& options) {
 
   int top = kHighestPower;
   while (top > kLowestPower && !scales.safe(top)) --top;
-  // Where some are subnormal, the larger scale keeps more of their bits.
+  // With subnormal numbers, the larger scale is better: it keeps more of their bits.
   const auto equally_good = [&](int power) {
     const Outcome outcome = scales.at(power);
     return outcome.subnormal == 0 && outcome.flushed == scales.at(top).flushed;
@@ -143,12 +146,12 @@ ScaleAdvice advise(const Magnitudes& gradients, const AdviceOptions& options) {
   advice.verdict = ScaleAdvice::Verdict::kScale;
   advice.scale = std::ldexp(1.0f, power);
   advice.outcome = scales.at(power);
-  const std::string place = bottom < top ? " is the middle of " + power_text(bottom) + " to " +
+  const std::string place = bottom < top ? " is in the middle of " + power_text(bottom) + " to " +
                                                power_text(top) + ", which all keep "
-                            : top == kHighestPower ? " is the largest scale there is, and keeps "
+                            : top == kHighestPower ? " is the largest possible scale, and keeps "
                                                    : " is the largest power of two that keeps ";
   advice.reason = power_text(power) + place + largest + " " + margin + " times below overflow in " +
-                  format + "; there " + losses(advice.outcome, nonzero) + ".";
+                  format + "; at that scale " + losses(advice.outcome, nonzero) + ".";
   return advice;
 }
 

@@ -1,9 +1,11 @@
+// The style sheet and the scripts of the report.
 #ifndef HEADROOM_SRC_RECORD_ASSETS_H_
 #define HEADROOM_SRC_RECORD_ASSETS_H_
 
 namespace headroom::internal {
 
-/// The files of report/, put into the library by CMake. The scripts are one, in this order.
+/// The files of report/, which CMake embeds in the library (see assets.cc.in). The scripts are
+/// concatenated in this order.
 extern const char* const kReportStyle;
 extern const char* const kReportScripts[4];
 

@@ -12,6 +12,7 @@
 namespace headroom::internal {
 namespace {
 
+// One step of the CRC for every byte. The polynomial 0x1EDC6F41, bit-reversed.
 constexpr std::array<uint32_t, 256> make_crc_table() {
   std::array<uint32_t, 256> table{};
   for (uint32_t i = 0; i < 256; ++i) {
@@ -24,6 +25,7 @@ constexpr std::array<uint32_t, 256> make_crc_table() {
 
 constexpr std::array<uint32_t, 256> kCrcTable = make_crc_table();
 
+// An unsigned integer as bytes, independent of the machine.
 template <typename T>
 std::string little_endian(T value) {
   std::string bytes(sizeof(T), '\0');
@@ -31,15 +33,16 @@ std::string little_endian(T value) {
   return bytes;
 }
 
-// TFRecord stores a CRC turned and shifted, so that a CRC over data that holds CRCs stays good.
+// TFRecord rotates a CRC and adds a constant, because a CRC over data that contains CRCs is weak.
 std::string masked_crc(std::string_view bytes) {
   const uint32_t crc = crc32c(bytes);
   return little_endian(static_cast<uint32_t>((crc >> 15 | crc << 17) + 0xA282EAD8u));
 }
 
-// Protocol buffers: a field is its number and wire type, then the value.
+// Protocol buffers: a field is a key (its number and wire type), followed by the value.
 enum Wire : uint32_t { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
 
+// Base 128, low groups first; the high bit marks that more bytes follow.
 std::string varint(uint64_t value) {
   std::string bytes;
   for (; value >= 0x80; value >>= 7) bytes += static_cast<char>(value | 0x80);
@@ -70,13 +73,14 @@ constexpr uint32_t kMin = 1, kMax = 2, kCount = 3, kSum = 4, kSquares = 5, kLimi
 }  // namespace histogram
 constexpr uint32_t kSummaryValue = 1;
 
+// A record: length, CRC of the length, event, CRC of the event.
 constexpr size_t kCrcBytes = 4;
 constexpr size_t kRecordStart = sizeof(uint64_t) + kCrcBytes;
 
-// Of a record; no look at layers that the history takes makes a longer one.
+// No line within the limits of a history results in a longer record.
 constexpr uint64_t kLongestRecord = uint64_t{256} << 20;
 
-// The record at `from`; false if there is none that is whole.
+// Reads the record at offset `from`. Returns false if there is no complete, undamaged record.
 bool read_record(const files::File& file, uint64_t from, std::string* event) {
   uint64_t length = 0;
   if (!file.holds(from, kRecordStart + kCrcBytes)) return false;
@@ -86,7 +90,8 @@ bool read_record(const files::File& file, uint64_t from, std::string* event) {
   return file.read_text(from + kRecordStart + length, kCrcBytes) == masked_crc(*event);
 }
 
-// Of an event that record() wrote: the time, then the step, except in the first one.
+// The step of an event written by add(): the time (a key byte and a double), then the step. The
+// header has no step; 0 is returned for it.
 int64_t step_of(std::string_view event) {
   event.remove_prefix(std::min(event.size(), 1 + sizeof(double)));
   if (event.empty() || event[0] != key(event::kStep, kVarint)[0]) return 0;
@@ -98,6 +103,7 @@ int64_t step_of(std::string_view event) {
   return static_cast<int64_t>(step);
 }
 
+// Seconds since 1970, as TensorBoard expects.
 double now() {
   const auto since = std::chrono::system_clock::now().time_since_epoch();
   return std::chrono::duration<double>(since).count();
@@ -120,30 +126,32 @@ void Summary::scalar(std::string_view tag, double number) {
                                      key(value::kSimpleValue, kFixed32) + little_endian(bits));
 }
 
+std::pair<size_t, size_t> nonempty_bins(const GradDetail& detail) {
+  const auto& bins = detail.histogram;
+  size_t first = 0, end = bins.size();
+  while (end > 0 && bins[end - 1] == 0) --end;
+  while (first < end && bins[first] == 0) ++first;
+  return {first, end};
+}
+
 void Summary::log2_histogram(std::string_view tag, const GradDetail& detail) {
-  std::string limits, counts;
-  double total = 0.0, sum = 0.0, squares = 0.0, low = 0.0, high = 0.0;
-  for (size_t i = 0; i < detail.histogram.size(); ++i) {
+  const auto [first, end] = nonempty_bins(detail);
+  if (first == end) return;
+  const double low = GradDetail::kMinExponent + static_cast<double>(first);
+  // A bucket begins where the previous one ends, so an empty one comes first. The message also has
+  // sums of the values, for which each element counts as the centre of its bucket.
+  std::string limits = fixed64(low), counts = fixed64(0.0);
+  double total = 0.0, sum = 0.0, squares = 0.0;
+  for (size_t i = first; i < end; ++i) {
     const auto count = static_cast<double>(detail.histogram[i]);
     const double from = GradDetail::kMinExponent + static_cast<double>(i);
-    if (total == 0.0) {
-      if (count == 0.0) continue;
-      low = from;
-      limits += fixed64(from);  // a bucket begins where the one before it ends
-      counts += fixed64(0.0);
-    }
     limits += fixed64(from + 1.0);
     counts += fixed64(count);
     total += count;
     sum += count * (from + 0.5);
     squares += count * (from + 0.5) * (from + 0.5);
-    if (count != 0.0) high = from + 1.0;
   }
-  if (total == 0.0) return;
-  // Empty buckets above the largest magnitude say nothing.
-  const size_t buckets = static_cast<size_t>(high - low) + 1;
-  limits.resize(buckets * sizeof(double));
-  counts.resize(buckets * sizeof(double));
+  const double high = GradDetail::kMinExponent + static_cast<double>(end);
   const std::string message =
       double_field(histogram::kMin, low) + double_field(histogram::kMax, high) +
       double_field(histogram::kCount, total) + double_field(histogram::kSum, sum) +
@@ -153,14 +161,12 @@ void Summary::log2_histogram(std::string_view tag, const GradDetail& detail) {
                                            bytes_field(value::kHistogram, message));
 }
 
-EventFile::EventFile(const std::string& path) : file_(path) {}
-
 void EventFile::rewind(int64_t step) {
   const files::File file(file_.path());
   uint64_t kept = 0;
   for (std::string event; read_record(file, kept, &event);) {
-    const bool opening = kept == 0 && step > std::numeric_limits<int64_t>::min();  // has no step
-    if (!opening && step_of(event) > step) break;
+    const bool keep_header = kept == 0 && step > std::numeric_limits<int64_t>::min();
+    if (!keep_header && step_of(event) > step) break;
     kept += kRecordStart + event.size() + kCrcBytes;
   }
   file_.cut(static_cast<int64_t>(kept));
@@ -174,6 +180,7 @@ void EventFile::add(int64_t step, const Summary& summary) {
          varint(static_cast<uint64_t>(step)) + bytes_field(event::kSummary, summary.bytes()));
 }
 
+// Appends one record; see GrowingFile::add() for what happens on a full disk.
 void EventFile::record(std::string_view event) {
   const std::string length = little_endian(static_cast<uint64_t>(event.size()));
   file_.add(length + masked_crc(length) + std::string(event) + masked_crc(event));

@@ -1,3 +1,4 @@
+// TensorBoard event files, written without TensorFlow: TFRecords of Event protocol buffers.
 #ifndef HEADROOM_SRC_RECORD_EVENTS_H_
 #define HEADROOM_SRC_RECORD_EVENTS_H_
 
@@ -6,38 +7,41 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <vector>
+#include <utility>
 
 #include "files/write.h"
 
 namespace headroom::internal {
 
-/// CRC-32C (Castagnoli), as TFRecord uses it.
+/// CRC-32C (Castagnoli), the checksum of TFRecords.
 uint32_t crc32c(std::string_view bytes);
 
-/// One step's summary in TensorBoard's terms.
+/// The range of the bins of a histogram between its first and its last count; empty if all are 0.
+std::pair<size_t, size_t> nonempty_bins(const GradDetail& detail);
+
+/// The values of one step, serialised as a Summary message.
 class Summary {
  public:
   void scalar(std::string_view tag, double value);
 
-  /// The log2 of the magnitudes, as counted by measure(): TensorBoard's axis is linear, on which
-  /// the magnitudes themselves would all lie at 0. Nothing is added if there are none.
+  /// Adds the histogram of log2 |x| as counted by measure(). Logarithms, because TensorBoard's axis
+  /// is linear and would show all gradients at 0. Adds nothing if the histogram is empty.
   void log2_histogram(std::string_view tag, const GradDetail& detail);
 
   const std::string& bytes() const { return bytes_; }
 
  private:
-  std::string bytes_;  // a Summary message
+  std::string bytes_;
 };
 
-/// An event file: TFRecords of Event messages.
+/// An event file. Throws Error(kFile); see files::GrowingFile.
 class EventFile {
  public:
-  explicit EventFile(const std::string& path);  // what is there already stays
+  explicit EventFile(const std::string& path) : file_(path) {}  // keeps existing events
   void add(int64_t step, const Summary& summary);
 
-  /// Drops all events after `step`, and all after the first one that is damaged; starts the file if
-  /// nothing is left.
+  /// Drops all events after `step`, and everything from the first damaged record on. Writes the
+  /// header if the file is empty then.
   void rewind(int64_t step);
 
  private:

@@ -15,56 +15,56 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr size_t kMostLooks = 400;
-constexpr int64_t kMostElements = int64_t{1} << 48;  // of a tensor; sums of such counts still fit
+constexpr size_t kMostSnapshots = 400;                 // kept in memory
+constexpr uint64_t kMostElements = uint64_t{1} << 48;  // per tensor; sums still fit in int64_t
 
-// What is wrong with a line; becomes an Error with file and number.
+// The error in a line, as the end of a sentence about "it". Becomes an Error with file and line.
 struct BadLine {
   std::string why;
 };
 
+// Accessors that throw BadLine if a member is missing or of the wrong type.
 const ordered_json& member(const ordered_json& object, const char* key) {
   const auto found = object.find(key);
   if (found == object.end()) throw BadLine{std::string("it has no \"") + key + "\""};
   return *found;
 }
 
-// Keys that others chose may hold any character, NUL among them.
+// Keys chosen by the user may contain any character, including NUL.
 double number_of(const ordered_json& value, const std::string& key) {
   if (value.is_number()) return value.get<double>();
   if (value == "inf") return HUGE_VAL;
   if (value == "-inf") return -HUGE_VAL;
   if (value == "nan") return std::nan("");
-  throw BadLine{"its \"" + key + "\" is no number"};
+  throw BadLine{"its \"" + key + "\" is not a number"};
 }
 
 double number(const ordered_json& object, const char* key) {
   return number_of(member(object, key), key);
 }
 
-int64_t integer(const ordered_json& value, const char* key) {
+int64_t integer(const ordered_json& object, const char* key) {
+  const ordered_json& value = member(object, key);
   const bool fits =
       value.is_number_integer() &&
       !(value.is_number_unsigned() &&
         value.get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()));
-  if (!fits) throw BadLine{std::string("its \"") + key + "\" is no whole number"};
+  if (!fits) throw BadLine{std::string("its \"") + key + "\" is not an integer"};
   return value.get<int64_t>();
 }
 
-int64_t count(const ordered_json& value, const char* key) {
-  const int64_t number = integer(value, key);
-  if (number < 0 || number > kMostElements) {
-    throw BadLine{std::string("its \"") + key + "\" cannot be"};
-  }
-  return number;
+int64_t count_of(const ordered_json& value, const char* key) {
+  const bool valid = value.is_number_unsigned() && value.get<uint64_t>() <= kMostElements;
+  if (!valid) throw BadLine{std::string("its \"") + key + "\" is not a number of elements"};
+  return value.get<int64_t>();
 }
 
-int64_t count_at(const ordered_json& object, const char* key) {
-  return count(member(object, key), key);
+int64_t count(const ordered_json& object, const char* key) {
+  return count_of(member(object, key), key);
 }
 
 std::string text_of(const ordered_json& value, const std::string& key) {
-  if (!value.is_string()) throw BadLine{"its \"" + key + "\" is no text"};
+  if (!value.is_string()) throw BadLine{"its \"" + key + "\" is not a string"};
   return value.get<std::string>();
 }
 
@@ -72,35 +72,43 @@ std::string text(const ordered_json& object, const char* key) {
   return text_of(member(object, key), key);
 }
 
-HistoryLayer read_layer(const ordered_json& object) {
+// The step of a line, which must be above that of the previous line of the same kind.
+template <typename Lines>
+int64_t next_step(const ordered_json& line, const Lines& previous) {
+  const int64_t step = integer(line, "step");
+  if (!previous.empty() && step <= previous.back().step) {
+    throw BadLine{"its step is not after the previous one"};
+  }
+  return step;
+}
+
+// One entry of "layers". The histogram must lie within GradDetail's exponents.
+HistoryLayer layer_of(const ordered_json& object) {
+  if (!object.is_object()) throw BadLine{"one of its \"layers\" is not an object"};
   HistoryLayer layer;
-  layer.count = count_at(object, "count");
-  layer.zeros = count_at(object, "zeros");
-  layer.not_finite = count_at(object, "inf") + count_at(object, "nan");
+  layer.count = count(object, "count");
+  layer.zeros = count(object, "zeros");
+  layer.not_finite = count(object, "inf") + count(object, "nan");
   layer.amax = number(object, "amax");
-  const int64_t from = integer(member(object, "from"), "from");
+  const int64_t from = integer(object, "from");
   const ordered_json& histogram = member(object, "histogram");
   const bool fits = histogram.is_array() && from >= GradDetail::kMinExponent &&
                     from <= GradDetail::kMaxExponent + 1 &&
                     from + static_cast<int64_t>(histogram.size()) <= GradDetail::kMaxExponent + 1;
-  if (!fits) throw BadLine{"its \"histogram\" is none"};
+  if (!fits) throw BadLine{"its \"histogram\" is invalid"};
   layer.from = static_cast<int>(from);
-  for (const ordered_json& bin : histogram) layer.histogram.push_back(count(bin, "histogram"));
+  for (const ordered_json& bin : histogram) layer.histogram.push_back(count_of(bin, "histogram"));
   return layer;
 }
 
-// The stats that fp16_zones() needs, back from the line.
-Fp16Zones zones_of(const HistoryLayer& layer) {
-  LayerStats stats;
+// Raises the extremes of a tensor to those of a snapshot.
+void update_extremes(const HistoryLayer& layer, LayerExtremes* extremes) {
+  LayerStats stats;  // with what fp16_zones() reads
   stats.stats.inf_count = layer.not_finite;
   stats.detail.zeros = layer.zeros;
   std::copy(layer.histogram.begin(), layer.histogram.end(),
             stats.detail.histogram.begin() + (layer.from - GradDetail::kMinExponent));
-  return fp16_zones(stats);
-}
-
-void widen(const HistoryLayer& layer, LayerExtremes* extremes) {
-  const Fp16Zones zones = zones_of(layer);
+  const Fp16Zones zones = fp16_zones(stats);
   extremes->lost = std::max(extremes->lost, zones.lost_share());
   extremes->subnormal = std::max(extremes->subnormal, zones.subnormal_share());
   if (layer.count > 0) {
@@ -117,16 +125,16 @@ ordered_json number_json(double value) {
   return value;
 }
 
-std::string beyond_limits(std::string_view line) {
+std::string exceeded_limit(std::string_view line) {
   if (line.size() > kLongestLine) return "is longer than 64 MiB";
-  std::array<size_t, kDeepest + 1> keys{};  // of the object at each depth
+  std::array<size_t, kDeepest + 1> keys{};  // in the object at each depth
   size_t depth = 0;
   size_t values = 0;
   bool in_text = false;
   for (size_t i = 0; i < line.size(); ++i) {
     const char c = line[i];
     if (in_text) {
-      if (c == '\\') ++i;
+      if (c == '\\') ++i;  // skip the escaped character
       in_text = c != '"';
       continue;
     }
@@ -136,7 +144,7 @@ std::string beyond_limits(std::string_view line) {
         break;
       case '{':
       case '[':
-        if (depth == kDeepest) return "has more than 16 lists and objects inside each other";
+        if (depth == kDeepest) return "has more than 16 nested arrays and objects";
         keys[++depth] = 0;
         ++values;
         break;
@@ -145,9 +153,10 @@ std::string beyond_limits(std::string_view line) {
         depth -= depth > 0;
         break;
       case ':':
+        // Outside of strings, every colon follows a key.
         if (++keys[depth] > kMostKeys) return "has an object of more than 4096 entries";
         break;
-      case ',':
+      case ',':  // every value but the first of an array or object follows a comma
         ++values;
         break;
       default:
@@ -161,14 +170,13 @@ HistoryReader::HistoryReader(std::string path, int64_t until)
     : path_(std::move(path)), until_(until) {}
 
 bool HistoryReader::read_more() {
-  const int64_t before = lines_;
+  const int64_t before = lines();
   const files::File file(path_);
-  const bool rewound = !continues(file);
-  if (rewound) {
-    const int64_t ever = lines_ever();
+  if (was_rewound(file)) {
     *this = HistoryReader(path_, until_);
-    lines_before_ = ever + 1;
+    lines_before_ = before + 1;
   }
+  // A damaged history stays damaged: later lines cannot be interpreted without the bad one.
   if (!damage_.empty()) throw Error(ErrorCode::kBadState, damage_);
   std::vector<char> buffer(1 << 20);
   while (!stopped_) {
@@ -176,56 +184,58 @@ bool HistoryReader::read_more() {
     if (got == 0) break;
     std::string_view bytes(buffer.data(), got);
     offset_ += static_cast<int64_t>(got);
-    tail_ =
-        (tail_ + std::string(bytes)).substr(std::max(kTail, tail_.size() + bytes.size()) - kTail);
+    // Remember the end of what was read, to recognise a rewind.
+    tail_ += bytes;
+    tail_.erase(0, tail_.size() - std::min(tail_.size(), kTail));
     for (size_t end; !stopped_ && (end = bytes.find('\n')) != std::string_view::npos;) {
       rest_ += bytes.substr(0, end);
       bytes.remove_prefix(end + 1);
-      take(rest_);
+      read_line(rest_);
       if (!stopped_) bytes_ += static_cast<int64_t>(rest_.size()) + 1;
       rest_.clear();
     }
     rest_ += bytes;
-    if (rest_.size() > kLongestLine) take(rest_);  // which refuses it: its end is not waited for
+    if (rest_.size() > kLongestLine) read_line(rest_);  // throws; do not wait for the line's end
   }
-  return rewound || lines_ > before;
+  return lines() > before;
 }
 
-// A run that was rewound has something else where the reading ended: no two lines have the same
-// time.
-bool HistoryReader::continues(const files::File& file) const {
+// A rewound run has other bytes before offset_, because every line of steps has its own time.
+bool HistoryReader::was_rewound(const files::File& file) const {
   std::string now(tail_.size(), '\0');
   file.read_some(static_cast<uint64_t>(offset_) - now.size(), now.data(), now.size());
-  return now == tail_;
+  return now != tail_;
 }
 
+// Whether reading stops before this line, see the constructor.
 bool HistoryReader::is_later(const ordered_json& line) const {
-  return until_ != kAll && (line.contains("end") || integer(member(line, "step"), "step") > until_);
+  return until_ != kAll && (line.contains("end") || integer(line, "step") > until_);
 }
 
-void HistoryReader::take(std::string_view content) {
+// Dispatches a line by the key that identifies its kind.
+void HistoryReader::read_line(std::string_view content) {
   ++lines_;
   try {
-    const std::string beyond = beyond_limits(content);
-    if (!beyond.empty()) throw BadLine{"it " + beyond};
+    const std::string exceeded = exceeded_limit(content);
+    if (!exceeded.empty()) throw BadLine{"it " + exceeded};
     const ordered_json line = ordered_json::parse(content, nullptr, false);
-    if (!line.is_object()) throw BadLine{"it is no JSON object"};
+    if (!line.is_object()) throw BadLine{"it is not a JSON object"};
     if (lines_ == 1) {
-      take_header(line);
+      read_header(line);
     } else if (is_later(line)) {
       stopped_ = true;
     } else if (!history_.end.empty()) {
       throw BadLine{"it comes after the end of the run"};
     } else if (line.contains("end")) {
-      take_end(line);
+      read_end(line);
     } else if (line.contains("layers")) {
-      take_look(line);
+      read_snapshot(line);
     } else if (line.contains("settings")) {
-      take_settings(line);
+      read_settings(line);
     } else if (line.contains("note")) {
-      take_note(line);
+      history_.notes.push_back({integer(line, "step"), text(line, "note")});
     } else {
-      take_step(line);
+      read_step(line);
     }
   } catch (const BadLine& bad) {
     damage_ = path_ + ":" + std::to_string(lines_) +
@@ -234,98 +244,93 @@ void HistoryReader::take(std::string_view content) {
   }
 }
 
-void HistoryReader::take_header(const ordered_json& line) {
+// The first line identifies the format and its version.
+void HistoryReader::read_header(const ordered_json& line) {
   const auto has = [&](const char* key, const ordered_json& value) {
-    const auto found = line.find(key);  // not value(), which copies what may be deep
+    const auto found = line.find(key);  // unlike value(), makes no copy of untrusted data
     return found != line.end() && *found == value;
   };
   if (!has("format", kHistoryFormat)) {
-    throw BadLine{std::string("it does not say \"format\": \"") + kHistoryFormat + "\""};
+    throw BadLine{std::string("its \"format\" is not \"") + kHistoryFormat + "\""};
   }
   if (!has("version", kHistoryVersion)) {
     throw BadLine{"its version is not " + std::to_string(kHistoryVersion) +
-                  ", the one this program reads"};
+                  ", which this program reads"};
   }
   history_.name = text(line, "name");
   history_.group = text(line, "group");
   history_.started = text(line, "started");
-  take_settings(line);
+  read_settings(line);
 }
 
-void HistoryReader::take_settings(const ordered_json& line) {
+// From the header, or from a line that a resumed run wrote because its settings had changed.
+void HistoryReader::read_settings(const ordered_json& line) {
   const ordered_json& settings = member(line, "settings");
-  if (!settings.is_object()) throw BadLine{"its \"settings\" are none"};
+  if (!settings.is_object()) throw BadLine{"its \"settings\" are not an object"};
   history_.settings.clear();
   for (const auto& item : settings.items()) {
     history_.settings.emplace_back(item.key(), text_of(item.value(), item.key()));
   }
 }
 
-void HistoryReader::take_step(const ordered_json& line) {
+void HistoryReader::read_step(const ordered_json& line) {
   HistoryStep step;
-  step.step = integer(member(line, "step"), "step");
-  if (!history_.steps.empty() && step.step <= history_.steps.back().step) {
-    throw BadLine{"its step is not after the one before"};
-  }
+  step.step = next_step(line, history_.steps);
   step.loss = number(line, "loss");
   step.scale = number(line, "scale");
   step.grad_norm = number(line, "grad_norm");
   step.seconds = number(line, "seconds");
   const ordered_json& overflow = member(line, "overflow");
   if (!overflow.is_boolean()) throw BadLine{"its \"overflow\" is neither true nor false"};
-  step.applied = !overflow.get<bool>();
+  step.applied = !overflow.get<bool>();  // only skipped steps have a culprit
   if (!step.applied) step.culprit = text(line, "culprit");
   history_.skipped += !step.applied;
   history_.steps.push_back(std::move(step));
 }
 
-void HistoryReader::take_look(const ordered_json& line) {
-  HistoryLook look;
-  look.step = integer(member(line, "step"), "step");
-  if (!history_.looks.empty() && look.step <= history_.looks.back().step) {
-    throw BadLine{"its step is not after the one before"};
-  }
-  look.scale = number(line, "scale");
+void HistoryReader::read_snapshot(const ordered_json& line) {
+  LayerSnapshot snapshot;
+  snapshot.step = next_step(line, history_.snapshots);
+  snapshot.scale = number(line, "scale");
   if (line.contains("first_to_overflow")) {
-    look.first_to_overflow = text(line, "first_to_overflow");
-    look.doublings_left = number(line, "doublings_left");
+    snapshot.first_to_overflow = text(line, "first_to_overflow");
+    snapshot.doublings_left = number(line, "doublings_left");
   }
   if (line.contains("first_to_underflow")) {
-    look.first_to_underflow = text(line, "first_to_underflow");
-    look.lost = number(line, "lost");
-    look.subnormal = number(line, "subnormal");
+    snapshot.first_to_underflow = text(line, "first_to_underflow");
+    snapshot.lost = number(line, "lost");
+    snapshot.subnormal = number(line, "subnormal");
   }
   const ordered_json& layers = member(line, "layers");
-  if (!layers.is_array()) throw BadLine{"its \"layers\" are no list"};
+  if (!layers.is_array()) throw BadLine{"its \"layers\" are not an array"};
   for (const ordered_json& object : layers) {
-    if (!object.is_object()) throw BadLine{"one of its \"layers\" is none"};
-    const HistoryLayer layer = read_layer(object);
+    HistoryLayer layer = layer_of(object);
     const std::string name = text(object, "name");
-    widen(layer, &history_.extremes[name]);
-    look.layers[name] = layer;
+    update_extremes(layer, &history_.extremes[name]);
+    snapshot.layers[name] = std::move(layer);
   }
-  // The last look makes room for this one unless it is one of those to keep.
-  if (looks_seen_ > 0 && (looks_seen_ - 1) % keep_every_ != 0) history_.looks.pop_back();
-  history_.looks.push_back(std::move(look));
-  ++looks_seen_;
-  if (history_.looks.size() <= kMostLooks) return;
-  std::vector<HistoryLook> kept;
-  for (size_t i = 0; i < history_.looks.size(); i += 2) {
-    kept.push_back(std::move(history_.looks[i]));
-  }
-  history_.looks = std::move(kept);
+  keep_snapshot(std::move(snapshot));
+}
+
+// Keeps every keep_every_-th snapshot and the last one. When there are too many, every second one
+// is dropped and the interval doubles.
+void HistoryReader::keep_snapshot(LayerSnapshot snapshot) {
+  std::vector<LayerSnapshot>& kept = history_.snapshots;
+  // The previous snapshot was only kept because it was the last, unless its turn had come.
+  if (snapshots_seen_ > 0 && (snapshots_seen_ - 1) % keep_every_ != 0) kept.pop_back();
+  kept.push_back(std::move(snapshot));
+  ++snapshots_seen_;
+  if (kept.size() <= kMostSnapshots) return;
+  for (size_t i = 1; 2 * i < kept.size(); ++i) kept[i] = std::move(kept[2 * i]);
+  kept.resize((kept.size() + 1) / 2);
   keep_every_ *= 2;
 }
 
-void HistoryReader::take_note(const ordered_json& line) {
-  history_.notes.push_back({integer(member(line, "step"), "step"), text(line, "note")});
-}
-
-void HistoryReader::take_end(const ordered_json& line) {
+void HistoryReader::read_end(const ordered_json& line) {
   history_.end = text(line, "end");
   if (history_.end.empty()) throw BadLine{"its \"end\" is empty"};
   const ordered_json& results = member(line, "results");
-  if (!results.is_object()) throw BadLine{"its \"results\" are none"};
+  if (!results.is_object()) throw BadLine{"its \"results\" are not an object"};
   for (const auto& item : results.items()) {
     history_.results.emplace_back(item.key(), number_of(item.value(), item.key()));
   }

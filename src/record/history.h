@@ -1,4 +1,8 @@
-// The history of a run as it is on disk, and its reader.
+// record/: the history of a training run (history.jsonl), TensorBoard event files, and the HTML
+// report. It must not know about models, optimizers or policies beyond what a history states, and
+// nothing about the command line or HTTP.
+//
+// This header has the in-memory form of a history and its reader. docs/record.md has the format.
 #ifndef HEADROOM_SRC_RECORD_HISTORY_H_
 #define HEADROOM_SRC_RECORD_HISTORY_H_
 
@@ -23,17 +27,17 @@ inline constexpr const char* kReportFile = "report.html";
 inline constexpr const char* kHistoryFormat = "headroom-history";
 inline constexpr int kHistoryVersion = 1;
 
-// What a line of a history or a trace may hold at most, so that a hostile one takes neither all
-// memory nor all time. A look at 50,000 tensors, far more than known models have, stays below these
-// limits.
+// Limits on a line of a history or a trace, so that a hostile file exhausts neither memory nor
+// time. A snapshot of 50,000 tensors, far more than known models have, stays below them.
 inline constexpr size_t kLongestLine = size_t{64} << 20;  // bytes
 inline constexpr size_t kMostValues = size_t{1} << 22;    // each takes 16 to 100 bytes of memory
-inline constexpr size_t kMostKeys = 4096;  // of one object; finding a key takes time for each
-inline constexpr size_t kDeepest = 16;     // arrays and objects inside each other
+inline constexpr size_t kMostKeys = 4096;                 // per object; lookup is linear
+inline constexpr size_t kDeepest = 16;                    // nested arrays and objects
 
-/// What makes a line too large to be read, as the end of a sentence; empty if it is not. Costs one
-/// pass over the text. For text that is no JSON any answer may come.
-std::string beyond_limits(std::string_view line);
+/// Checks a line of JSON against these limits in one pass, without parsing it. Returns a predicate
+/// ("is longer than 64 MiB"), or an empty string if the line is within the limits. The result is
+/// unspecified for text that is not JSON.
+std::string exceeded_limit(std::string_view line);
 
 /// JSON has no inf and nan: they are written as the strings "inf", "-inf" and "nan".
 nlohmann::ordered_json number_json(double value);
@@ -48,18 +52,18 @@ struct HistoryStep {
   std::string culprit;
 };
 
-/// One tensor in one look.
+/// One tensor of a snapshot.
 struct HistoryLayer {
   int64_t count = 0;
   int64_t zeros = 0;
   int64_t not_finite = 0;
   double amax = 0.0;
   int from = 0;                    // exponent of histogram[0]
-  std::vector<int64_t> histogram;  // as GradDetail's
+  std::vector<int64_t> histogram;  // see GradDetail
 };
 
-/// One look at the layers.
-struct HistoryLook {
+/// The gradients of all layers at one step, as Recorder::layers() wrote them.
+struct LayerSnapshot {
   int64_t step = 0;
   double scale = 1.0;
   std::string first_to_overflow, first_to_underflow;  // empty if none
@@ -69,14 +73,13 @@ struct HistoryLook {
   std::map<std::string, HistoryLayer> layers;
 };
 
-/// What was worst for a tensor in all looks, also those that were thinned out.
+/// The worst values of a tensor over all snapshots, including those that were thinned out.
 struct LayerExtremes {
   double lost = 0.0;       // largest share, see Fp16Zones
   double subnormal = 0.0;  // largest share
   double zeros = 0.0;      // largest share of all elements
 };
 
-/// Something that happened beside the steps.
 struct HistoryNote {
   int64_t step = 0;
   std::string text;
@@ -84,38 +87,38 @@ struct HistoryNote {
 
 struct History {
   std::string name, group, started;
-  std::vector<std::pair<std::string, std::string>> settings;  // the last that were told
+  std::vector<std::pair<std::string, std::string>> settings;  // the most recent ones
   std::vector<HistoryStep> steps;
   int64_t skipped = 0;
-  std::vector<HistoryLook> looks;  // evenly thinned out if they are many; the last is always here
+  std::vector<LayerSnapshot> snapshots;  // evenly thinned out if there are many; includes the last
   std::map<std::string, LayerExtremes> extremes;
   std::vector<HistoryNote> notes;
-  std::string end;  // how the run ended; empty if it goes on or was killed
+  std::string end;  // how the run ended; empty if it is running or was killed
   std::vector<std::pair<std::string, double>> results;
 };
 
-/// Reads a history, and later what has been added to it since. Errors: Error(kFile) if the file
-/// cannot be read, Error(kBadState) with file and line if it is damaged, as often as it is asked.
+/// Reads a history incrementally, so that a running training can be followed. Throws Error(kFile)
+/// if the file cannot be read, and Error(kBadState) with file and line if it is damaged; the latter
+/// again on every further call.
 class HistoryReader {
  public:
-  /// Stops before the first line of a later step than `until`, and before the run's end if that is
-  /// given.
+  /// If `until` is given, stops before the first line of a later step and before the run's end.
   explicit HistoryReader(std::string path, int64_t until = kAll);
 
-  /// Reads all complete lines that are new; true if there were any. A file that was rewound since
-  /// is read anew.
+  /// Reads all complete lines that are new. Returns whether the history has changed. A file that
+  /// was rewound since the last call is read from its start.
   bool read_more();
 
-  /// Bytes of the lines that were read.
+  const History& history() const { return history_; }
+
+  /// Total size in bytes of the lines that were read.
   int64_t bytes() const { return bytes_; }
 
-  const History& history() const { return history_; }
-  int64_t lines() const { return lines_; }
+  /// The number of lines read so far, including those before a rewind; a rewind counts as one more.
+  /// Every change of the history increases it.
+  int64_t lines() const { return lines_before_ + lines_; }
 
-  /// Lines that were ever read; a rewind counts as one. It moves whenever the history does.
-  int64_t lines_ever() const { return lines_before_ + lines_; }
-
-  /// The file goes on after the last complete line: that line was cut off, or is being written.
+  /// Whether the last line in the file is incomplete: truncated, or still being written.
   bool cut() const { return !rest_.empty(); }
 
  private:
@@ -123,28 +126,28 @@ class HistoryReader {
 
   static constexpr size_t kTail = 256;
 
-  bool continues(const files::File& file) const;
+  bool was_rewound(const files::File& file) const;
   bool is_later(const nlohmann::ordered_json& line) const;
-  void take(std::string_view line);
-  void take_header(const nlohmann::ordered_json& line);
-  void take_step(const nlohmann::ordered_json& line);
-  void take_look(const nlohmann::ordered_json& line);
-  void take_settings(const nlohmann::ordered_json& line);
-  void take_note(const nlohmann::ordered_json& line);
-  void take_end(const nlohmann::ordered_json& line);
+  void read_line(std::string_view text);
+  void read_header(const nlohmann::ordered_json& line);
+  void read_step(const nlohmann::ordered_json& line);
+  void read_snapshot(const nlohmann::ordered_json& line);
+  void keep_snapshot(LayerSnapshot snapshot);
+  void read_settings(const nlohmann::ordered_json& line);
+  void read_end(const nlohmann::ordered_json& line);
 
   std::string path_;
   int64_t until_ = kAll;
-  bool stopped_ = false;
+  bool stopped_ = false;  // reached `until`
   int64_t bytes_ = 0;
   int64_t offset_ = 0;  // of the next byte to read
-  std::string tail_;    // the bytes before it
-  std::string rest_;    // of a line whose end has not been read
-  std::string damage_;  // what is wrong with the line after those that were read
+  std::string tail_;    // the last kTail bytes before offset_
+  std::string rest_;    // the incomplete line before offset_
+  std::string damage_;  // the error in the first line that could not be read
   int64_t lines_ = 0;
   int64_t lines_before_ = 0;  // the last rewind
-  int64_t looks_seen_ = 0;
-  int64_t keep_every_ = 1;  // look
+  int64_t snapshots_seen_ = 0;
+  int64_t keep_every_ = 1;  // of the snapshots seen, this one in so many is kept
   History history_;
 };
 

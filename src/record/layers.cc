@@ -5,8 +5,10 @@
 namespace headroom {
 namespace {
 
+// The largest finite FP16 number, 2^16 - 2^5.
 constexpr double kLargestF16 = 65504.0;
 
+// The share of the elements that are not zero.
 double share(int64_t part, const Fp16Zones& zones) {
   const int64_t all = zones.lost + zones.subnormal + zones.normal + zones.overflow;
   return all == 0 ? 0.0 : static_cast<double>(part) / static_cast<double>(all);
@@ -22,7 +24,7 @@ Fp16Zones fp16_zones(const LayerStats& layer) {
   zones.zero = layer.detail.zeros;
   zones.overflow = layer.stats.inf_count + layer.stats.nan_count;
   int exponent = GradDetail::kMinExponent;
-  for (const int64_t count : layer.detail.histogram) {
+  for (const int64_t count : layer.detail.histogram) {  // of 2^exponent <= |x| < 2^(exponent + 1)
     (exponent < -25   ? zones.lost
      : exponent < -14 ? zones.subnormal
      : exponent < 16  ? zones.normal
@@ -38,9 +40,8 @@ std::vector<LayerStats> measure_layers(const std::vector<Parameter>& parameters)
   for (size_t i = 0; i < parameters.size(); ++i) {
     const Parameter& parameter = parameters[i];
     if (parameter.grad.count == 0) continue;
-    std::string name = parameter.name.empty() ? "gradient " + std::to_string(i) : parameter.name;
     LayerStats& layer = layers.emplace_back();
-    layer.name = std::move(name);
+    layer.name = parameter.name.empty() ? "gradient " + std::to_string(i) : parameter.name;
     layer.stats = measure(std::vector<TensorView>{parameter.grad}, &layer.detail);
   }
   return layers;
@@ -51,12 +52,13 @@ ScaleBounds scale_bounds(const std::vector<LayerStats>& layers) {
   double largest = 0.0;
   for (size_t i = 0; i < layers.size(); ++i) {
     const GradStats& stats = layers[i].stats;
-    // One that has inf or nan is over the edge, however small its finite elements are.
-    const double top = stats.finite() ? stats.amax : HUGE_VAL;
-    if (top > largest) {
-      largest = top;
+    // A tensor with inf or nan has overflowed, however small its finite elements are.
+    const double amax = stats.finite() ? stats.amax : HUGE_VAL;
+    if (amax > largest) {
+      largest = amax;
       bounds.first_to_overflow = static_cast<int64_t>(i);
     }
+    // Lost elements weigh more than subnormal ones, which keep some of their bits.
     const Fp16Zones zones = fp16_zones(layers[i]);
     const double lost = zones.lost_share();
     const double subnormal = zones.subnormal_share();

@@ -7,8 +7,8 @@
 namespace headroom::internal {
 namespace {
 
-// Colours are Okabe and Ito's, darkened or lightened until text in them has a contrast of 4.5 or
-// more on the card.
+// The colours of Okabe and Ito, which remain distinguishable for colour-blind readers, darkened or
+// lightened until text has a contrast of at least 4.5 (WCAG AA) against the card.
 constexpr std::string_view kStyle = R"css(
 :root {
   color-scheme: light dark;
@@ -75,12 +75,11 @@ footer { margin: 20px 2px 0; color: var(--muted); font-size: 13px; }
 std::string escape(std::string_view text) {
   std::string html;
   html.reserve(text.size());
-  while (!text.empty()) {
-    const size_t length = character_length(text);
-    const char c = text.front();
-    const bool white = c == '\t' || c == '\n';
-    if (length == 0 || (steers_text(text.substr(0, length)) && !white)) {
-      html += kNoText;
+  for_each_character(text, [&](std::string_view character, bool valid) {
+    const char c = character.front();
+    const bool whitespace = c == '\t' || c == '\n';
+    if (!valid || (is_control_character(character) && !whitespace)) {
+      html += kReplacementCharacter;
     } else if (c == '&') {
       html += "&amp;";
     } else if (c == '<') {
@@ -92,17 +91,16 @@ std::string escape(std::string_view text) {
     } else if (c == '\'') {
       html += "&#39;";
     } else {
-      html += text.substr(0, length);
+      html += character;
     }
-    text.remove_prefix(length == 0 ? 1 : length);
-  }
+  });
   return html;
 }
 
 std::string page(std::string_view title, std::string_view body) {
   std::string html = "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n";
   html += "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n";
-  // 'self' is the server of a live report; a file has none.
+  // No network access. 'self' is the server of a live report; for a file it matches nothing.
   html +=
       "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; "
       "style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; connect-src 'self'; "

@@ -1,5 +1,4 @@
-// record/ keeps what happened: a run's history, TensorBoard event files and the report. This header
-// has the shell that every HTML page of Headroom shares.
+// The frame of every HTML page that Headroom writes: `report` and `inspect --html`.
 #ifndef HEADROOM_SRC_RECORD_PAGE_H_
 #define HEADROOM_SRC_RECORD_PAGE_H_
 
@@ -8,22 +7,22 @@
 
 namespace headroom::internal {
 
-/// Text for HTML: as content and inside quoted attributes. Bytes that are not UTF-8 and characters
-/// that steer text become U+FFFD, but for tabs and newlines.
+/// Escapes text for HTML content and quoted attributes. Invalid UTF-8 and control characters other
+/// than tabs and newlines become U+FFFD.
 std::string escape(std::string_view text);
 
-/// A whole page around `body`, which is HTML and may bring <script> and <style> of its own. The
-/// title is text. The page forbids itself the network (but for what serves it), follows the
-/// reader's light or dark setting, and fits a phone.
+/// A complete page. `title` is text; `body` is HTML and may contain <script> and <style>. The
+/// page's content security policy forbids network access other than to the server it came from. It
+/// follows the reader's light or dark setting and fits a phone.
 ///
-/// What the style sheet offers:
-///   <header>            the title's place: <h1>, and <p class="sub"> under it
+/// The style sheet provides:
+///   <header>            the title: <h1>, and <p class="sub"> below it
 ///   <section>           a card: <h2>, <p class="note">, figures and tables
-///   <div class="facts"> figures in a row: <div><b>131072</b><span>final scale</span></div>
+///   <div class="facts"> key figures in a row: <div><b>131072</b><span>final scale</span></div>
 ///   <div class="wide">  around a <table>, so that it scrolls sideways on a phone
-///   td.n, th.n          numbers, to the right; td.good, td.bad for verdicts
+///   td.n, th.n          right-aligned numbers; td.good, td.bad for verdicts
 ///   colours             var(--ink), --muted, --line, --card, --page, --blue, --orange, --green,
-///                       --purple: safe for the colour-blind, readable on the card in both settings
+///                       --purple: distinguishable for colour-blind readers in both settings
 std::string page(std::string_view title, std::string_view body);
 
 }  // namespace headroom::internal

@@ -23,32 +23,30 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// Every character that is not UTF-8, in a tensor's name for example, becomes U+FFFD. A line that no
-// reader would take is refused before anything of it is written.
+constexpr int64_t kBeforeFirst = std::numeric_limits<int64_t>::min();  // below every step
+constexpr int64_t kLastStep = std::numeric_limits<int64_t>::max() - 1;
+
+// Serialises a line. Invalid UTF-8, for example in a tensor's name, becomes U+FFFD. A line that a
+// reader would refuse throws before anything is written.
 std::string line_of(const ordered_json& object) {
   std::string line = object.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
-  const std::string beyond = internal::beyond_limits(line);
-  internal::require(beyond.empty(), ErrorCode::kInvalidArgument, [&] {
-    return "A line for the history " + beyond +
-           ", which no reader takes; record fewer tensors or numbers.";
+  const std::string exceeded = internal::exceeded_limit(line);
+  internal::require(exceeded.empty(), ErrorCode::kInvalidArgument, [&] {
+    return "A line for the history " + exceeded +
+           ", which no reader accepts; record fewer tensors or numbers.";
   });
   line += '\n';
   return line;
 }
 
-ordered_json scalars_json(const Scalars& scalars) {
-  ordered_json object = ordered_json::object();
-  for (const auto& [name, value] : scalars) object[name] = internal::number_json(value);
-  return object;
-}
-
+// Settings keep the order in which the user gave them.
 ordered_json settings_json(const std::vector<std::pair<std::string, std::string>>& settings) {
   ordered_json object = ordered_json::object();
   for (const auto& [key, value] : settings) object[key] = value;
   return object;
 }
 
-// With milliseconds, by which a report orders short runs.
+// The current time with milliseconds, by which a report orders its runs.
 std::string utc_time() {
   const auto now = std::chrono::system_clock::now();
   const std::time_t seconds = std::chrono::system_clock::to_time_t(now);
@@ -67,32 +65,30 @@ ordered_json policy_json(const ScalePolicy& policy) {
   return ordered_json::parse(GradScaler(policy).save())["policy"];
 }
 
-// The largest gradient, whether or not it is still scaled in memory.
+// The largest unscaled gradient. stats.amax is scaled if the gradients in memory are; grad_norm is
+// always unscaled.
 double unscaled_amax(const StepReport& report) {
   const double norm = report.stats.norm();
   return norm > 0.0 ? report.stats.amax * (report.grad_norm / norm) : report.stats.amax;
 }
 
+// The histogram is written without the empty bins at its ends.
 ordered_json layer_json(const LayerStats& layer) {
   const GradStats& stats = layer.stats;
-  const auto& histogram = layer.detail.histogram;
-  int first = 0;
-  int end = GradDetail::kBins;
-  while (first < end && histogram[static_cast<size_t>(first)] == 0) ++first;
-  while (end > first && histogram[static_cast<size_t>(end) - 1] == 0) --end;
-  if (first == end) first = end = 0;
-  ordered_json object = {{"name", layer.name},
-                         {"count", stats.count},
-                         {"zeros", layer.detail.zeros},
-                         {"subnormals", layer.detail.subnormals},
-                         {"inf", stats.inf_count},
-                         {"nan", stats.nan_count},
-                         {"amax", internal::number_json(stats.amax)}};
-  object["from"] = GradDetail::kMinExponent + first;
-  object["histogram"] = std::vector<int64_t>(histogram.begin() + first, histogram.begin() + end);
-  return object;
+  const auto [first, end] = internal::nonempty_bins(layer.detail);
+  const int64_t* const bins = layer.detail.histogram.data();
+  return {{"name", layer.name},
+          {"count", stats.count},
+          {"zeros", layer.detail.zeros},
+          {"subnormals", layer.detail.subnormals},
+          {"inf", stats.inf_count},
+          {"nan", stats.nan_count},
+          {"amax", internal::number_json(stats.amax)},
+          {"from", GradDetail::kMinExponent + static_cast<int64_t>(first)},
+          {"histogram", std::vector<int64_t>(bins + first, bins + end)}};
 }
 
+// The tensors that bound the scale, by name. Members are omitted where there is no such tensor.
 ordered_json bounds_json(const std::vector<LayerStats>& layers) {
   const ScaleBounds bounds = scale_bounds(layers);
   ordered_json object = ordered_json::object();
@@ -109,47 +105,70 @@ ordered_json bounds_json(const std::vector<LayerStats>& layers) {
   return object;
 }
 
+// The user's numbers must have distinct names, other than those that the history and the event file
+// use in any line.
+void check_names(const Scalars& more, const ordered_json& line) {
+  static const std::set<std::string> kReserved = {"culprit", "amax", "layers",   "end",
+                                                  "note",    "log2", "settings", "skipped"};
+  std::set<std::string> names;
+  for (const Scalars::value_type& scalar : more) {
+    const std::string& name = scalar.first;
+    internal::require(names.insert(name).second, ErrorCode::kInvalidArgument, [&] {
+      return "Recorder::step() got two numbers named '" + name + "'; names must be unique.";
+    });
+    internal::require(!line.contains(name) && !kReserved.contains(name),
+                      ErrorCode::kInvalidArgument, [&] {
+                        return "Recorder::step() got a number named '" + name +
+                               "', which is reserved for the history; choose another name.";
+                      });
+  }
+}
+
 }  // namespace
 
+// The open files of a run and the state that its next line depends on.
 struct Recorder::Files {
-  explicit Files(const std::string& path) : history(path) {}
+  Files(const std::string& path, const RunInfo& info) : history(path), settings(info.settings) {}
 
   files::GrowingFile history;
   std::vector<std::pair<std::string, std::string>> settings;
   std::optional<internal::EventFile> events;
   std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
-  int64_t last_step = std::numeric_limits<int64_t>::min();
-  int64_t last_look = std::numeric_limits<int64_t>::min();
+  int64_t last_step = kBeforeFirst;
+  int64_t last_snapshot = kBeforeFirst;
   int64_t steps = 0;
   int64_t skipped = 0;
   double seconds = 0.0;  // at the last step
   bool finished = false;
 
-  // Keeps what was written up to `until`, or up to a damaged line. False if nothing was there; what
-  // cannot be read, or begins as no history does, is left alone. Where the settings are others now,
-  // that is written down.
-  bool keep(int64_t until, std::string* wrong) {
+  double elapsed() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  }
+
+  // Keeps the lines up to step `until` or up to a damaged line, whose error goes to `damage`.
+  // Writes a line if the settings have changed. Returns false if the history was empty. Throws, and
+  // leaves the file unchanged, if it cannot be read or does not begin with a valid header.
+  bool truncate(int64_t until, std::string* damage) {
     internal::HistoryReader reader(history.path(), until);
     try {
       reader.read_more();
     } catch (const Error& error) {
-      const bool damaged = error.code() == ErrorCode::kBadState;
-      if (damaged && reader.bytes() == 0) {
-        throw Error(ErrorCode::kBadState, std::string(error.what()) +
-                                              " Nothing of it can be gone on with; move it away, "
-                                              "or begin another run.");
+      if (error.code() != ErrorCode::kBadState) throw;
+      if (reader.bytes() == 0) {
+        throw Error(ErrorCode::kBadState,
+                    std::string(error.what()) +
+                        " This history cannot be resumed; move it away, or start another run.");
       }
-      if (!damaged) throw;
-      *wrong = error.what();
+      *damage = error.what();
     }
     history.cut(reader.bytes());
     const internal::History& kept = reader.history();
-    constexpr int64_t kNone = std::numeric_limits<int64_t>::min();
-    last_step = kept.steps.empty() ? kNone : kept.steps.back().step;
-    last_look = kept.looks.empty() ? kNone : kept.looks.back().step;
+    last_step = kept.steps.empty() ? kBeforeFirst : kept.steps.back().step;
+    last_snapshot = kept.snapshots.empty() ? kBeforeFirst : kept.snapshots.back().step;
     steps = static_cast<int64_t>(kept.steps.size());
     skipped = kept.skipped;
     seconds = kept.steps.empty() ? 0.0 : kept.steps.back().seconds;
+    // Continue the clock of the resumed run. The clamp guards against a time that is not plausible.
     start = std::chrono::steady_clock::now() -
             std::chrono::duration_cast<std::chrono::steady_clock::duration>(
                 std::chrono::duration<double>(std::clamp(seconds, 0.0, 1e9)));
@@ -161,7 +180,42 @@ struct Recorder::Files {
     return true;
   }
 
-  // To both files, or to none.
+  // Starts a new history, replacing an old one.
+  void begin(const RunInfo& info) {
+    history.cut(0);
+    std::string name = info.name;
+    if (name.empty()) {
+      name = std::filesystem::absolute(history.path()).parent_path().filename().string();
+    }
+    try {
+      history.add(line_of({{"format", internal::kHistoryFormat},
+                           {"version", internal::kHistoryVersion},
+                           {"headroom", HEADROOM_VERSION},
+                           {"name", name},
+                           {"group", info.group},
+                           {"started", utc_time()},
+                           {"policy", policy_json(info.policy)},
+                           {"settings", settings_json(info.settings)}}));
+    } catch (const Error&) {
+      std::error_code ignored;
+      std::filesystem::remove(history.path(), ignored);  // no reader could use an empty history
+      throw;
+    }
+  }
+
+  // An existing event file that is not continued is removed: TensorBoard would show its events as
+  // part of this run.
+  void open_events(const std::filesystem::path& path, const RunInfo& info) {
+    std::error_code ignored;
+    if (info.tensorboard || (info.resume && std::filesystem::exists(path, ignored))) {
+      events.emplace(path.string());
+      events->rewind(info.resume ? kLastStep : kBeforeFirst);
+    } else {
+      std::filesystem::remove(path, ignored);
+    }
+  }
+
+  // Writes to both files or, if one fails, to neither.
   void add(const ordered_json& line, int64_t step, const internal::Summary& summary) {
     const int64_t before = history.size();
     history.add(line_of(line));
@@ -173,10 +227,11 @@ struct Recorder::Files {
     }
   }
 
+  // Steps and snapshots are written in order, which readers rely on.
   static void check_later(const char* call, int64_t step, int64_t last) {
     internal::require(step > last, ErrorCode::kInvalidArgument, [&] {
       return std::string(call) + " got step " + std::to_string(step) + " after step " +
-             std::to_string(last) + "; steps have to grow.";
+             std::to_string(last) + "; steps must increase.";
     });
   }
 };
@@ -185,57 +240,25 @@ Recorder::Recorder(const std::string& folder, const RunInfo& info) {
   validate(info.policy);
   files::make_folders(folder);
   const std::filesystem::path place(folder);
-  files_ = std::make_unique<Files>((place / internal::kHistoryFile).string());
-  files_->settings = info.settings;
-  constexpr int64_t kBeginning = std::numeric_limits<int64_t>::min();
-  constexpr int64_t kEnd = std::numeric_limits<int64_t>::max() - 1;
-  std::error_code ignored;
-  std::string wrong;
-  if (info.resume && files_->keep(kEnd, &wrong)) {
-    if (!wrong.empty()) {
-      note(std::max<int64_t>(files_->last_step, 0),
-           "What came after this step is forgotten: " + wrong);
-    }
-  } else {
-    files_->history.cut(0);
-    std::string name = info.name;
-    if (name.empty()) {
-      name = std::filesystem::absolute(place / "x").parent_path().filename().string();
-    }
-    ordered_json header = {{"format", internal::kHistoryFormat},
-                           {"version", internal::kHistoryVersion},
-                           {"headroom", HEADROOM_VERSION},
-                           {"name", name},
-                           {"group", info.group},
-                           {"started", utc_time()},
-                           {"policy", policy_json(info.policy)},
-                           {"settings", settings_json(info.settings)}};
-    try {
-      files_->history.add(line_of(header));
-    } catch (const Error&) {
-      std::filesystem::remove(files_->history.path(), ignored);  // no reader could use it
-      throw;
-    }
+  files_ = std::make_unique<Files>((place / internal::kHistoryFile).string(), info);
+  std::string damage;
+  if (!info.resume || !files_->truncate(kLastStep, &damage)) files_->begin(info);
+  if (!damage.empty()) {
+    note(std::max<int64_t>(files_->last_step, 0), "Everything after this step was lost: " + damage);
   }
-  // Events of the run that was here before would be shown as part of this one.
-  const std::filesystem::path events = place / internal::kEventFile;
-  if (info.tensorboard || (info.resume && std::filesystem::exists(events, ignored))) {
-    files_->events.emplace(events.string());
-    files_->events->rewind(info.resume ? kEnd : kBeginning);
-  } else {
-    std::filesystem::remove(events, ignored);
-  }
+  files_->open_events(place / internal::kEventFile, info);
 }
 
 Recorder::~Recorder() = default;
 Recorder::Recorder(Recorder&&) noexcept = default;
 Recorder& Recorder::operator=(Recorder&&) noexcept = default;
 
+// The files, if the recorder may still be used for `call`.
 Recorder::Files& Recorder::open(const char* call) const {
   internal::require(files_ != nullptr && !files_->finished, ErrorCode::kWrongOrder, [&] {
     return std::string(call) + " was called after " +
            (files_ == nullptr ? "this recorder was moved from; use the one it was moved to."
-                              : "finish(); make a new Recorder for a new run.");
+                              : "finish(); create another Recorder for a new run.");
   });
   return *files_;
 }
@@ -243,12 +266,12 @@ Recorder::Files& Recorder::open(const char* call) const {
 void Recorder::step(int64_t step, double loss, const StepReport& report, const Scalars& more) {
   Files& files = open("Recorder::step()");
   internal::require(!report.pending, ErrorCode::kInvalidArgument, [] {
-    return "Recorder::step() got a report that is pending; ask the scaler's report() or "
-           "try_report() for what the step did.";
+    return "Recorder::step() got a report that is pending; call the scaler's report() or "
+           "try_report() for the completed one.";
   });
   Files::check_later("Recorder::step()", step, files.last_step);
-  const double seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - files.start).count();
+  const double seconds = files.elapsed();
+  const int64_t skipped = files.skipped + !report.applied;
   ordered_json line = {{"step", step},
                        {"loss", internal::number_json(loss)},
                        {"scale", internal::number_json(report.scale)},
@@ -257,35 +280,25 @@ void Recorder::step(int64_t step, double loss, const StepReport& report, const S
   if (report.applied) {
     line["amax"] = internal::number_json(unscaled_amax(report));
   } else {
+    // With this key, `headroom replay` knows at which scale the step overflows.
     line["overflow_at"] = internal::number_json(report.scale);
   }
   line["seconds"] = seconds;
-  static const std::set<std::string> kOwn = {"culprit", "amax", "layers",   "end",
-                                             "note",    "log2", "settings", "skipped"};
-  std::set<std::string> others;
-  for (const std::pair<std::string, double>& scalar : more) {
-    const std::string& name = scalar.first;
-    internal::require(others.insert(name).second, ErrorCode::kInvalidArgument, [&] {
-      return "Recorder::step() got two numbers named '" + name + "'; give each its own name.";
-    });
-    internal::require(!line.contains(name) && !kOwn.contains(name), ErrorCode::kInvalidArgument,
-                      [&] {
-                        return "Recorder::step() got a number named '" + name +
-                               "', which the history uses for itself; choose another name.";
-                      });
-    line[name] = internal::number_json(scalar.second);
-  }
-  if (!report.applied) {
-    line["culprit"] =
-        report.culprit.empty() ? "the unscaled gradient would overflow" : report.culprit;
-  }
-  const int64_t skipped = files.skipped + !report.applied;
   internal::Summary summary;
   summary.scalar("loss", loss);
   summary.scalar("scale", report.scale);
   summary.scalar("grad_norm", report.grad_norm);
   summary.scalar("skipped", static_cast<double>(skipped));
-  for (const auto& [name, value] : more) summary.scalar(name, value);
+  check_names(more, line);
+  for (const auto& [name, value] : more) {
+    line[name] = internal::number_json(value);
+    summary.scalar(name, value);
+  }
+  if (!report.applied) {
+    line["culprit"] =
+        report.culprit.empty() ? "the unscaled gradient would overflow" : report.culprit;
+  }
+  // If writing throws, the recorder is unchanged and can be used on.
   files.add(line, step, summary);
   files.last_step = step;
   files.steps += 1;
@@ -295,21 +308,21 @@ void Recorder::step(int64_t step, double loss, const StepReport& report, const S
 
 void Recorder::layers(int64_t step, double scale, const std::vector<LayerStats>& layers) {
   Files& files = open("Recorder::layers()");
-  Files::check_later("Recorder::layers()", step, files.last_look);
+  Files::check_later("Recorder::layers()", step, files.last_snapshot);
   internal::require(std::isfinite(scale) && scale > 0.0, ErrorCode::kInvalidArgument, [&] {
     return "Recorder::layers() got a scale of " + internal::number(scale) +
-           "; it has to be the one that the gradients have.";
+           "; pass the scale of the gradients.";
   });
   ordered_json line = {{"step", step}, {"scale", internal::number_json(scale)}};
-  line.update(bounds_json(layers));
-  line["layers"] = ordered_json::array();
-  for (const LayerStats& layer : layers) line["layers"].push_back(layer_json(layer));
+  line.update(bounds_json(layers));  // computed here, so that readers need not
+  ordered_json& objects = line["layers"] = ordered_json::array();
   internal::Summary summary;
   for (const LayerStats& layer : layers) {
+    objects.push_back(layer_json(layer));
     summary.log2_histogram("grad_log2/" + layer.name, layer.detail);
   }
   files.add(line, step, summary);
-  files.last_look = step;
+  files.last_snapshot = step;
 }
 
 void Recorder::note(int64_t step, const std::string& text) {
@@ -318,22 +331,23 @@ void Recorder::note(int64_t step, const std::string& text) {
 
 void Recorder::rewind(int64_t step) {
   Files& files = open("Recorder::rewind()");
-  std::string ignored;  // what was damaged is not there any more
-  files.keep(step, &ignored);
+  std::string damage;  // everything after it is dropped anyway
+  files.truncate(step, &damage);
   if (files.events.has_value()) files.events->rewind(step);
 }
 
 void Recorder::finish(const Scalars& results, const std::string& how) {
   Files& files = open("Recorder::finish()");
   internal::require(!how.empty(), ErrorCode::kInvalidArgument, [] {
-    return "Recorder::finish() was not told how the run ended; say \"finished\" or what it was.";
+    return "Recorder::finish() needs a text on how the run ended, such as \"finished\".";
   });
-  const ordered_json line = {{"end", how},
+  ordered_json object = ordered_json::object();
+  for (const auto& [name, value] : results) object[name] = internal::number_json(value);
+  files.history.add(line_of({{"end", how},
                              {"steps", files.steps},
                              {"skipped", files.skipped},
                              {"seconds", files.seconds},
-                             {"results", scalars_json(results)}};
-  files.history.add(line_of(line));
+                             {"results", object}}));
   files.finished = true;
 }
 

@@ -16,9 +16,9 @@ namespace headroom {
 namespace internal {
 namespace {
 
-constexpr int kDepth = 12;  // of folders that are searched for runs
+constexpr int kDepth = 12;  // of nested folders that are searched for runs
 
-// JSON with no '<' in it can stand inside a <script>, whatever the tensors are called.
+// Escapes '<', so that no name of a tensor can end the <script> element around the JSON.
 std::string for_script(const std::string& json) {
   std::string safe;
   safe.reserve(json.size());
@@ -34,6 +34,7 @@ std::string for_script(const std::string& json) {
 
 }  // namespace
 
+// The script finds its data in an element of type application/json and draws into the others.
 std::string report_page(const std::string& title, const std::string& data, bool live) {
   std::string body = "<style>";
   body += kReportStyle;
@@ -56,16 +57,14 @@ std::vector<std::string> find_histories(const std::string& folder) {
   if (!fs::is_directory(root, error)) {
     throw Error(ErrorCode::kFile, "There is no folder '" + folder + "'.");
   }
+  if (fs::is_regular_file(root / kHistoryFile, error)) return {(root / kHistoryFile).string()};
   std::vector<std::string> paths;
-  if (fs::is_regular_file(root / kHistoryFile, error)) {
-    paths.push_back((root / kHistoryFile).string());
-    return paths;
-  }
   fs::recursive_directory_iterator it(root, fs::directory_options::skip_permission_denied, error);
   for (const fs::recursive_directory_iterator end; !error && it != end; it.increment(error)) {
     if (it.depth() >= kDepth) it.disable_recursion_pending();
     std::error_code gone;
-    const bool link = it->is_symlink(gone) && it->is_directory(gone);  // which is not gone into
+    // The iterator does not enter links to folders, but a linked folder may itself be a run.
+    const bool link = it->is_symlink(gone) && it->is_directory(gone);
     const fs::path history = link ? it->path() / kHistoryFile : it->path();
     if (history.filename() == kHistoryFile && fs::is_regular_file(history, gone)) {
       paths.push_back(history.string());
@@ -79,49 +78,52 @@ std::vector<std::string> find_histories(const std::string& folder) {
   return paths;
 }
 
+std::string folder_name(const std::string& folder) {
+  const std::filesystem::path inside = std::filesystem::absolute(folder) / "x";
+  return inside.lexically_normal().parent_path().filename().string();
+}
+
 }  // namespace internal
 
 void write_report(const std::string& folder, const std::string& path,
                   std::vector<std::string>* left_out) {
   namespace fs = std::filesystem;
-  std::deque<internal::HistoryReader> readers;  // whose histories do not move
+  std::deque<internal::HistoryReader> readers;  // a deque, because `runs` points into it
   std::vector<internal::ReportRun> runs;
+  // A damaged run is left out as long as there is another one.
   std::vector<Error> errors;
-  std::vector<std::string> sentences;
+  std::vector<std::string> reasons;
   for (const std::string& history : internal::find_histories(folder)) {
     internal::HistoryReader& reader = readers.emplace_back(history);
     try {
       reader.read_more();
       internal::require(reader.lines() > 0, ErrorCode::kBadState, [&] {
-        return history + ":1: the history's first line is missing or cut off.";
+        return history + ":1: the history's first line is missing or incomplete.";
       });
       runs.push_back({fs::path(history).parent_path().lexically_relative(folder).string(),
                       &reader.history(), reader.cut()});
     } catch (const Error& error) {
       errors.push_back(error);
-      sentences.emplace_back(error.what());
+      reasons.emplace_back(error.what());
     }
   }
   if (runs.empty()) throw errors.front();
-  // As they were run, which is the order in which they are best read.
+  // In the order in which the runs were started.
   std::stable_sort(runs.begin(), runs.end(),
                    [](const internal::ReportRun& a, const internal::ReportRun& b) {
                      return a.history->started < b.history->started;
                    });
-  const std::string title = runs.size() == 1 ? runs[0].history->name
-                                             : fs::absolute(fs::path(folder) / "x")
-                                                   .lexically_normal()
-                                                   .parent_path()
-                                                   .filename()
-                                                   .string();
+  const std::string title =
+      runs.size() == 1 ? runs[0].history->name : internal::folder_name(folder);
   const std::string page =
-      internal::report_page(title, internal::report_data(title, runs, sentences), false);
+      internal::report_page(title, internal::report_data(title, runs, reasons), false);
+  // report.html is our own name; `path` is the user's and may be a link or device.
   if (path.empty()) {
     files::replace_file((fs::path(folder) / internal::kReportFile).string(), {page});
   } else {
     files::write_to(path, page);
   }
-  if (left_out != nullptr) *left_out = sentences;
+  if (left_out != nullptr) *left_out = reasons;
 }
 
 }  // namespace headroom

@@ -1,4 +1,5 @@
-// The report: histories thinned out to what a screen can show, as JSON inside one HTML page.
+// The report: a self-contained HTML page with the histories as JSON, reduced to what a screen can
+// show, and a script that draws them.
 #ifndef HEADROOM_SRC_RECORD_REPORT_H_
 #define HEADROOM_SRC_RECORD_REPORT_H_
 
@@ -10,21 +11,24 @@
 namespace headroom::internal {
 
 struct ReportRun {
-  std::string place;  // its folder, below the one that is reported on
+  std::string place;  // the run's folder, relative to the reported one
   const History* history = nullptr;
-  bool cut = false;  // its last line is
+  bool cut = false;  // its last line is incomplete
 };
 
-/// What the page shows, as JSON: at most a few megabytes, however long the runs are. `left_out`:
-/// sentences on runs that could not be read.
+/// The data of the page as JSON: a few megabytes at most, however long the runs are. `left_out` has
+/// a sentence for each run that could not be read.
 std::string report_data(const std::string& title, const std::vector<ReportRun>& runs,
                         const std::vector<std::string>& left_out = {});
 
-/// The page with its data. A live one asks the server it came from for newer data.
+/// The page with its data. A live page polls the server it came from for newer data.
 std::string report_page(const std::string& title, const std::string& data, bool live);
 
-/// Paths of the histories in `folder` or in the folders below it, in order. Error(kFile) if there
-/// are none.
+/// The last component of the absolute path of a folder, without a trailing slash.
+std::string folder_name(const std::string& folder);
+
+/// The sorted paths of the histories in `folder` or below it. Throws Error(kFile) if there are
+/// none.
 std::vector<std::string> find_histories(const std::string& folder);
 
 }  // namespace headroom::internal

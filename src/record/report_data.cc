@@ -13,20 +13,21 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr size_t kMostPoints = 3000;        // of a curve, in a report of one run
-constexpr size_t kFewestPoints = 300;       // in a report of very many
-constexpr size_t kMostSkips = 1500;         // that are marked one by one
+// Limits on the size of the page.
+constexpr size_t kMostPoints = 3000;        // per curve, in a report of one run
+constexpr size_t kFewestPoints = 300;       // per curve, in a report of very many runs
+constexpr size_t kMostSkips = 1500;         // skipped steps that are marked
 constexpr size_t kMostCells = 1200 * 1000;  // of all heat maps together
-constexpr size_t kFewestColumns = 24;       // of a heat map
-constexpr size_t kRowsGuess = 30;
+constexpr size_t kFewestColumns = 24;       // per heat map
+constexpr size_t kTypicalRows = 30;         // per heat map: exponents that occur in a tensor
 
-// Shares are drawn in 62 shades, one character each.
+// Shares are drawn in 62 shades, encoded as one character each.
 constexpr std::string_view kShades =
     "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
 
-// Six digits are more than a screen shows, but a power of two stays one. Null where JSON has no
-// number.
-ordered_json brief(double value) {
+// Rounds to six digits, which are enough for a screen, but leaves powers of two exact. inf and nan
+// become null.
+ordered_json rounded(double value) {
   if (!std::isfinite(value)) return nullptr;
   int exponent = 0;
   if (std::frexp(value, &exponent) == 0.5) return value;
@@ -35,18 +36,20 @@ ordered_json brief(double value) {
   return std::strtod(text, nullptr);
 }
 
+// A curve: steps and values of the same length.
 struct Points {
   ordered_json steps = ordered_json::array();
   ordered_json values = ordered_json::array();
   void add(int64_t step, double value) {
     steps.push_back(step);
-    values.push_back(brief(value));
+    values.push_back(rounded(value));
   }
   ordered_json json() && { return {std::move(steps), std::move(values)}; }
 };
 
-// At most `most` points. Every stretch of steps keeps its smallest and its largest value, in their
-// order, and one that is not finite if there is any; the last step is always there.
+// A curve of at most `most` points. Divides the steps into stretches and keeps the smallest and the
+// largest value of each, so that spikes remain visible, and one value that is not finite if there
+// is any. The last step is always kept.
 template <typename Get>
 ordered_json thinned(const std::vector<HistoryStep>& steps, size_t most, const Get& get) {
   Points points;
@@ -57,7 +60,7 @@ ordered_json thinned(const std::vector<HistoryStep>& steps, size_t most, const G
   const size_t stretch = steps.size() <= most ? 1 : (steps.size() + stretches - 1) / stretches;
   for (size_t begin = 0; begin < steps.size(); begin += stretch) {
     const size_t end = std::min(begin + stretch, steps.size());
-    std::set<size_t> kept;
+    std::set<size_t> kept;  // indices, in order
     size_t low = end, high = end;
     for (size_t i = begin; i < end; ++i) {
       const double value = get(steps[i]);
@@ -75,7 +78,7 @@ ordered_json thinned(const std::vector<HistoryStep>& steps, size_t most, const G
   return std::move(points).json();
 }
 
-// The scale moves seldom: the steps at which it does are enough, unless there are too many.
+// The scale changes rarely, so the steps at which it changes are enough, unless there are too many.
 ordered_json scale_points(const std::vector<HistoryStep>& steps, size_t most) {
   Points points;
   for (size_t i = 0; i < steps.size(); ++i) {
@@ -86,6 +89,7 @@ ordered_json scale_points(const std::vector<HistoryStep>& steps, size_t most) {
   return thinned(steps, most, [](const HistoryStep& step) { return step.scale; });
 }
 
+// An evenly thinned list of the skipped steps.
 ordered_json skip_list(const History& history) {
   ordered_json list = ordered_json::array();
   const auto skipped = static_cast<size_t>(history.skipped);
@@ -93,11 +97,12 @@ ordered_json skip_list(const History& history) {
   size_t index = 0;
   for (const HistoryStep& step : history.steps) {
     if (step.applied || index++ % every != 0) continue;
-    list.push_back({step.step, brief(step.scale), step.culprit});
+    list.push_back({step.step, rounded(step.scale), step.culprit});
   }
   return list;
 }
 
+// The square root spreads small shares over more shades. Only 0 gets the first shade.
 char shade(int64_t part, int64_t whole) {
   if (part <= 0 || whole <= 0) return kShades[0];
   const double share = static_cast<double>(part) / static_cast<double>(whole);
@@ -105,21 +110,28 @@ char shade(int64_t part, int64_t whole) {
   return kShades[std::clamp<size_t>(level, 1, 61)];
 }
 
-// A layer's heat map: for every column, from the lowest exponent up, the share of the elements that
-// are not zero; and beside it the shares of zeros and of inf and nan.
-ordered_json heat_map(const std::string& name, const std::vector<const HistoryLook*>& columns) {
+// A tensor of a snapshot; an empty one if the snapshot does not have it.
+const HistoryLayer& layer_in(const LayerSnapshot& snapshot, const std::string& name) {
+  static const HistoryLayer kNone;
+  const auto found = snapshot.layers.find(name);
+  return found == snapshot.layers.end() ? kNone : found->second;
+}
+
+// A tensor's heat map. Each column has the shares of its exponents in the nonzero elements, from
+// the lowest exponent up, and separately the shares of zeros and of inf and nan.
+ordered_json heat_map(const std::string& name, const std::vector<const LayerSnapshot*>& columns) {
+  // All columns share the same range of exponents.
   int from = GradDetail::kMaxExponent, to = GradDetail::kMinExponent;  // to: past the last
-  for (const HistoryLook* look : columns) {
-    const auto layer = look->layers.find(name);
-    if (layer == look->layers.end() || layer->second.histogram.empty()) continue;
-    from = std::min(from, layer->second.from);
-    to = std::max(to, layer->second.from + static_cast<int>(layer->second.histogram.size()));
+  for (const LayerSnapshot* snapshot : columns) {
+    const HistoryLayer& layer = layer_in(*snapshot, name);
+    if (layer.histogram.empty()) continue;
+    from = std::min(from, layer.from);
+    to = std::max(to, layer.from + static_cast<int>(layer.histogram.size()));
   }
   const int rows = std::max(0, to - from);
   std::string cells, zeros, bad;
-  for (const HistoryLook* look : columns) {
-    const auto found = look->layers.find(name);
-    const HistoryLayer layer = found == look->layers.end() ? HistoryLayer() : found->second;
+  for (const LayerSnapshot* snapshot : columns) {
+    const HistoryLayer& layer = layer_in(*snapshot, name);
     int64_t nonzero = 0;
     for (const int64_t count : layer.histogram) nonzero += count;
     std::string column(static_cast<size_t>(rows), kShades[0]);
@@ -134,25 +146,36 @@ ordered_json heat_map(const std::string& name, const std::vector<const HistoryLo
       {"from", from}, {"rows", rows}, {"cells", cells}, {"zeroCells", zeros}, {"badCells", bad}};
 }
 
-std::vector<const HistoryLook*> columns_of(const History& history, size_t most) {
-  const std::vector<HistoryLook>& looks = history.looks;
-  std::vector<const HistoryLook*> columns;
-  const size_t count = std::min(looks.size(), most);
+// At most `most` snapshots, evenly chosen: the last one and, if there is more than one, the first.
+std::vector<const LayerSnapshot*> columns_of(const std::vector<LayerSnapshot>& snapshots,
+                                             size_t most) {
+  std::vector<const LayerSnapshot*> columns;
+  const size_t last = snapshots.size() - 1;
+  const size_t count = std::min(snapshots.size(), most);
   for (size_t i = 0; i < count; ++i) {
-    const size_t index = count == 1 ? looks.size() - 1 : i * (looks.size() - 1) / (count - 1);
-    columns.push_back(&looks[index]);
+    columns.push_back(&snapshots[count == 1 ? last : i * last / (count - 1)]);
   }
   return columns;
 }
 
+ordered_json bounds_json(const LayerSnapshot& snapshot) {
+  return {{"overflow", snapshot.first_to_overflow},
+          {"doublings", rounded(snapshot.doublings_left)},
+          {"underflow", snapshot.first_to_underflow},
+          {"lost", rounded(snapshot.lost)},
+          {"subnormal", rounded(snapshot.subnormal)}};
+}
+
+// Adds the heat maps, with the layers that lose most to underflow first, and the bounds of the
+// scale.
 void add_layers(const History& history, size_t most_columns, ordered_json* run) {
-  const std::vector<const HistoryLook*> columns = columns_of(history, most_columns);
-  ordered_json steps = ordered_json::array(), scales = ordered_json::array();
-  for (const HistoryLook* look : columns) {
-    steps.push_back(look->step);
-    scales.push_back(brief(look->scale));
-  }
-  (*run)["looks"] = {{"steps", steps}, {"scales", scales}};
+  const std::vector<const LayerSnapshot*> columns = columns_of(history.snapshots, most_columns);
+  Points scales;
+  for (const LayerSnapshot* snapshot : columns) scales.add(snapshot->step, snapshot->scale);
+  (*run)["snapshots"] = {{"steps", scales.steps}, {"scales", scales.values}};
+  ordered_json& layers_json = (*run)["layers"] = ordered_json::array();
+  if (columns.empty()) return;
+  (*run)["bounds"] = bounds_json(*columns.back());
 
   std::vector<std::pair<std::string, LayerExtremes>> layers(history.extremes.begin(),
                                                             history.extremes.end());
@@ -160,31 +183,20 @@ void add_layers(const History& history, size_t most_columns, ordered_json* run) 
     return std::pair(a.second.lost, a.second.subnormal) >
            std::pair(b.second.lost, b.second.subnormal);
   });
-  (*run)["layers"] = ordered_json::array();
   for (const auto& [name, worst] : layers) {
-    const auto found = history.looks.back().layers.find(name);
-    const HistoryLayer now =
-        found == history.looks.back().layers.end() ? HistoryLayer() : found->second;
+    const HistoryLayer& last = layer_in(*columns.back(), name);
     ordered_json layer = {{"name", name},
-                          {"lost", brief(worst.lost)},
-                          {"subnormal", brief(worst.subnormal)},
-                          {"zeros", brief(worst.zeros)},
-                          {"top", brief(now.amax)},
-                          {"bad", now.not_finite}};
+                          {"lost", rounded(worst.lost)},
+                          {"subnormal", rounded(worst.subnormal)},
+                          {"zeros", rounded(worst.zeros)},
+                          {"top", rounded(last.amax)},
+                          {"bad", last.not_finite}};
     layer.update(heat_map(name, columns));
-    (*run)["layers"].push_back(std::move(layer));
+    layers_json.push_back(std::move(layer));
   }
-  if (history.looks.empty()) return;
-  const HistoryLook& last = history.looks.back();
-  (*run)["bounds"] = {{"step", last.step},
-                      {"scale", brief(last.scale)},
-                      {"overflow", last.first_to_overflow},
-                      {"doublings", brief(last.doublings_left)},
-                      {"underflow", last.first_to_underflow},
-                      {"lost", brief(last.lost)},
-                      {"subnormal", brief(last.subnormal)}};
 }
 
+// One run, with at most `points` points per curve and `columns` columns per heat map.
 ordered_json run_json(const ReportRun& source, size_t points, size_t columns) {
   const History& history = *source.history;
   ordered_json run = {{"name", history.name},
@@ -199,7 +211,7 @@ ordered_json run_json(const ReportRun& source, size_t points, size_t columns) {
                       {"count", history.steps.size()},
                       {"skipped", history.skipped}};
   for (const auto& [key, value] : history.settings) run["settings"].push_back({key, value});
-  for (const auto& [key, value] : history.results) run["results"].push_back({key, brief(value)});
+  for (const auto& [key, value] : history.results) run["results"].push_back({key, rounded(value)});
   for (const HistoryNote& note : history.notes) run["notes"].push_back({note.step, note.text});
   run["seconds"] = history.steps.empty() ? 0.0 : history.steps.back().seconds;
   run["loss"] = thinned(history.steps, points, [](const HistoryStep& step) { return step.loss; });
@@ -215,10 +227,11 @@ ordered_json run_json(const ReportRun& source, size_t points, size_t columns) {
 
 std::string report_data(const std::string& title, const std::vector<ReportRun>& runs,
                         const std::vector<std::string>& left_out) {
+  // Divide the budget of the page among all runs and layers.
   size_t layers = 0;
   for (const ReportRun& run : runs) layers += run.history->extremes.size();
   const size_t columns =
-      std::max(kFewestColumns, kMostCells / std::max<size_t>(1, layers * kRowsGuess));
+      std::max(kFewestColumns, kMostCells / std::max<size_t>(1, layers * kTypicalRows));
   const size_t points = std::max(kFewestPoints, kMostPoints / std::max<size_t>(1, runs.size()));
   ordered_json data = {{"title", title}, {"left_out", left_out}, {"runs", ordered_json::array()}};
   for (const ReportRun& run : runs) data["runs"].push_back(run_json(run, points, columns));

@@ -78,7 +78,7 @@ def test_escape_continues_in_another_precision_from_the_last_checkpoint(temp):
         for precision in ("bf16", "fp32"):
             out = f"{temp}/{level}-{precision}"
             result = train(*STUCK, "--opt-level", level, "--escape", precision, "--out", out)
-            check(result.returncode == 0 and f"fp16 is left for {precision} because of step 66." in result.stderr
+            check(result.returncode == 0 and f"switching from fp16 to {precision} because of step 66." in result.stderr
                   and f"mlp in {precision}, loss scale none: 120 of 120 steps" in result.stdout,
                   f"{level} {precision}: {result.returncode} {result.stderr}")
             check(len(notes(out)) == 1 and '"step":60' in notes(out)[0], notes(out))
@@ -97,7 +97,7 @@ def test_escape_continues_in_another_precision_from_the_last_checkpoint(temp):
 def test_escape_before_the_first_checkpoint_restarts_the_run(temp):
     result = train(*SMALL[:-1], 120, "--inject", "overflow:step=1-20", "--escape", "bf16",
                    "--checkpoint-every", 200, "--out", f"{temp}/start")
-    check("going on after step 0" in result.stderr and result.returncode == 0, (result.returncode, result.stderr))
+    check("resuming after step 0" in result.stderr and result.returncode == 0, (result.returncode, result.stderr))
     check(history(f"{temp}/start")[1][0]["scale"] == 1, "the first step has the new precision")
 
 
@@ -110,7 +110,7 @@ def test_infinite_loss_with_finite_gradients_stops_the_run(temp):
 def test_invalid_escape_is_refused_and_writes_nothing(temp):
     for arguments, part in ((["fp16", "--escape", "fp8"], "--escape is 'fp8'"),
                             (["fp16", "--escape", "bf16"], "give --out"),
-                            (["fp32", "--escape", "bf16", "--out", f"{temp}/x"], "leads nowhere")):
+                            (["fp32", "--escape", "bf16", "--out", f"{temp}/x"], "does not help")):
         result = train("mlp", "--precision", *arguments)
         check(result.returncode == 2 and part in result.stderr, result.stderr)
     check(not os.path.exists(f"{temp}/x"), "nothing is written")

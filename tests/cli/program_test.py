@@ -23,7 +23,7 @@ def main():
         shown = run(*wrong)
         assert shown.returncode == 2 and "--help" in shown.stderr + shown.stdout, shown
     shown = run("inspekt", "x")
-    assert shown.returncode == 2 and shown.stderr.startswith("headroom: 'inspekt' is no command"), shown
+    assert shown.returncode == 2 and shown.stderr.startswith("headroom: 'inspekt' is not a command"), shown
 
     # Control characters in quoted arguments are replaced.
     for wrong in (["\x1b[2J"], ["replay", "x", "--\x1b[2J"],

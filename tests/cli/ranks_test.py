@@ -156,7 +156,7 @@ def test_resumed_run_on_two_ranks_is_identical(temp):
         check(codes[0] == 2 and printed.count("headroom:") == 1, f"{way}: {codes} {outputs}")
         codes, outputs = wait(launch(way, 2, "mlp", "--out", parts, "--resume", "--steps", 30))
         check(not any(codes), f"{way}: {codes} {outputs}")
-        check("".join(error for _, error in outputs).count("going on after step 15") == 1, outputs)
+        check("".join(error for _, error in outputs).count("resuming after step 15") == 1, outputs)
         course = [[(step["loss"], step["scale"], step["overflow"]) for step in history(folder)[1]]
                   for folder in (whole, parts)]
         check(course[0] == course[1] and len(course[0]) == 30, f"{way}: {course}")
@@ -169,7 +169,7 @@ def test_all_ranks_escape_to_another_precision_together(temp):
         codes, outputs = wait(launch(way, 2, "mlp", "--precision", "fp16", "--steps", 60, "--out", folder,
                                      "--inject", "nan:step=8-40,rank=1", "--escape", "fp32"))
         check(not any(codes), f"{way}: {codes} {outputs}")
-        check("fp16 is left for fp32" in outputs[0][1] and history(folder)[3]["steps"] == 60, outputs)
+        check("switching from fp16 to fp32" in outputs[0][1] and history(folder)[3]["steps"] == 60, outputs)
 
 
 def test_signal_to_one_rank_stops_all_after_the_same_step(temp):
@@ -189,7 +189,7 @@ def test_invalid_settings_are_reported_once(temp):
     for way in ways:
         codes, outputs = wait(launch(way, 2, "mlp", "--batch", 13))
         printed = "".join(error for _, error in outputs)
-        check(codes[0] == 2 and printed.count("with 2 ranks it has to be a multiple of 2") == 1, outputs)
+        check(codes[0] == 2 and printed.count("with 2 ranks it must be a multiple of 2") == 1, outputs)
         codes, outputs = wait(launch(way, 2, "mlp", "--timeout", "nan"))
         check(codes[0] == 2, outputs)
 

@@ -116,7 +116,7 @@ def test_only_the_last_line_of_a_history_may_be_incomplete():
     header = '{"format": "headroom-history", "version": 1}\n'
     line = '{"step": 1, "amax": 1.0, "overflow": false}'
     result = run("replay", "-", text=header + line + "\n" + line[:20])
-    assert result.returncode == 0 and "1 steps" in result.stdout and "cut off" in result.stderr, result
+    assert result.returncode == 0 and "1 steps" in result.stdout and "incomplete" in result.stderr, result
     result = run("replay", "-", text=header + line)
     assert result.returncode == 0 and "1 steps" in result.stdout and not result.stderr, result
     for text in (header + line[:20] + "\n" + line, header + line[:20] + "\n", line + "\n" + line[:20]):

@@ -123,7 +123,7 @@ def test_resumed_run_is_bit_identical(temp):
         whole, steps, end = read(out, LAST), course(out), history(out)[3]
         os.remove(f"{out}/{LAST}")
         result = train("--resume", "--out", out)
-        check(result.returncode == 0 and "going on after step 4" in result.stderr, result.stderr)
+        check(result.returncode == 0 and "resuming after step 4" in result.stderr, result.stderr)
         check(read(out, LAST) == whole, f"{model} {options}: the checkpoints differ")
         check(course(out) == steps, f"{model} {options}: the histories differ")
         check(history(out)[3]["results"] == end["results"] and history(out)[3]["steps"] == 8, history(out)[3])
@@ -174,14 +174,14 @@ def test_damaged_checkpoint_is_reported_and_the_previous_one_used(temp):
     flipped[len(data) // 2] ^= 1
     lying = data.replace(b'"step":"8"', b'"step":"7"')
     out = f"{temp}/damaged"
-    for damaged, why in ((data[:-1], "cut short"), (data[:100], "cut short"), (b"", "cut short"),
-                         (bytes(flipped), "checksum"), (lying, "checksum"), (bytes(5000), "does not begin"),
+    for damaged, why in ((data[:-1], "truncated"), (data[:100], "truncated"), (b"", "truncated"),
+                         (bytes(flipped), "checksum"), (lying, "checksum"), (bytes(5000), "is not a checkpoint"),
                          (read(good, FIRST), "is of step 4")):
         copy_run(good, out)
         write(out, LAST, damaged)
         result = train("--resume", "--out", out)
         check(result.returncode == 0 and f"{LAST}' " in result.stderr and why in result.stderr
-              and "It is left out.\nheadroom: going on after step 4" in result.stderr, f"{why}: {result.stderr}")
+              and "It is left out.\nheadroom: resuming after step 4" in result.stderr, f"{why}: {result.stderr}")
         check(read(out, LAST) == data, f"{why}: the final checkpoint differs")
 
 
@@ -199,7 +199,7 @@ def test_hostile_checkpoint_state_is_refused(temp):
         write(out, LAST, add_setting(data, name, value))
         result = train("--resume", "--out", out)
         check(result.returncode == 0 and "Watch at" not in result.stderr and "\x1b" not in result.stderr
-              and f"has a setting '{name[:2]}" in result.stderr and "going on after step 4" in result.stderr,
+              and f"has a setting '{name[:2]}" in result.stderr and "resuming after step 4" in result.stderr,
               result.stderr)
         check(read(out, LAST) == data, f"{name}: the final checkpoint differs")
 
@@ -211,7 +211,7 @@ def test_run_without_a_good_checkpoint_is_refused_and_unchanged(temp):
     before = read(good, "history.jsonl")
     result = train("--resume", "--out", good)
     check(result.returncode == 2 and result.stderr.startswith("headroom: There is no good checkpoint in")
-          and result.stderr.count("cut short") == 2, result.stderr)
+          and result.stderr.count("truncated") == 2, result.stderr)
     check(read(good, "history.jsonl") == before, "the history is unchanged")
 
 
@@ -267,7 +267,7 @@ def test_full_disk_keeps_the_saved_checkpoints_and_is_reported(temp):
     check(result.returncode == 1 and b"4 of 4 steps" in result.stdout, result)
     result = train("--resume", "--out", out, "--steps", 4, preexec_fn=limit_file_size)
     check(result.returncode == 1
-          and "Training goes on without this checkpoint; the one of step 2 stays" in result.stderr
+          and "Training continues without this checkpoint; that of step 2 is kept" in result.stderr
           and "the end of the run is not saved. " in result.stderr, (result.returncode, result.stderr))
     check({name: read(out, name) for name in checkpoints(out)} == before, "the checkpoints are unchanged")
     check(not [name for name in os.listdir(out) if name.endswith(".tmp")], os.listdir(out))
@@ -311,7 +311,7 @@ def test_folder_of_a_running_run_is_locked_and_resumable_after_it(temp):
     done = len(history(out)[1])
     check(process.returncode == 130 and checkpoints(out) == [f"checkpoint-{done:06}.safetensors"], checkpoints(out))
     result = train("--resume", "--out", out, "--steps", done + 3)
-    check(result.returncode == 0 and f"going on after step {done}" in result.stderr, result.stderr)
+    check(result.returncode == 0 and f"resuming after step {done}" in result.stderr, result.stderr)
     check([step["step"] for step in history(out)[1]] == list(range(1, done + 4)), "no step is duplicated")
 
 

@@ -161,8 +161,8 @@ def invalid_settings():
             ("--clip is -1", ["field", "--clip", -1]),
             ("--clip is 0", ["field", "--clip", 0]),
             ("--clip is 1e-50", ["field", "--clip", "1e-50"]),
-            ("--seed: it has to be 0 or more", ["field", "--seed", -1]),
-            ("--inject-seed: it has to be", ["field", "--inject-seed", -1]),
+            ("--seed: it must be 0 or more", ["field", "--seed", -1]),
+            ("--inject-seed: it must be", ["field", "--inject-seed", -1]),
             ("'staticfoo:3'", ["field", "--loss-scale", "staticfoo:3"]),
             ("'fp8'", ["field", "--precision", "fp8"]),
             ("contradict", ["field", "--opt-level", "O2"]),
@@ -171,7 +171,7 @@ def invalid_settings():
             ("megatron", ["lm", "--loss-scale", "foo"]),
             ("no CUDA", ["mlp", "--device", "cuda"]),
             ("'int4'", ["mlp", "--fake-quant", "int4"]),
-            ("cannot be made", ["mlp", "--out", "/proc/no/such"]),
+            ("cannot be created", ["mlp", "--out", "/proc/no/such"]),
             ("not expected", ["mlp", "--nonsense"]))
 
 
@@ -186,9 +186,9 @@ def invalid_data(temp):
     text = write(f"{temp}/text", TEXT)
     return (
             ("cannot be opened", ["field", "--data", "/nope.png"]),
-            ("no PNG", ["field", "--data", text]),
+            ("not a PNG", ["field", "--data", text]),
             ("damaged", ["field", "--data", write(f"{temp}/cut.png", png(20, 14)[:60])]),
-            ("no folder", ["cnn", "--data", "/nope"]),
+            ("not a folder", ["cnn", "--data", "/nope"]),
             ("has no train-images", ["cnn", "--data", temp]),
             ("impossible size", ["cnn", "--data", oversized]),
             ("gunzip", ["cnn", "--data", packed]),
@@ -222,7 +222,7 @@ def test_full_disk_is_reported(temp):
                              "--steps", "2000", "--checkpoint-every", "0", "--threads", "1", "--out", out],
                             capture_output=True, text=True,
                             preexec_fn=None if mounts else limit_file_size(50_000))
-    full = " to its end: the disk is full" if mounts else ": File too large"
+    full = " completely: the disk is full" if mounts else ": File too large"
     check(result.returncode == 2 and f"history.jsonl' could not be written{full}" in result.stderr, result)
 
 

@@ -120,12 +120,12 @@ TEST(Npz, ArchivesNotMadeByNumPyAreRefused) {
   expect_refused(zip({{"a.npy", good}, {"a.npy", good}}), "'a' twice");
   expect_refused(zip({{"data.pkl", "x"}}), "without .npy members");
   expect_refused(zip({}), "without .npy members");
-  expect_refused(zip({{"a.npy", "nothing"}}), "does not begin like .npy");
+  expect_refused(zip({{"a.npy", "nothing"}}), "is not an .npy file");
 }
 
 TEST(Npz, InconsistentMembersAreRefused) {
   const std::string good = npy("'<f4'", "(4,)", kFour);
-  expect_refused(zip({{"a.npy", good, false, false, 0, 0, 4}}), "in another size");
+  expect_refused(zip({{"a.npy", good, false, false, 0, 0, 4}}), "its two sizes differ");
   const std::string five = npy("'<f4'", "(5,)", kFour), three = npy("'<f4'", "(3,)", kFour);
   expect_refused(zip({{"a.npy", five, true, false, 0, 0, 4}}), "shorter than it claims");
   expect_refused(zip({{"a.npy", three, true, false, 0, 0, -4}}), "longer than it claims");

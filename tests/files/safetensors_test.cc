@@ -80,15 +80,15 @@ TEST(Safetensors, InvalidHeadersAreRefused) {
   expect_refused("1234567", "too short");
   expect_refused(little_endian(3, 8) + "{}", "more than the file has");
   expect_refused(little_endian(~uint64_t{0}, 8) + "{}", "more than the file has");
-  expect_refused(safetensors("", ""), "no JSON");
-  expect_refused(safetensors("{", ""), "no JSON");
-  expect_refused(safetensors("{}x", ""), "no JSON");
-  expect_refused(safetensors("\xff\xfe{}", ""), "no JSON");
+  expect_refused(safetensors("", ""), "not JSON");
+  expect_refused(safetensors("{", ""), "not JSON");
+  expect_refused(safetensors("{}x", ""), "not JSON");
+  expect_refused(safetensors("\xff\xfe{}", ""), "not JSON");
   expect_refused(safetensors("[]", ""), "does not belong");
   expect_refused(safetensors("7", ""), "does not belong");
   expect_refused(safetensors("{\"a\":7}", ""), "does not belong");
   expect_refused(safetensors("{\"a\":null}", ""), "null");
-  expect_refused(safetensors("{\"a\":true}", ""), "a truth value");
+  expect_refused(safetensors("{\"a\":true}", ""), "a boolean");
   expect_refused(safetensors("{\"a\":{}}", ""), "no dtype");
   expect_refused(safetensors("{\"__metadata__\":{\"a\":1}}", ""), "does not belong");
   expect_refused(safetensors("{\"__metadata__\":{},\"__metadata__\":{}}", ""), "twice");
@@ -164,7 +164,7 @@ TEST(TensorFile, FileTruncatedDuringReadingIsAnError) {
   const TemporaryFile made(safetensors(header, std::string(1000000, '\0')));
   const TensorFile file(made.path());
   std::filesystem::resize_file(made.path(), 500000);
-  expect_error(ErrorCode::kBadState, "cut short while it was read",
+  expect_error(ErrorCode::kBadState, "truncated while it was being read",
                [&] { read_all_elements(file, file.tensors()[0]); });
 }
 

@@ -139,10 +139,10 @@ TEST(Inject, InvalidFaultTextIsRefused) {
   expect_refused("nan:step=5-", "needs a step");
   expect_refused("nan:step=9-5", "not after the last");
   expect_refused("nan:step=-5", "needs a step");
-  expect_refused("nan:rank=-1", "from 0 on");
+  expect_refused("nan:rank=-1", "a rank of 0 or more");
   expect_refused("nan:count=0", "1 or more");
   expect_refused("nan:tensor=", "name of a parameter");
-  expect_refused("nan:often=1", "has no 'often'");
+  expect_refused("nan:often=1", "has no entry 'often'");
   expect_refused("nan:p=0.5,", "There is no fault ''");
   expect_refused(std::string(1000, 'x') + ":p=1", "xxx...'");
   Model model;

@@ -74,9 +74,10 @@ TEST(Advice, LargestSafeScaleIsRecommendedIfNoneFits) {
   EXPECT_EQ(advice.verdict, Verdict::kNoneFits);
   EXPECT_EQ(advice.scale, 0x1p12f);
   EXPECT_EQ(advice.lowest, 0x1p15f);
-  EXPECT_NE(advice.reason.find("2^12 is the largest power of two with that distance; there 29 % "
-                               "become zero"),
-            std::string::npos)
+  EXPECT_NE(
+      advice.reason.find("2^12 is the largest power of two with that distance; at that scale 29 % "
+                         "become zero"),
+      std::string::npos)
       << advice.reason;
 }
 
@@ -84,7 +85,8 @@ TEST(Advice, SharesBelowOneAreNotRoundedToAHundredPercent) {
   std::vector<float> values(10000, 1e-12f);
   std::fill_n(values.begin(), 3, 1.0f);
   const ScaleAdvice advice = advise(count_magnitudes(values));
-  EXPECT_NE(advice.reason.find("there >99.9 % become zero"), std::string::npos) << advice.reason;
+  EXPECT_NE(advice.reason.find("at that scale >99.9 % become zero"), std::string::npos)
+      << advice.reason;
 }
 
 TEST(Advice, ToleratedShareIsComparedExactly) {
@@ -101,7 +103,7 @@ TEST(Advice, LargestPossibleScaleCanBeRecommended) {
     EXPECT_EQ(advice.verdict, Verdict::kScale);
     EXPECT_EQ(advice.scale, 0x1p126f);
     EXPECT_EQ(advice.outcome.flushed, 0);
-    EXPECT_NE(advice.reason.find("2^126 is the largest scale there is"), std::string::npos)
+    EXPECT_NE(advice.reason.find("2^126 is the largest possible scale"), std::string::npos)
         << advice.reason;
   }
 }
@@ -130,13 +132,13 @@ TEST(Advice, GradientsBeyondEveryScaleAreReported) {
     const char* part;
   };
   const Case cases[] = {
-      {{1e300}, 0x1p-126f, "even at 2^-126, the smallest scale there is; there 100 % overflow"},
-      {{1e300, 1.0}, 0x1p-126f, "there 50 % overflow, 50 % become zero"},
+      {{1e300}, 0x1p-126f, "even at 2^-126, the smallest possible scale; at that scale 100 %"},
+      {{1e300, 1.0}, 0x1p-126f, "at that scale 50 % overflow, 50 % become zero"},
       {{1e300, 1e-300}, 0x1p-126f, "the largest gradient, 1e+300, is not 8 times below overflow"},
-      {{4e42}, 0x1p-126f, "smallest scale there is; there none becomes zero"},
+      {{4e42}, 0x1p-126f, "smallest possible scale; at that scale none becomes zero"},
       {{1e-60, 1e-61},
        0x1p126f,
-       "down to 1e-61, too small for fp16 even at 2^126, the largest scale there is; there 100 %"}};
+       "too small for fp16 even at 2^126, the largest possible scale; at that scale 100 %"}};
   for (const Case& item : cases) {
     Magnitudes magnitudes;
     magnitudes.add(view(item.values));

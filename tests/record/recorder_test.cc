@@ -91,11 +91,11 @@ TEST(Recorder, HistoryRoundTripsThroughTheReader) {
   EXPECT_EQ(history.steps[1].loss, 1e300);
   EXPECT_EQ(history.steps[1].culprit, "evil \"name\"\n</script>: 1 inf, 0 nan");
   EXPECT_EQ(history.skipped, 1);
-  ASSERT_EQ(history.looks.size(), 1u);
-  EXPECT_EQ(history.looks[0].first_to_overflow, "w");
-  EXPECT_EQ(history.looks[0].first_to_underflow, "w");
-  EXPECT_EQ(history.looks[0].lost, 1.0);
-  const internal::HistoryLayer& layer = history.looks[0].layers.at("w");
+  ASSERT_EQ(history.snapshots.size(), 1u);
+  EXPECT_EQ(history.snapshots[0].first_to_overflow, "w");
+  EXPECT_EQ(history.snapshots[0].first_to_underflow, "w");
+  EXPECT_EQ(history.snapshots[0].lost, 1.0);
+  const internal::HistoryLayer& layer = history.snapshots[0].layers.at("w");
   EXPECT_EQ(layer.from, -30);
   EXPECT_EQ(layer.histogram, std::vector<int64_t>{2});
   EXPECT_EQ(layer.zeros, 1);
@@ -351,8 +351,8 @@ TEST(Recorder, InvalidArgumentsAreRefused) {
   recorder.finish();
   expect_error(ErrorCode::kWrongOrder, "after finish()", [&] { recorder.step(6, 1.0, applied()); });
   expect_error(ErrorCode::kWrongOrder, "after finish()", [&] { recorder.finish(); });
-  expect_error(ErrorCode::kFile, "cannot be made", [] { Recorder bad("/proc/no/such"); });
-  expect_error(ErrorCode::kFile, "cannot be made",
+  expect_error(ErrorCode::kFile, "cannot be created", [] { Recorder bad("/proc/no/such"); });
+  expect_error(ErrorCode::kFile, "cannot be created",
                [&] { Recorder bad(folder.path("run/history.jsonl")); });
 }
 
@@ -402,7 +402,7 @@ TEST(HistoryReader, DamageIsReportedWithItsLineNumber) {
   expect_damage("\"histogram\":[2]", "\"histogram\":[9223372036854775807]", "history.jsonl:2:");
   expect_damage("\"from\":0", "\"from\":9223372036854775807", "history.jsonl:2:");
   expect_damage("\"overflow\":false", "\"overflow\":7", "history.jsonl:3:");
-  expect_damage("\"step\":2", "\"step\":1", "not after the one before");
+  expect_damage("\"step\":2", "\"step\":1", "not after the previous one");
   expect_damage("{\"step\":2", "{{", "history.jsonl:4: this line of the history is damaged");
   expect_damage("{\"end\"", "\n{\"end\"", "history.jsonl:5:");
   folder.write("bad/history.jsonl", whole + whole);
@@ -435,7 +435,7 @@ TEST(HistoryReader, LinesBeyondTheLimitsAreRefused) {
                       "has more than 4194304");
   expect_line_refused("{" + repeated(4097, "\"a\":0,") + "\"b\":0}\n",
                       "has an object of more than 4096");
-  expect_line_refused("{\"a\":" + std::string(17, '[') + "\n", "has more than 16 lists");
+  expect_line_refused("{\"a\":" + std::string(17, '[') + "\n", "has more than 16 nested");
   folder.write("run/history.jsonl", header + note + repeated(5000, "[{:\\\"") + "\"}\n");
   HistoryReader reader(folder.path("run/history.jsonl"));
   reader.read_more();
@@ -448,7 +448,7 @@ TEST(Recorder, RefusesToWriteALineThatReadersRefuse) {
   Scalars many;
   for (int i = 0; i < 5000; ++i) many.emplace_back("n" + std::to_string(i), 1.0);
   const std::string before = folder.read("run/history.jsonl");
-  expect_error(ErrorCode::kInvalidArgument, "more than 4096 entries, which no reader takes",
+  expect_error(ErrorCode::kInvalidArgument, "more than 4096 entries, which no reader accepts",
                [&] { recorder.step(1, 1.0, applied(), many); });
   EXPECT_EQ(folder.read("run/history.jsonl"), before);
   recorder.step(1, 1.0, applied());
@@ -463,7 +463,7 @@ TEST(HistoryReader, LayerRecordsAreThinnedEvenly) {
   }
   HistoryReader reader(folder.path("run/history.jsonl"));
   reader.read_more();
-  const auto& looks = reader.history().looks;
+  const auto& looks = reader.history().snapshots;
   EXPECT_LE(looks.size(), 400u);
   EXPECT_GE(looks.size(), 150u);
   EXPECT_EQ(looks.front().step, 1);

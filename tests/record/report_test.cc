@@ -131,7 +131,7 @@ TEST(Report, Lists1500SkipsInFull) {
 TEST(Report, ManyLayersGiveABoundedSize) {
   internal::History history;
   for (int64_t step = 1; step <= 400; ++step) {
-    internal::HistoryLook look;
+    internal::LayerSnapshot look;
     look.step = step;
     for (int i = 0; i < 300; ++i) {
       internal::HistoryLayer layer;
@@ -141,14 +141,14 @@ TEST(Report, ManyLayersGiveABoundedSize) {
       look.layers["layer." + std::to_string(i)] = layer;
       history.extremes["layer." + std::to_string(i)] = {};
     }
-    history.looks.push_back(look);
+    history.snapshots.push_back(look);
   }
   const std::string data = internal::report_data("t", {{"", &history, false}});
   EXPECT_LT(data.size(), 2000000u);
   const json run = json::parse(data)["runs"][0];
   EXPECT_EQ(run["layers"].size(), 300u);
-  EXPECT_EQ(run["looks"]["steps"].front(), 1);
-  EXPECT_EQ(run["looks"]["steps"].back(), 400);
+  EXPECT_EQ(run["snapshots"]["steps"].front(), 1);
+  EXPECT_EQ(run["snapshots"]["steps"].back(), 400);
 }
 
 TEST(Report, LayersAreSortedByWorstUnderflow) {

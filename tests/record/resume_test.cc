@@ -134,7 +134,7 @@ TEST(Recorder, LinksAndPipesInPlaceOfItsFilesAreRefused) {
 TEST(Recorder, ReservedAndDuplicateScalarNamesAreRefused) {
   const Folder folder;
   Recorder recorder(folder.path("run"));
-  expect_error(ErrorCode::kInvalidArgument, "uses for itself", [&] {
+  expect_error(ErrorCode::kInvalidArgument, "reserved for the history", [&] {
     recorder.step(1, 1.0, applied(), {{"skipped", 1.0}});
   });
   expect_error(ErrorCode::kInvalidArgument, "two numbers named 'lr'", [&] {

@@ -1,18 +1,20 @@
 // ---- line charts
 
-// A nice distance between ticks, about `wish` of them over `span`.
+// A round distance between ticks that puts about `wish` of them on `span`.
 function spacing(span, wish) {
   const raw = span / wish, base = 10 ** Math.floor(Math.log10(raw));
   return base * [1, 2, 5, 10].find(m => m * base >= raw * 0.999);
 }
 
-// The multiples of `every` from `from` to `to`, each once even where numbers lie further apart.
+// The multiples of `every` between `from` and `to`, without duplicates where floating-point numbers
+// are further apart than `every`.
 function multiples(every, from, to) {
   const first = Math.ceil(from / every), length = Math.max(0, Math.floor(to / every) - first + 1);
   return [...new Set(Array.from({length}, (_, i) => (first + i) * every))];
 }
 
-// Values are drawn on axis(value): linear or a logarithm.
+// An axis: `map` transforms values (linear or a logarithm), `from` and `to` are its ends and
+// `ticks` its labels, all in transformed values.
 function axisFor(kind, low, high) {
   if (kind === 'log2' || kind === 'log10') {
     const log = kind === 'log2' ? Math.log2 : Math.log10;
@@ -26,10 +28,11 @@ function axisFor(kind, low, high) {
     const base = kind === 'log2' ? 2 : 10;
     const name = t => Math.abs(t) < 20 / base ? number(base ** t) : base + superscript(t);
     let ticks = multiples(every, from - pad, to + pad).map(t => [t, name(t)]);
-    if (every === 1 && ticks.length < 3 && kind === 'log10') {  // under two decades: 2 and 5, too
+    if (every === 1 && ticks.length < 3 &&
+        kind === 'log10') {  // less than two decades: also 2 and 5
       for (let t = Math.floor(from - pad); t <= to + pad; t++) {
         for (const m of [2, 5]) {
-          const value = Number(m + 'e' + t);  // 0 or Infinity beyond what numbers hold
+          const value = Number(m + 'e' + t);  // may underflow to 0 or overflow to Infinity
           if (value > 0 && value < Infinity) ticks.push([t + Math.log10(m), number(value)]);
         }
       }
@@ -37,10 +40,10 @@ function axisFor(kind, low, high) {
     }
     return {map: log, from: from - pad, to: to + pad, ticks};
   }
-  // Where values are huge, their distances would be beyond what numbers hold.
+  // Differences of huge values would overflow.
   const most = Math.max(Math.abs(low), Math.abs(high)), shrink = most > 1e300 ? 1e-9 : 1;
   const map = x => x * shrink, bottom = map(low), span = map(high) - bottom;
-  if (span < 1e-300) {  // all the same: their value is the tick
+  if (span < 1e-300) {  // a constant: its value is the only tick
     const pad = Math.max(Math.abs(bottom) / 2, 1e-300);
     return {map, from: bottom - pad, to: bottom + pad, ticks: [[bottom, number(low)]]};
   }
@@ -52,12 +55,14 @@ function axisFor(kind, low, high) {
   return {map, from, to, ticks};
 }
 
+// Width of a label in pixels.
 const ruler = document.createElement('canvas').getContext('2d');
 function widthOf(text) {
   ruler.font = '12px ' + getComputedStyle(document.body).fontFamily;
   return ruler.measureText(text).width;
 }
 
+// A chart of several series over the same steps. The drawing is deferred, see `pending`.
 function lineChart(options) {
   const {series, kind, title} = options;
   const plot = h('div', {class: 'plot', tabindex: 0, role: 'img', 'aria-label': title});
@@ -76,10 +81,11 @@ function lineChart(options) {
   return plot;
 }
 
-function drawLines(plot, axis, {series, kind, height, skips, tell}) {
+// Draws a chart into its element: grid, steps, curves, skipped steps, and a cursor with a tooltip.
+function drawLines(plot, axis, {series, kind, height, skips, tooltip}) {
   const width = Math.max(240, plot.clientWidth), right = RIGHT, top = 8, bottom = 24;
   const steps = series.filter(one => one.steps.length).map(one => [one.steps[0], one.steps.at(-1)]);
-  // Beyond 2^53 numbers lie more than 1 apart.
+  // Above 2^53, neighbouring numbers are more than 1 apart.
   const first = Math.min(...steps.map(pair => pair[0])),
         least = Math.max(1, Math.abs(first) * 2 ** -50),
         end = Math.max(...steps.map(pair => pair[1]), first + least);
@@ -112,6 +118,7 @@ function drawLines(plot, axis, {series, kind, height, skips, tell}) {
         return;
       }
       const x = X(step).toFixed(1), y = Y(value).toFixed(1);
+      // A lone point is drawn as a tiny line, which the round line cap makes visible.
       path += pen ? (one.stairs ? `H${x}V${y}` : `L${x} ${y}`) : `M${x} ${y}h.01`;
       pen = true;
     });
@@ -139,11 +146,12 @@ function drawLines(plot, axis, {series, kind, height, skips, tell}) {
     let step = Math.round(first + (x - left) / (width - left - right) * (end - first));
     step = Math.max(first, Math.min(end, step));
     const near = skips.length ? skips[nearest(skips.map(skip => skip[0]), step)] : null;
+    // The cursor snaps to a skipped step within 9 pixels.
     const skip = near && Math.abs(X(near[0]) - x) < 9 ? near : null;
     if (skip) step = skip[0];
     cursor.setAttribute('x1', X(step));
     cursor.setAttribute('x2', X(step));
     cursor.setAttribute('visibility', 'visible');
-    showTip(pageX, pageY, 'Step ' + count(step), tell(step, skip));
+    showTip(pageX, pageY, 'Step ' + count(step), tooltip(step, skip));
   });
 }

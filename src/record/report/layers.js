@@ -1,14 +1,15 @@
-// ---- layers: where the gradients lie in FP16's range
+// ---- layers: where the gradients are in FP16's range
 
 const style = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-const shadeAt = (text, i) => SHADES.indexOf(text[i]) / 61;  // the square root of the share
+const shadeAt = (text, i) => SHADES.indexOf(text[i]) / 61;  // the square root of a share
 
+// FP16's zones: name, first and last exponent, colour and opacity of the band.
 const ZONES = [
   ['zero in FP16', -Infinity, ZERO, '--orange', 0.2], ['subnormal', ZERO, NORMAL, '--gold', 0.14],
   ['normal', NORMAL, OVER, null, 0], ['overflow', OVER, Infinity, '--purple', 0.2]
 ];
 
-// Shares of a column of a layer: [exponent, share of the elements that are not zero].
+// A column of a layer's heat map: [exponent, share of the nonzero elements] for each exponent.
 function column(layer, c) {
   const list = [];
   for (let r = 0; r < layer.rows; r++) {
@@ -18,9 +19,14 @@ function column(layer, c) {
   return list;
 }
 
+// Draws the heat map of a layer: snapshots from left to right, exponents from bottom to top, with
+// strips for inf and nan above and for zeros below.
 function drawHeat(plot, run, layer) {
-  const canvas = plot.firstChild, ratio = devicePixelRatio || 1, columns = run.looks.steps.length;
-  const shift = run.looks.scales.map(scale => view.unscaled && scale > 0 ? Math.log2(scale) : 0);
+  const canvas = plot.firstChild, ratio = devicePixelRatio || 1,
+        columns = run.snapshots.steps.length;
+  // The scale of each snapshot in octaves, by which "unscaled" moves the gradients down.
+  const shift =
+      run.snapshots.scales.map(scale => view.unscaled && scale > 0 ? Math.log2(scale) : 0);
   const lowShift = Math.min(...shift), highShift = Math.max(...shift);
   const low = Math.floor(Math.min(layer.rows ? layer.from : 0, ZERO - 3) - highShift);
   const high = Math.ceil(Math.max(layer.rows ? layer.from + layer.rows : 0, OVER + 2) - lowShift);
@@ -35,7 +41,7 @@ function drawHeat(plot, run, layer) {
   const pen = canvas.getContext('2d');
   pen.scale(ratio, ratio);
   pen.font = '12px system-ui, sans-serif';
-  // Whole pixels, so that neighbours neither overlap nor gape.
+  // Whole pixels, so that there are neither gaps nor overlaps between cells.
   const X = c => Math.round(left + c / columns * (width - left - right));
   const Y = e => Math.round(top + (high - e) * step);
   const ink = style('--blue'), muted = style('--muted'), purple = style('--purple');
@@ -72,7 +78,7 @@ function drawHeat(plot, run, layer) {
   write('= 0', left - 7, top + inner + 16, 'right', muted);
   for (let e = Math.ceil(low / 8) * 8; e <= high; e += 8)
     write(power(e), left - 7, Y(e) + 4, 'right', muted);
-  // Zones are named where they are at the last look, unless a name would not fit.
+  // Label the zones at their positions in the last snapshot, if the labels fit.
   for (const [name, from, to] of ZONES) {
     const end = shift[columns - 1], a = Y(Math.min(high, to - end)),
           b = Y(Math.max(low, from - end));
@@ -85,37 +91,48 @@ function drawHeat(plot, run, layer) {
   const every = Math.max(1, Math.ceil(columns / (width / 90)));
   for (let c = 0; c < columns; c += every)
     write(
-        count(run.looks.steps[c]), Math.max(left + 8, (X(c) + X(c + 1)) / 2), height - 6, 'center',
-        muted);
+        count(run.snapshots.steps[c]), Math.max(left + 8, (X(c) + X(c + 1)) / 2), height - 6,
+        'center', muted);
   plot.place = (x, y, pageX, pageY) => {
     const c = Math.max(
         0, Math.min(columns - 1, Math.floor((x - left) / (width - left - right) * columns)));
-    const e = Math.floor(high - (y - top) / step + shift[c]), shares = column(layer, c);
-    const sum = (from, to) =>
-        shares.reduce((all, [at, share]) => all + (at >= from && at < to ? share : 0), 0);
-    const here = shares.find(([at]) => at === e), total = sum(-Infinity, Infinity) || 1,
-          zeros = shadeAt(layer.zeroCells, c);
-    const about = share => share ? 'about ' + percent(share) : 'none';
-    const lines = [];
-    if (here) lines.push([`${power(e)} to ${power(e + 1)} as stored: ${about(here[1] / total)}`]);
-    lines.push(
-        ['scale ' + scaleText(run.looks.scales[c])],
-        ['lost in FP16: ' + about(sum(-Infinity, ZERO) / total)],
-        ['subnormal in FP16: ' + about(sum(ZERO, NORMAL) / total)],
-        ['exactly zero: ' + about(zeros * zeros)]);
-    if (shadeAt(layer.badCells, c) > 0) lines.push(['inf or nan', 'skip']);
-    showTip(pageX, pageY, 'Step ' + count(run.looks.steps[c]), lines);
+    const e = Math.floor(high - (y - top) / step + shift[c]);
+    showTip(pageX, pageY, 'Step ' + count(run.snapshots.steps[c]), heatTooltip(run, layer, c, e));
   };
 }
 
-// The last look as a small histogram over all of FP16's range.
+// The lines of the heat map's tooltip for a column and an exponent.
+function heatTooltip(run, layer, c, e) {
+  const shares = column(layer, c), zeros = shadeAt(layer.zeroCells, c);
+  const sum = (from, to) =>
+      shares.reduce((all, [at, share]) => all + (at >= from && at < to ? share : 0), 0);
+  const here = shares.find(([at]) => at === e), total = sum(-Infinity, Infinity) || 1;
+  const about = share => share ? 'about ' + percent(share) : 'none';
+  const lines = [];
+  if (here) lines.push([`${power(e)} to ${power(e + 1)} as stored: ${about(here[1] / total)}`]);
+  lines.push(
+      ['scale ' + scaleText(run.snapshots.scales[c])],
+      ['lost in FP16: ' + about(sum(-Infinity, ZERO) / total)],
+      ['subnormal in FP16: ' + about(sum(ZERO, NORMAL) / total)],
+      ['exactly zero: ' + about(zeros * zeros)]);
+  if (shadeAt(layer.badCells, c) > 0) lines.push(['inf or nan', 'skip']);
+  return lines;
+}
+
+// The last snapshot as a small histogram over FP16's whole range.
 function miniature(run, layer) {
   const width = 150, height = 24, low = -30, high = 18, X = e => (e - low) / (high - low) * width;
-  const bars = column(layer, run.looks.steps.length - 1);
+  const bars = column(layer, run.snapshots.steps.length - 1);
   const most = Math.max(...bars.map(bar => bar[1]), 1e-9);
-  const zone = (from, to, colour, alpha) =>
-      s('rect',
-        {x: X(from), width: X(to) - X(from), y: 0, height, fill: `var(${colour})`, opacity: alpha});
+  const bands =
+      ZONES.filter(([name, from, to, colour]) => colour).map(([
+                                                               name, from, to, colour, opacity
+                                                             ]) => {
+        const x = X(Math.max(from, low));
+        return s(
+            'rect',
+            {x, width: X(Math.min(to, high)) - x, y: 0, height, fill: `var(${colour})`, opacity});
+      });
   let path = '';
   for (const [e, share] of bars) {
     if (e < low || e >= high) continue;
@@ -123,11 +140,11 @@ function miniature(run, layer) {
         - Math.max(1, share / most * (height - 2)).toFixed(1)}`;
   }
   return s(
-      'svg', {width, height, 'aria-hidden': 'true'}, zone(low, ZERO, '--orange', 0.2),
-      zone(ZERO, NORMAL, '--gold', 0.14), zone(OVER, high, '--purple', 0.2),
+      'svg', {width, height, 'aria-hidden': 'true'}, bands,
       s('path', {d: path, stroke: 'var(--blue)', 'stroke-width': 2.5}));
 }
 
+// The heat map of the selected layer and a table of all layers.
 function layerSection(run) {
   if (!run.layers.length) return null;
   const layer = run.layers.find(one => one.name === view.layer) || run.layers[0];
@@ -162,8 +179,8 @@ function layerSection(run) {
   return h(
       'section', {}, h('h2', {}, 'Gradients by layer'),
       h('p', {class: 'note'},
-        'How large the gradients are, as powers of two, at every step that was looked at: the ',
-        'stronger the colour, the more of the values that are not zero. The bands are FP16\'s: below ',
+        'The magnitudes of the gradients, as powers of two, at every snapshot: the stronger the ',
+        'colour, the larger the share of the nonzero values. The bands are those of FP16: below ',
         `${power(ZERO)} a value becomes zero, below ${power(NORMAL)} it loses digits, from 65520 `,
         'on it is inf.'),
       h('div', {class: 'bar'},
@@ -179,25 +196,24 @@ function layerSection(run) {
           toggle('as stored', false), toggle('unscaled', true))),
       plot,
       h('p', {class: 'note'},
-        'All layers, the worst underflow first. Lost and subnormal are shares of the values that ',
-        'are not zero, at their worst. Largest and room are of the last look; room is how often ',
-        'the scale can still be doubled.'),
+        'All layers, the worst underflow first. Lost and subnormal are the largest shares of the ',
+        'nonzero values in any snapshot. Largest and room are those of the last snapshot; room is ',
+        'how often the scale can still be doubled.'),
       h('div', {class: 'wide list'},
-        h('table', {},
-          h('tr', {}, h('th', {}, 'layer'),
-            h('th', {}, 'last look, 2\u207b\u00b3\u2070 to 2\u00b9\u2078'),
-            h('th', {class: 'n'}, 'lost in FP16'), h('th', {class: 'n'}, 'subnormal'),
-            h('th', {class: 'n'}, 'exactly zero'), h('th', {class: 'n'}, 'largest'),
-            h('th', {class: 'n'}, 'room')),
-          run.layers.map(
-              one => h(
-                  'tr', {class: one === layer ? 'on' : null},
-                  h('td', {},
-                    h('button', {class: 'pick', title: one.name, onclick: () => pick(one.name)},
-                      one.name)),
-                  h('td', {}, miniature(run, one)),
-                  h('td', {class: one.lost > 0.01 ? 'n bad' : 'n'}, percent(one.lost)),
-                  h('td', {class: 'n'}, percent(one.subnormal)),
-                  h('td', {class: 'n'}, percent(one.zeros)), h('td', {class: 'n'}, number(one.top)),
-                  h('td', {class: one.bad ? 'n bad' : 'n'}, room(one)))))));
+        table(
+            [
+              ['layer'], ['last snapshot, 2\u207b\u00b3\u2070 to 2\u00b9\u2078'],
+              ['lost in FP16', 'n'], ['subnormal', 'n'], ['exactly zero', 'n'], ['largest', 'n'],
+              ['room', 'n']
+            ],
+            run.layers.map(
+                one => ({
+                  on: one === layer,
+                  cells: [
+                    pickButton(one.name, one.name, () => pick(one.name)), miniature(run, one),
+                    h('td', {class: one.lost > 0.01 ? 'n bad' : 'n'}, percent(one.lost)),
+                    percent(one.subnormal), percent(one.zeros), number(one.top),
+                    h('td', {class: one.bad ? 'n bad' : 'n'}, room(one))
+                  ]
+                })))));
 }

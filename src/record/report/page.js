@@ -1,8 +1,9 @@
 // ---- sections
 
+// Whether a live report's run is still training.
 const going = run => live && !view.gone && !run.end;
 
-// How a run ended: in full, or in a few words for a table.
+// How a run ended, in full or shortened for a table.
 function ending(run, brief) {
   const [text, kind] = going(run) ? ['training', 'on'] :
       run.end                     ? [run.end, run.end === 'finished' ? '' : 'off'] :
@@ -12,11 +13,13 @@ function ending(run, brief) {
       brief ? text.replace(/:.*/s, '') : text);
 }
 
-// Runs of a group differ in colour, and in dashes when the colours are used up.
+// Runs of a group have different colours, and different dashes when there are more runs than
+// colours.
 const placeOf = run => data.runs.filter(other => other.group === run.group).indexOf(run);
 const colourOf = run => COLOURS[placeOf(run) % COLOURS.length];
 const dashOf = run => DASHES[Math.floor(placeOf(run) / COLOURS.length) % DASHES.length];
 
+// A series for lineChart().
 function curve(run, points, stairs, chosen) {
   return {
     name: run.name,
@@ -29,7 +32,8 @@ function curve(run, points, stairs, chosen) {
   };
 }
 
-function tellOf(run, group) {
+// Returns a function that gives the lines of a chart's tooltip at a step.
+function tooltipOf(run, group) {
   return (step, skip) => {
     const lines = [];
     for (const other of group.length > 6 ? [run] : group) {
@@ -46,6 +50,7 @@ function tellOf(run, group) {
   };
 }
 
+// Names the runs of a group and explains the marks of skipped steps.
 function legend(run, group) {
   const items = group.length < 2 ?
       [] :
@@ -70,20 +75,22 @@ function legend(run, group) {
   return items.length ? h('ul', {class: 'legend'}, items) : null;
 }
 
+// The charts of loss, scale and gradient norm, with all runs of the group.
 function charts(run) {
   const group = data.runs.filter(other => other.group === run.group);
   const losses = group.flatMap(other => other.loss[1].filter(v => v !== null));
   const low = losses.reduce((a, b) => Math.min(a, b), Infinity),
         high = losses.reduce((a, b) => Math.max(a, b), -Infinity);
+  // A loss that falls by more than a factor of 30 needs a logarithmic axis.
   const lossKind = low > 0 && high / low > 30 ? 'log10' : 'linear';
-  const tell = tellOf(run, group), skips = run.skips;
+  const tooltip = tooltipOf(run, group), skips = run.skips;
   const make = (title, note, which, kind, height, stairs) =>
       h('section', {}, h('h2', {}, title), note && h('p', {class: 'note'}, note), lineChart({
           title,
           kind,
           height,
           skips,
-          tell,
+          tooltip,
           series: group.map(other => curve(other, other[which], stairs, run))
         }),
         group.length > 1 || which === 'loss' ? legend(run, group) : null);
@@ -93,11 +100,11 @@ function charts(run) {
   const norms = run.norm[1].filter(v => v !== null && v > 0);
   return [
     make(
-        'Loss', run.skipped ? 'The marks on the axis are steps that were skipped.' + thinned : null,
-        'loss', lossKind, 250, false),
+        'Loss', run.skipped ? 'The marks on the axis are skipped steps.' + thinned : null, 'loss',
+        lossKind, 250, false),
     make(
         'Scale',
-        'What the loss was multiplied by: up after clean steps, down when a gradient overflows.',
+        'The factor of the loss: raised after steps without overflow, lowered when a gradient overflows.',
         'scale', 'log2', 190, true),
     norms.length ? make(
                        'Gradient norm', 'Of the unscaled gradients, before clipping.', 'norm',
@@ -106,6 +113,7 @@ function charts(run) {
   ];
 }
 
+// A section that the reader can unfold; remembered across redraws.
 function fold(title, content) {
   const remember = event => event.target.open ? view.open.add(title) : view.open.delete(title);
   return h(
@@ -113,6 +121,7 @@ function fold(title, content) {
       h('summary', {}, title), content);
 }
 
+// The key figures of a run, its settings and its skipped steps.
 function facts(run) {
   const fact = (value, what, kind) =>
       h('div', {class: kind}, h('b', {}, value), h('span', {}, what));
@@ -130,7 +139,7 @@ function facts(run) {
     list.push(fact(
         bounds.overflow,
         bounds.doublings === null || bounds.doublings < 0 ?
-            'first to overflow: it has' :
+            'first to overflow: it already has' :
             `first to overflow, after ${Math.floor(bounds.doublings)} more doublings of the scale`,
         'text'));
   }
@@ -150,25 +159,20 @@ function facts(run) {
           fold(
               'Settings',
               h('div', {class: 'wide'},
-                h('table', {},
-                  run.settings.map(
-                      ([key, value]) =>
-                          h('tr', {}, h('td', {}, label(key)), h('td', {}, value)))))) :
+                table([], run.settings.map(([key, value]) => ({cells: [label(key), value]}))))) :
           null,
-      run.skips.length ?
-          fold(
-              'Skipped steps',
-              h('div', {class: 'wide list'},
-                h('table', {},
-                  h('tr', {}, h('th', {class: 'n'}, 'step'), h('th', {class: 'n'}, 'scale'),
-                    h('th', {}, 'culprit')),
-                  run.skips.slice(0, 500).map(
-                      skip =>
-                          h('tr', {}, h('td', {class: 'n'}, count(skip[0])),
-                            h('td', {class: 'n'}, scaleText(skip[1])), h('td', {}, skip[2])))))) :
-          null);
+      run.skips.length ? fold(
+                             'Skipped steps',
+                             h('div', {class: 'wide list'},
+                               table(
+                                   [['step', 'n'], ['scale', 'n'], ['culprit']],
+                                   run.skips.slice(0, 500).map(
+                                       ([step, scale, culprit]) =>
+                                           ({cells: [count(step), scaleText(scale), culprit]}))))) :
+                         null);
 }
 
+// The results of all runs of a group.
 function compareTable(group) {
   const runs = data.runs.filter(run => run.group === group);
   const keys = [...new Set(runs.flatMap(run => run.results.map(pair => pair[0])))];
@@ -179,29 +183,24 @@ function compareTable(group) {
   return h(
       'section', {}, h('h2', {}, group || 'Runs'),
       h('div', {class: 'wide'},
-        h('table', {},
-          h('tr', {}, h('th', {}, 'run'), h('th', {}, 'ended'),
-            keys.map(key => h('th', {class: 'n'}, label(key))), h('th', {class: 'n'}, 'steps'),
-            h('th', {class: 'n'}, 'skipped'), h('th', {class: 'n'}, 'time')),
-          runs.map(
-              run =>
-                  h('tr', {class: run === data.runs[view.run] ? 'on' : null},
-                    h('td', {},
-                      h('button', {
-                        class: 'pick',
-                        title: run.place,
-                        onclick: () => choose(data.runs.indexOf(run))
-                      },
-                        run.name)),
-                    h('td', {}, ending(run, true)),
-                    keys.map(key => h('td', {class: 'n'}, value(run, key))),
-                    h('td', {class: 'n'}, count(run.count)),
-                    h('td', {class: 'n'}, count(run.skipped)),
-                    h('td', {class: 'n'}, time(run.seconds)))))));
+        table(
+            [
+              ['run'], ['ended'], ...keys.map(key => [label(key), 'n']), ['steps', 'n'],
+              ['skipped', 'n'], ['time', 'n']
+            ],
+            runs.map(run => ({
+                       on: run === data.runs[view.run],
+                       cells: [
+                         pickButton(run.name, run.place, () => choose(data.runs.indexOf(run))),
+                         ending(run, true), ...keys.map(key => value(run, key)), count(run.count),
+                         count(run.skipped), time(run.seconds)
+                       ]
+                     })))));
 }
 
 // ---- the page
 
+// Selects a run.
 function choose(index) {
   view.run = index;
   view.layer = null;
@@ -217,13 +216,15 @@ const leftOut = () => data.left_out.length === 0 ?
     null :
     h('ul', {class: 'notes'}, data.left_out.map(why => h('li', {}, `A run is left out. ${why}`)));
 
+// Draws the whole page from `data` and `view`.
 function render() {
-  // What the reader has opened and scrolled to stays so.
+  // Keep the scroll positions of the page and of its lists.
   const scroll = scrollY,
         lists = [...document.querySelectorAll('.list')].map(list => list.scrollTop);
   hideTip();
   left = LEFT;
   if (view.run === null || !data.runs[view.run]) {
+    // Initially, select the first run in which scaling is interesting.
     const best = data.runs.findIndex(run => run.skipped > 0 || run.name.includes('dynamic'));
     view.run = Math.max(0, best);
   }
@@ -233,10 +234,9 @@ function render() {
       h('p', {class: 'sub'}, many ? plural(data.runs.length, 'run') : plural(run.count, 'step'),
         ' \u00b7 started ', run.started.replace('T', ' ').replace(/\..*/, ' UTC'),
         run.cut && !going(run) ?
-            ' \u00b7 the last line of its history is cut off and was left out' :
+            ' \u00b7 the last line of its history is incomplete and was ignored' :
             '',
-        view.gone ? ' \u00b7 the run that served this page has gone; this is the last it said' :
-                    ''));
+        view.gone ? ' \u00b7 the server of this page has stopped; this is the last state' : ''));
   const groups = [...new Set(data.runs.map(one => one.group))];
   document.getElementById('main').replaceChildren(
       ...[leftOut(), many ? groups.map(compareTable) : [], facts(run), notes(run), charts(run),
@@ -244,16 +244,18 @@ function render() {
           .flat()
           .filter(Boolean),
       h('footer', {},
-        live ? 'Served by Headroom while the run goes on.' :
-               'Made by Headroom. This file is whole: it asks nothing of any network.'));
+        live ?
+            'Served by Headroom while the run is training.' :
+            'Written by Headroom. This file is self-contained and does not access the network.'));
   pending.splice(0).forEach(draw => draw());
   document.querySelectorAll('.list').forEach((list, i) => list.scrollTop = lists[i] || 0);
   scrollTo(0, scroll);
 }
 
-// A page that is being read is not drawn anew under the reader's finger.
+// The page is not redrawn while a tooltip or a selection is open.
 const busy = () => !tip.hidden || document.activeElement.tagName === 'SELECT';
 
+// Asks the server for newer data until all runs have ended or it has failed three times in a row.
 let lines = -1, stale = false;
 async function poll(failures) {
   try {
