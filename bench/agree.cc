@@ -30,7 +30,7 @@ double median_microseconds(int repetitions, const std::function<void()>& call) {
 }
 
 int bench() {
-  const Launch launch = launched();
+  const Launch launch = launch_from_environment();
   torch::set_num_threads(1);
   set_num_threads(1);
   const auto team = make_team(launch, std::chrono::minutes(1));
