@@ -72,6 +72,7 @@ void bind_scaler(py::module_& m) {
              ScalerAccess::set_ranks(self, std::move(ranks), kind);
            })
       .def("loss_scaled", &ScalerAccess::loss_scaled)
+      .def("assume_losses", &ScalerAccess::assume_losses)
       .def_property_readonly("round", &ScalerAccess::round)
       .def("gradients_added", &ScalerAccess::gradients_added)
       .def("is_unscaled", &ScalerAccess::is_unscaled)

@@ -153,6 +153,9 @@ struct HEADROOM_API ScalerAccess {
                          Stream stream);
   /// The same, for a binding that reads the factor at scale_address().
   static void loss_scaled(GradScaler& scaler);
+  /// From now on a loss is assumed before every step: scale() was captured in a CUDA graph, whose
+  /// replays the host does not see.
+  static void assume_losses(GradScaler& scaler);
   static int64_t round(const GradScaler& scaler);
 
   /// Reports that backward of a loss that was scaled in `round` has added to the gradients. Throws

@@ -64,7 +64,7 @@ TEST(Ranks, GroupFailureIsReportedAsALostRank) {
   };
   ProcessGroupRanks ranks(group, std::chrono::seconds(1), torch::kCPU);
   double number = 0.0;
-  expect_error(ErrorCode::kRankLost, "(Connection closed by peer); it is gone",
+  expect_error(ErrorCode::kRankLost, "(Connection closed by peer); it has ended",
                [&] { ranks.reduce(&number, 1, &number, 1); });
   expect_error(ErrorCode::kRankLost, "was lost before",
                [&] { ranks.reduce(&number, 1, &number, 1); });

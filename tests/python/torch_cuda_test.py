@@ -28,18 +28,39 @@ def fill_gradients(params, step):
         params[2].grad[7] = float("nan")
 
 
-def test_step_does_not_synchronize():
-    params, optimizer, scaler = make_training(max_norm=1.0)
+OPTIMIZERS = {
+    "headroom": lambda params: headroom.torch.AdamW(params, lr=1e-2),
+    "torch fused": lambda params: torch.optim.AdamW(params, lr=1e-2, fused=True),
+    "torch fused sgd": lambda params: torch.optim.SGD(params, lr=1e-2, momentum=0.9, fused=True),
+}
+
+
+def full_step(scaler, optimizer, unscale=False, max_norm=1.0):
+    scaler.scale(torch.ones((), device="cuda"))
+    if unscale:
+        scaler.unscale_(optimizer)
+    norm = scaler.step(optimizer, max_norm=max_norm)
+    scaler.update()
+    return norm
+
+
+@pytest.mark.parametrize("unscale", [False, True])
+@pytest.mark.parametrize("optimizer_name", OPTIMIZERS)
+def test_step_does_not_synchronize(optimizer_name, unscale):
+    params, _, scaler = make_training()
+    optimizer = OPTIMIZERS[optimizer_name](params)
     for step in range(3):
         fill_gradients(params, step)
-        scaler.step(optimizer)
-        scaler.update()
+        full_step(scaler, optimizer, unscale)
     torch.cuda.synchronize()
     done = torch.cuda.Event()
     torch.cuda._sleep(2_000_000_000)  # about a second
-    for _ in range(5):
-        scaler.step(optimizer)
-        scaler.update()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(5):
+            full_step(scaler, optimizer, unscale)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
     done.record()
     assert not done.query()  # the device still sleeps, so no call waited for it
     torch.cuda.synchronize()
@@ -50,24 +71,82 @@ def test_graph_replays_equal_eager_steps(dtype):
     eager, graphed = make_training(dtype, max_norm=1.0), make_training(dtype, max_norm=1.0)
     for params, optimizer, scaler in (eager, graphed):
         fill_gradients(params, 0)
-        scaler.step(optimizer)
-        scaler.update()
+        full_step(scaler, optimizer)
     params, optimizer, scaler = graphed
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):  # records without executing
-        scaler.step(optimizer)
-        scaler.update()
+        full_step(scaler, optimizer)
     for step in range(1, 40):
         fill_gradients(params, step)
         graph.replay()
         fill_gradients(eager[0], step)
-        eager[2].step(eager[1])
-        eager[2].update()
+        full_step(eager[2], eager[1])
         assert scaler.get_scale() == eager[2].get_scale()
         for ours, expected in zip(params, eager[0]):
             torch.testing.assert_close(ours, expected, rtol=0, atol=0)
-    assert optimizer.report().skipped == 10
+    assert scaler.report().skipped == 10
+
+
+@pytest.mark.parametrize("optimizer_name", ["torch fused", "torch fused sgd"])
+def test_clipping_with_fused_optimizers_equals_torch(optimizer_name):
+    """torch's scaler with clip_grad_norm_ gives the same weights to rounding, and the same scales."""
+    runs = []
+    for scaler_class in (torch.amp.GradScaler, headroom.torch.GradScaler):
+        params, _, _ = make_training()
+        optimizer = OPTIMIZERS[optimizer_name](params)
+        scaler = scaler_class("cuda", init_scale=1024.0, growth_interval=3)
+        scales = []
+        for step in range(1, 12):
+            fill_gradients(params, step)
+            if scaler_class is headroom.torch.GradScaler:
+                full_step(scaler, optimizer)
+            else:
+                scaler.scale(torch.ones((), device="cuda"))
+                scaler.unscale_(optimizer)
+                torch.nn.utils.clip_grad_norm_(params, 1.0)
+                scaler.step(optimizer)
+                scaler.update()
+            scales.append(scaler.get_scale())
+        runs.append((scales, params))
+    assert runs[0][0] == runs[1][0]
+    for theirs, ours in zip(runs[0][1], runs[1][1]):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_scale_captured_with_backward_needs_no_call_in_replays():
+    """PyTorch's documented pattern: forward and backward in a graph, step and update outside."""
+    weight = torch.nn.Parameter(torch.ones(4, device="cuda"))
+    optimizer = torch.optim.SGD([weight], lr=0.25)
+    scaler = headroom.torch.GradScaler("cuda", init_scale=8.0)
+    weight.grad = torch.zeros_like(weight)
+    scaler.scale(weight.sum()).backward()
+    scaler.step(optimizer), scaler.update(), weight.grad.zero_()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        weight.grad.zero_()
+        scaler.scale(weight.sum()).backward()
+    for _ in range(2):
+        graph.replay()
+        scaler.step(optimizer)
+        scaler.update()
+    assert weight.tolist() == [0.25] * 4
+
+
+def test_gradients_on_several_devices_are_decided_on_the_host():
+    weights = [torch.nn.Parameter(torch.ones(4, device=device)) for device in ("cuda", "cpu")]
+    optimizer = torch.optim.SGD(weights, lr=0.5)
+    scaler = headroom.torch.GradScaler("cuda", init_scale=8.0)
+    for bad in (False, True):
+        scaler.scale(torch.ones((), device="cuda"))
+        for weight in weights:
+            weight.grad = torch.full_like(weight, 8.0)
+        if bad:
+            weights[1].grad[0] = float("inf")
+        scaler.step(optimizer)
+        scaler.update()
+        assert all(weight.tolist() == [0.5] * 4 for weight in weights)
+    assert scaler.get_scale() == 4.0 and scaler.report().culprit == "param_groups[0].params[1]: 1 inf, 0 nan"
 
 
 def test_bf16_gradients_are_unscaled():
@@ -76,13 +155,11 @@ def test_bf16_gradients_are_unscaled():
     before = [param.detach().clone() for param in params]
     for param in params:
         param.grad.fill_(512.0)
-    scaler.step(optimizer)
-    scaler.update()
+    full_step(scaler, optimizer, max_norm=None)
     for param, old in zip(params, before):
         torch.testing.assert_close(param.detach(), old - 0.5)
     params[1].grad[3] = float("inf")
-    scaler.step(optimizer)
-    scaler.update()
+    full_step(scaler, optimizer, max_norm=None)
     assert not scaler.last_step_applied
     assert "params[1]: 1 inf, 0 nan" in str(scaler.report())
 

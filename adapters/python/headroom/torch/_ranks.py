@@ -40,7 +40,7 @@ def ranks_over(group: Any) -> _core.CallbackRanks:
             numbers = [each.tolist() for each in everybody]
         except RuntimeError as error:
             why = str(error).partition("\n")[0].rstrip(".")
-            raise make("rank lost", f"Another rank did not come to the same step ({why}); it is gone, stuck or out "
+            raise make("rank lost", f"Another rank did not reach the same step ({why}); it has ended, is stuck or is out "
                        "of step. Look at its output, end the job and start from the last checkpoint.") from error
         # Added in the order of the ranks, so that all of them get the same bits.
         count = len(sums)

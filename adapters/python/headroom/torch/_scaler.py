@@ -128,6 +128,8 @@ class GradScaler(torch.amp.GradScaler):
         # A copy: backward needs the factor after an update may have moved the scale.
         scaled = wide * self._scale_view.clone().to(loss.device, non_blocking=True)
         self._core.loss_scaled()
+        if loss.is_cuda and torch.cuda.is_current_stream_capturing():
+            self._core.assume_losses()
         if scaled.requires_grad:  # gradients exist once backward has run
             scaled.register_hook(functools.partial(_gradients_added, self._core, self._core.round))
         return scaled
