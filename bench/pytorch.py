@@ -116,7 +116,8 @@ def main():
             taken = alternating_ms(reset, works, times)
             text = "   ".join(f"{who} {ms:7.3f}" for who, ms in taken.items())
             if "ours" in taken:
-                text += f"   {taken[\"torch's scaler\"] / taken['ours']:.2f} times"
+                ratio = taken["torch's scaler"] / taken["ours"]
+                text += f"   {ratio:.2f} times"
             if "our AdamW too" in taken:
                 faster = taken["torch's scaler"] / taken["our AdamW too"]
                 text += f"   {faster:.1f} times"

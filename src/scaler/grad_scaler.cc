@@ -163,7 +163,7 @@ float ScalerAccess::begin_loss(GradScaler& scaler) {
 }
 
 void ScalerAccess::loss_scaled(GradScaler& scaler) { scaler.impl_->order.loss_scaled(); }
-void ScalerAccess::assume_losses(GradScaler& scaler) { scaler.impl_->losses_unseen = true; }
+void ScalerAccess::assume_losses(GradScaler& scaler) { scaler.impl_->loss_scaled_on_device = true; }
 
 void ScalerAccess::set_ranks(GradScaler& scaler, std::shared_ptr<Ranks> ranks,
                              RankGradients gradients) {
