@@ -15,13 +15,12 @@ namespace {
 
 using c10d::ProcessGroupGloo;
 
-[[noreturn]] void lost(const char* doing, const std::exception& error) {
+[[noreturn]] void lost(const char* what, const std::exception& error) {
   std::string why = error.what();
   why = why.substr(0, why.find('\n'));
   if (!why.empty() && why.back() == '.') why.pop_back();
-  throw Error(ErrorCode::kRankLost, std::string("Another rank did not come to ") + doing + " (" +
-                                        why +
-                                        "); it is gone or stuck. Look at its output, and "
+  throw Error(ErrorCode::kRankLost, std::string("Another rank did not reach ") + what + " (" + why +
+                                        "); it has ended or is stuck. Look at its output, and "
                                         "start again.");
 }
 
@@ -48,7 +47,7 @@ class GlooTeam : public Team {
           c10::make_intrusive<c10d::PrefixStore>("headroom", store_), launch.rank, launch.size,
           options);
     } catch (const std::exception& error) {
-      lost("meet the others", error);
+      lost("the start of the job", error);
     }
     ranks_ = std::make_shared<libtorch::ProcessGroupRanks>(group_, time_limit);
   }
@@ -68,7 +67,7 @@ class GlooTeam : public Team {
     try {
       group_->allreduce(flat)->wait(time_limit_);
     } catch (const std::exception& error) {
-      lost("average the gradients", error);
+      lost("the averaging of the gradients", error);
     }
   }
 

@@ -38,9 +38,9 @@ class MpiTeam : public Team {
       MPI_Test(&request, &done, MPI_STATUS_IGNORE);
       if (done == 0 && std::chrono::steady_clock::now() - start > time_limit_) {
         throw Error(ErrorCode::kRankLost,
-                    "Another rank did not come to average the gradients within " +
+                    "Another rank did not reach the averaging of the gradients within " +
                         std::to_string(time_limit_.count() / 1000) +
-                        " s; it is gone or stuck. Look at its output, and start again.");
+                        " s; it has ended or is stuck. Look at its output, and start again.");
       }
       if (done == 0) std::this_thread::yield();
     }

@@ -65,12 +65,19 @@ template class CudaMailbox<CudaReport>;
 template class CudaMailbox<CudaAlarm>;
 template class CudaMailbox<CudaDifference>;
 
-CudaOptimizer::CudaOptimizer(int device) : measure(device) {}
+CudaOptimizer::CudaOptimizer(int device) : measure_(device) {}
+void CudaOptimizer::set_lists(const std::vector<TensorView>&, const std::vector<TensorView>&) {
+  no_cuda();
+}
+void CudaOptimizer::measure_gradients(const MeasureJob&) { no_cuda(); }
+void CudaOptimizer::clear(const bool*) { no_cuda(); }
 CudaScaler::CudaScaler(int) { no_cuda(); }
 void CudaScaler::set_record(const ScaleRecord&, float) { no_cuda(); }
 ScaleNumbers CudaScaler::wait_numbers() const { no_cuda(); }
 void CudaScaler::scale(const TensorView&, const TensorView&) { no_cuda(); }
-const float* CudaScaler::scale_address() const { no_cuda(); }
+StepSeen CudaScaler::wait_seen() const { no_cuda(); }
+void CudaScaler::count_overflow() { no_cuda(); }
+float* CudaScaler::scale_address() const { no_cuda(); }
 void CudaScaler::unscale(const CudaRanks&, CudaOptimizer*) { no_cuda(); }
 void CudaScaler::decide(const CudaStep&, const CudaTables&, const CudaRanks&, CudaOptimizer*) {
   no_cuda();

@@ -125,6 +125,8 @@ __global__ void decide_kernel(const GradStats* stats, const CudaAgreement* agree
 }
 
 // One update of the scale, by the input that the steps of this round have collected.
+__global__ void overflow_kernel(CudaScale* scale) { scale->seen.overflow = true; }
+
 __global__ void update_kernel(CudaScale* scale, CudaMail<CudaAlarm>* mail) {
   wait_for_kernel_before();
   ScaleNumbers& numbers = scale->record.numbers;
@@ -260,6 +262,12 @@ void CudaScaler::decide(const CudaStep& step, const CudaTables& tables, const Cu
   launch_early(decide_kernel, 1, kPrepareThreads + 32, optimizer->found(),
                optimizer->agreement.data(), step, scale_.data(), optimizer->progress(),
                optimizer->reports.data(), tables);
+}
+
+void CudaScaler::count_overflow() {
+  const DeviceScope scope(device_);
+  overflow_kernel<<<1, 1, 0, current_stream()>>>(scale_.data());
+  HEADROOM_CUDA(cudaGetLastError());
 }
 
 void CudaScaler::update() {

@@ -166,6 +166,9 @@ class CudaScaler {
 
   void update();
 
+  /// Counts a step as overflowed that the host has skipped.
+  void count_overflow();
+
   /// Multiplies waiting gradients by CudaScale::factor, or by the scale if they are unscaled.
   void rescale(bool unscaled, CudaOptimizer* optimizer);
 

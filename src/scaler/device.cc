@@ -146,6 +146,7 @@ StepReport Scaler::wait_and_apply(Optimizer& optimizer, const StepOptions& given
     report.applied = false;
     report.skip = Skip::kUnscaleOverflow;
     report.culprit = describe_unscaling_in_place(report.stats.amax, scale);
+    cuda->count_overflow();
   }
   entry->report = report;  // kept, because the optimizer's names may be gone later
   apply_or_skip(optimizer, given, report, entry->cuda->reports.read()->verdict.multiplier);

@@ -139,7 +139,7 @@ def test_lost_or_stopped_rank_ends_the_others_within_the_time_limit(temp):
                 os.kill(pid, signal.SIGKILL)
             wait(processes[1:])
             check(codes[0] == 1, f"{way} {sign}: {codes} {outputs}")
-            check("headroom: rank 0: Another rank did not reach the same step" in outputs[0][1], f"{way}: {outputs}")
+            check("headroom: rank 0: Another rank did not reach the" in outputs[0][1], f"{way}: {outputs}")
             check(took < 60, f"{way} {sign}: {took} s")
 
 
@@ -200,7 +200,7 @@ def test_missing_first_rank_is_reported(temp):
                                 env={**NO_RANKS, "RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
                                      "MASTER_PORT": "9"})
         check(result.returncode == 1, result)
-        check("headroom: rank 1: Another rank did not reach the same step" in result.stderr, result)
+        check("headroom: rank 1: Another rank did not reach the" in result.stderr, result)
 
 
 def test_invalid_rank_variables_are_refused(temp):

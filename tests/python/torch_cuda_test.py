@@ -52,15 +52,17 @@ def test_step_does_not_synchronize(optimizer_name, unscale):
     for step in range(3):
         fill_gradients(params, step)
         full_step(scaler, optimizer, unscale)
-    torch.cuda.synchronize()
-    done = torch.cuda.Event()
-    torch.cuda._sleep(2_000_000_000)  # about a second
     torch.cuda.set_sync_debug_mode("error")
     try:
         for _ in range(5):
             full_step(scaler, optimizer, unscale)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.synchronize()
+    done = torch.cuda.Event()
+    torch.cuda._sleep(2_000_000_000)  # about a second
+    for _ in range(5):
+        full_step(scaler, optimizer, unscale)
     done.record()
     assert not done.query()  # the device still sleeps, so no call waited for it
     torch.cuda.synchronize()

@@ -13,6 +13,10 @@ from headroom._errors import make
 
 View = tuple[int, int, int, int]
 
+# torch.compile runs functions with this decorator as they are. Unlike torch.compiler.disable it does not import the
+# compiler, which takes a second, together with this package.
+keep_eager = torch._disable_dynamo
+
 _CODES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float64: 3}
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _STRIDED = torch.strided

@@ -15,7 +15,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from headroom import _core
 from headroom._errors import Error, make
 from headroom.torch._binding import Call, Names
-from headroom.torch._memory import View, check_whole, places, stream_of, tensor_at, view_of
+from headroom.torch._memory import View, check_whole, keep_eager, places, stream_of, tensor_at, view_of
 
 
 # Arguments of torch's optimizers. True: accepted and ignored, because it does not change results. False: only
@@ -269,6 +269,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                 flat.copy_(values.as_strided((flat.numel(),), (1,)))
             self._layouts[i] = (shape, now)
 
+    @keep_eager
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """One step, after the closure if there is one. GradScaler.step() calls this."""
         if not self._is_watched():

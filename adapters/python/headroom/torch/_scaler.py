@@ -18,7 +18,7 @@ from torch.amp.grad_scaler import OptState, _refresh_per_optimizer_state
 from headroom import _core
 from headroom._errors import Error, make
 from headroom.torch._binding import Binding, Call, Names
-from headroom.torch._memory import stream_of, tensor_at
+from headroom.torch._memory import keep_eager, stream_of, tensor_at
 from headroom.torch._optim import FusedOptimizer
 from headroom.torch._ranks import group_of, is_sharded, ranks_over, share_counting
 
@@ -119,7 +119,17 @@ class GradScaler(torch.amp.GradScaler):
             return type(outputs)(scaled) if isinstance(outputs, (list, tuple)) else scaled
         raise ValueError("outputs must be a Tensor or an iterable of Tensors")
 
-    @torch.compiler.disable
+    def loss_fn(self, function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        """``function`` with its loss scaled, for schedules that compute the loss and call backward themselves
+        (``torch.distributed.pipelining``)."""
+
+        @functools.wraps(function)
+        def scaled(*args: Any, **kwargs: Any) -> torch.Tensor:
+            return self.scale(function(*args, **kwargs))
+
+        return scaled
+
+    @keep_eager
     def _scale_one(self, loss: torch.Tensor) -> torch.Tensor:
         if self._scale_view is None:
             self._lazy_init_scale_growth_tracker(loss.device)
@@ -149,6 +159,11 @@ class GradScaler(torch.amp.GradScaler):
         self._place = device
         self._scale_view = tensor_at(self._core.scale_address(), device, self._core)
 
+    def _check_started(self, call: str) -> None:
+        if self._scale_view is None:
+            raise AssertionError(f"Attempted {call} but _scale is None.  This may indicate your script did not use "
+                                 "scaler.scale(loss or outputs) earlier in the iteration.")
+
     @property
     def _scale(self) -> Optional[torch.Tensor]:
         return self._scale_view
@@ -161,17 +176,18 @@ class GradScaler(torch.amp.GradScaler):
 
     # Steps.
 
+    @keep_eager
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         """Divides the gradients by the scale, in place, to clip or inspect them before ``step()``. FP16 and
         BF16 gradients are taken. ``step(optimizer, max_norm=...)`` clips with one pass less."""
         if not self._enabled:
             return
-        self._check_scale_growth_tracker("unscale_")
+        self._check_started("unscale_")
         core = self._bound(optimizer)
         self._core.unscale_(core, self._stream)
         self._note(optimizer, core, OptState.UNSCALED)
 
-    @torch.compiler.disable
+    @keep_eager
     def step(
         self,
         optimizer: torch.optim.Optimizer,
@@ -191,7 +207,7 @@ class GradScaler(torch.amp.GradScaler):
         if self._enabled:
             if closure is not None:
                 raise RuntimeError("Closure use is not currently supported if GradScaler is enabled.")
-            self._check_scale_growth_tracker("step")
+            self._check_started("step")
         core = self._bound(optimizer)
         if self._group is None and not any(
             param.grad is not None for group in optimizer.param_groups for param in group["params"]
@@ -294,12 +310,12 @@ class GradScaler(torch.amp.GradScaler):
             self._per_optimizer_states[id(optimizer)] = {
                 "stage": stage, "found_inf_per_device": {found.device: found}}
 
-    @torch.compiler.disable
+    @keep_eager
     def update(self, new_scale: Union[float, torch.Tensor, None] = None) -> None:
         """Moves the scale by what the steps since the last update found, or sets it."""
         if not self._enabled:
             return
-        self._check_scale_growth_tracker("update")
+        self._check_started("update")
         if new_scale is not None:
             self._set_scale(new_scale)
         else:
