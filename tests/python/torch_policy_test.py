@@ -49,14 +49,16 @@ def test_attempts_lose_no_batch(optimizer_class):
     weight, optimizer, scaler = make_run("headroom-retry", optimizer_class)
     counts = []
     for limit in (2.0**20, 2.0**10, 2.0**10):  # the largest gradient that the "hardware" can hold
+        attempts = []
         for attempt in scaler.attempts():
+            attempts.append(attempt)
             optimizer.zero_grad()
             scaler.scale(weight.sum()).backward()
             if weight.grad[0] > limit:
                 weight.grad.fill_(INF)
             scaler.step(optimizer)
             scaler.update()
-        counts.append(attempt)
+        counts.append(len(attempts) - 1)
         assert scaler.last_step_applied
     assert counts[0] == 0 and counts[1] > 0 and counts[2] == 0
     assert weight.tolist() == [-0.5] * 4
