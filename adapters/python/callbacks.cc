@@ -106,11 +106,11 @@ void bind_callbacks(py::module_& m) {
   m.attr("CURRENT_STREAMS") = kCurrentStreams;
   m.def("set_stream_getter", [](py::object getter) { stream_getter() = std::move(getter); });
   py::class_<CallbackOptimizer, Optimizer>(m, "CallbackOptimizer").def(py::init<>());
-  py::class_<Ranks, std::shared_ptr<Ranks>>(m, "Ranks");
+  py::class_<Ranks, std::shared_ptr<Ranks>>(m, "Ranks")
+      .def_property_readonly("enqueues", &Ranks::enqueues);
   py::class_<CallbackRanks, Ranks, std::shared_ptr<CallbackRanks>>(m, "CallbackRanks")
       .def(py::init<int, int, py::object, py::object>(), py::arg("rank"), py::arg("size"),
-           py::arg("reduce"), py::arg("enqueue") = py::none())
-      .def_property_readonly("enqueues", &CallbackRanks::enqueues);
+           py::arg("reduce"), py::arg("enqueue") = py::none());
 }
 
 }  // namespace headroom::python

@@ -135,8 +135,8 @@ namespace {
 std::shared_ptr<char> read_whole(const files::File& file) {
   constexpr size_t kAlignment = internal::kAlignment;
   const size_t bytes = (file.size() / kAlignment + 1) * kAlignment;
-  const std::shared_ptr<char> memory(static_cast<char*>(std::aligned_alloc(kAlignment, bytes)),
-                                     &std::free);
+  std::shared_ptr<char> memory(static_cast<char*>(std::aligned_alloc(kAlignment, bytes)),
+                               &std::free);
   if (memory == nullptr) file.refuse("does not fit in memory.");
   file.read(0, memory.get(), file.size());
   return memory;
