@@ -7,39 +7,41 @@
 #include <cstdint>
 #include <vector>
 
-#include "inspect/cells.h"
 #include "inspect/kernels.h"
 
 namespace headroom::internal {
 
-/// Counts elements by slot (see ClassifyFunction) and converts the slots to cells at the end. Uses
-/// 512 KiB of memory or less. Not thread-safe.
+/// Elements go into a table by the upper bits that matter: all 15 of a 16-bit float, exponent and
+/// class of the mantissa of a wider one. finish() makes cells of it. Holds up to 512 KiB.
 class MagnitudeCounter {
  public:
   explicit MagnitudeCounter(DType dtype);
-  /// Counts `count` elements at `data`, which may have any alignment.
+  /// `count` elements at `data`, of any alignment.
   void add(const void* data, int64_t count);
-  /// Adds all counts to `out` and resets the counter.
+  /// Adds everything so far to `out` and starts anew.
   void finish(Magnitudes* out);
 
  private:
-  void add_chunk(const char* data, size_t count);
+  static constexpr size_t kCopies = 4;
+
+  void add16(const char* data, size_t count);
+  void add_slots(const char* data, size_t count);
   void add_f32_subnormals(const char* data, size_t count);
-  int64_t count_of(size_t slot) const;
-  int32_t key_of(size_t slot) const;
-  void flush();
+  void fold();
+  void push(Magnitudes* out, int32_t key, int64_t count) const;
+  void finish16(Magnitudes* out);
+  void finish_slots(Magnitudes* out);
 
   DType dtype_;
-  Layout layout_;
-  size_t slots_;  // in each table
-  // Four tables that consecutive elements take in turn. Incrementing the same counter again has to
-  // wait for the previous store, and gradients have long runs of zeros.
-  static constexpr size_t kTables = 4;
-  std::vector<uint32_t> tables_;
-  int64_t in_tables_ = 0;  // elements counted since the last flush()
+  size_t slots_;  // of one copy
+  // Four copies of the table. An increment of the same slot waits for the previous one, and
+  // gradients contain long runs of zeros; with four copies neighbours do not wait for each other.
+  std::vector<uint32_t> table_;
+  std::vector<int64_t> sums_;
+  int64_t in_table_ = 0;  // elements since the last fold()
+  int64_t count_ = 0;
   ChunkRange range_;
-  std::vector<int64_t> subnormals_;  // of f32, by cell key from kSmallestF32Key on
-  Magnitudes total_;                 // flushed counts
+  std::vector<int64_t> f32_subnormals_;  // by key, from that of 2^-149 on; empty if there are none
 };
 
 }  // namespace headroom::internal

@@ -1,5 +1,5 @@
-// Plain integer loops, compiled once per SIMD target: compilers vectorise them, and the result is
-// much faster with AVX2 than with the baseline instruction set.
+// Plain loops on integers. They are compiled once for each SIMD target because compilers vectorise
+// them well, and far better with AVX2 than without.
 #if defined(HEADROOM_SRC_INSPECT_KERNELS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEADROOM_SRC_INSPECT_KERNELS_INL_H_
 #undef HEADROOM_SRC_INSPECT_KERNELS_INL_H_
@@ -21,31 +21,27 @@ namespace headroom {
 namespace internal {
 namespace HWY_NAMESPACE {
 
-// Bits is a signed integer of the element's size: every target can compare signed integers, and the
-// sign bit has been cleared.
-template <typename Bits, DType kDType>
-void classify(const void* data, size_t count, uint16_t* slots, ChunkRange* range) {
-  constexpr Layout kLayout = layout_of(kDType);
-  [[maybe_unused]] constexpr int kMantissaBits = kLayout.mantissa_bits;
-  constexpr auto kInf = static_cast<Bits>(kLayout.inf());
+template <typename Bits>
+HWY_INLINE Bits magnitude_at(const char* p, size_t i) {
+  Bits bits;
+  std::memcpy(&bits, p + i * sizeof(Bits), sizeof(Bits));
+  return static_cast<Bits>(bits & std::numeric_limits<Bits>::max());
+}
+
+// Bits is a signed integer, which every target can compare.
+template <typename Bits, int kBits, Bits kInf>
+void slots(const void* from, size_t count, uint16_t* slot, ChunkRange* range) {
   constexpr Bits kMax = std::numeric_limits<Bits>::max();
-  const char* p = static_cast<const char*>(data);
+  const char* p = static_cast<const char*>(from);
   Bits largest = 0;
   Bits smallest = kMax;
   for (size_t i = 0; i < count; ++i) {
-    Bits bits;
-    std::memcpy(&bits, p + i * sizeof(Bits), sizeof(Bits));
-    bits = static_cast<Bits>(bits & kMax);
-    if constexpr (sizeof(Bits) == sizeof(uint16_t)) {
-      slots[i] = static_cast<uint16_t>(bits);
-    } else {
-      const Bits mantissa = bits & ((Bits{1} << kMantissaBits) - 1);
-      slots[i] = static_cast<uint16_t>((bits >> kMantissaBits << 4) +
-                                       mantissa_class<kMantissaBits>(mantissa));
-    }
-    // Masks instead of conditional expressions, which GCC does not vectorise here.
-    const auto finite = static_cast<Bits>(bits & -static_cast<Bits>(bits < kInf));
-    const auto nonzero = static_cast<Bits>(bits | (-static_cast<Bits>(bits == 0) & kMax));
+    const Bits bits = magnitude_at<Bits>(p, i);
+    const Bits mantissa = bits & ((Bits{1} << kBits) - 1);
+    slot[i] = static_cast<uint16_t>((bits >> kBits << 4) + mantissa_class<kBits>(mantissa));
+    // Masks instead of conditions, which keep GCC from vectorising.
+    const Bits finite = bits & -static_cast<Bits>(bits < kInf);
+    const Bits nonzero = bits | (-static_cast<Bits>(bits == 0) & kMax);
     largest = std::max(largest, finite);
     smallest = std::min(smallest, nonzero);
   }
@@ -53,10 +49,48 @@ void classify(const void* data, size_t count, uint16_t* slots, ChunkRange* range
   range->smallest = std::min(range->smallest, static_cast<uint64_t>(smallest));
 }
 
+size_t repeats16(const void* from, size_t count) {
+  const char* p = static_cast<const char*>(from);
+  size_t repeats = 0;
+  for (size_t begin = 0; begin + 1 < count; begin += 32768) {
+    const size_t end = std::min(begin + 32768, count - 1);
+    uint16_t here = 0;
+    for (size_t i = begin; i < end; ++i) {
+      here = static_cast<uint16_t>(
+          here + (magnitude_at<int16_t>(p, i) == magnitude_at<int16_t>(p, i + 1)));
+    }
+    repeats += here;
+  }
+  return repeats;
+}
+
+// Counter is as wide as Bits, so that lanes need not be widened; hence the limit on count.
+template <typename Bits, typename Counter>
+void fates(const void* from, size_t count, const BitLimits& limits, Fates* out) {
+  const char* p = static_cast<const char*>(from);
+  const auto flush = static_cast<Bits>(limits.flush), normal = static_cast<Bits>(limits.normal),
+             overflow = static_cast<Bits>(limits.overflow), inf = static_cast<Bits>(limits.inf);
+  Counter up_to_flush = 0, zeros = 0, below_normal = 0, below_overflow = 0, finite = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const Bits bits = magnitude_at<Bits>(p, i);
+    zeros = static_cast<Counter>(zeros + (bits == 0));
+    up_to_flush = static_cast<Counter>(up_to_flush + (bits <= flush));
+    below_normal = static_cast<Counter>(below_normal + (bits < normal));
+    below_overflow = static_cast<Counter>(below_overflow + (bits < overflow));
+    finite = static_cast<Counter>(finite + (bits < inf));
+  }
+  out->flushed += static_cast<int64_t>(up_to_flush - zeros);
+  out->subnormal += static_cast<int64_t>(below_normal - up_to_flush);
+  out->overflow += static_cast<int64_t>(finite - below_overflow);
+}
+
 const InspectKernels* inspect_kernels_for_target() {
-  static constexpr InspectKernels kKernels = {
-      {&classify<int16_t, DType::kF16>, &classify<int16_t, DType::kBF16>,
-       &classify<int32_t, DType::kF32>, &classify<int64_t, DType::kF64>}};
+  static constexpr InspectKernels kKernels = {&slots<int32_t, 23, 0x7F800000>,
+                                              &slots<int64_t, 52, 0x7FF0000000000000>,
+                                              &repeats16,
+                                              &fates<int16_t, uint16_t>,
+                                              &fates<int32_t, uint32_t>,
+                                              &fates<int64_t, uint64_t>};
   return &kKernels;
 }
 

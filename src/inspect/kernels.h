@@ -1,4 +1,4 @@
-// The inner loop of counting, as one table of functions per SIMD target.
+// The inner loops of counting, one table of which exists per SIMD target.
 #ifndef HEADROOM_SRC_INSPECT_KERNELS_H_
 #define HEADROOM_SRC_INSPECT_KERNELS_H_
 
@@ -10,20 +10,36 @@ namespace headroom::internal {
 
 constexpr size_t kChunk = 1024;  // elements that are classified before they are counted
 
-/// The range of the magnitudes in a chunk, as bit patterns.
+/// The range of the magnitudes in a chunk of f32 or f64, as bits.
 struct ChunkRange {
-  uint64_t largest = 0;                                      // finite
-  uint64_t smallest = std::numeric_limits<uint64_t>::max();  // not zero
+  uint64_t largest = 0;                                      // that is finite
+  uint64_t smallest = std::numeric_limits<uint64_t>::max();  // that is not zero
 };
 
-/// Maps elements to slots. The slot of a 16-bit element is its magnitude as bits; that of a wider
-/// one is biased exponent * 16 + mantissa class, see cells.h. Subnormal numbers get the class of
-/// their mantissa as it stands, without normalisation. `data` may have any alignment.
-using ClassifyFunction = void (*)(const void* data, size_t count, uint16_t* slots,
-                                  ChunkRange* range);
+/// Magnitudes, as bits, at which the outcome changes: |x| <= flush, < normal, >= overflow, >= inf.
+struct BitLimits {
+  uint64_t flush;
+  uint64_t normal;
+  uint64_t overflow;
+  uint64_t inf;
+};
+
+struct Fates {
+  int64_t flushed = 0;
+  int64_t subnormal = 0;
+  int64_t overflow = 0;
+};
 
 struct InspectKernels {
-  ClassifyFunction classify[4];  // indexed by DType
+  /// slot[i] = biased exponent x 16 + class of the mantissa. Any alignment.
+  void (*slots32)(const void* p, size_t count, uint16_t* slots, ChunkRange* range);
+  void (*slots64)(const void* p, size_t count, uint16_t* slots, ChunkRange* range);
+  /// How many neighbours among 16-bit elements are equal.
+  size_t (*repeats16)(const void* p, size_t count);
+  /// Counts the outcomes of at most 65,535 elements.
+  void (*fates16)(const void* p, size_t count, const BitLimits& limits, Fates* fates);
+  void (*fates32)(const void* p, size_t count, const BitLimits& limits, Fates* fates);
+  void (*fates64)(const void* p, size_t count, const BitLimits& limits, Fates* fates);
 };
 
 /// The kernels of the SIMD target in use.

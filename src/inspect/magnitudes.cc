@@ -3,8 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <limits>
 #include <mutex>
 
 #include "core/check.h"
@@ -16,16 +14,16 @@
 namespace headroom {
 namespace {
 
-constexpr size_t kPieceBytes = size_t{1} << 24;  // per task; much larger than a counter's tables
+constexpr size_t kPieceBytes = size_t{1} << 24;  // one thread's share, well above a counter's table
 
 void check_host(const TensorView& grads) {
   internal::check_view(grads, internal::Access::kRead, [] { return "The gradient"; });
   internal::require(grads.device.type == DeviceType::kCPU, ErrorCode::kUnsupported, [] {
-    return "The gradient is on a CUDA device; copy it to host memory to inspect it.";
+    return "The gradient lives on a CUDA device; copy it to host memory to inspect it.";
   });
 }
 
-/// Calls work(data, count) for all pieces of a tensor, from several threads.
+/// Calls work(data, count) for the pieces of a tensor, on several threads.
 template <typename Work>
 void for_pieces(const TensorView& grads, const Work& work) {
   const size_t size = size_of(grads.dtype);
@@ -37,43 +35,46 @@ void for_pieces(const TensorView& grads, const Work& work) {
   });
 }
 
-/// Reads the magnitudes of `count` elements and adds up their outcomes.
-template <typename Bits>
-Outcome count_outcomes(DType dtype, const char* data, int64_t count, Format format, double scale) {
-  const FormatLimits& limit = limits(format);
-  const uint64_t inf = internal::layout_of(dtype).inf();
-  // The sign of the result is that of the exact difference: the product of a float and the scale,
-  // also a float, is exact in double precision, and fma rounds only once.
-  const auto above = [&](double x, double bound) {
-    return sizeof(Bits) < 8 ? x * scale - bound : std::fma(x, scale, -bound);
-  };
-  Outcome outcome;
-  for (int64_t i = 0; i < count; ++i) {
-    Bits bits;
-    std::memcpy(&bits, data + static_cast<size_t>(i) * sizeof(Bits), sizeof(Bits));
-    bits = static_cast<Bits>(bits & std::numeric_limits<Bits>::max() / 2);  // without the sign
-    if (bits == 0 || bits >= inf) continue;
-    const double x = internal::magnitude_value(dtype, bits);
-    const double above_overflow = above(x, limit.overflow);
-    outcome.overflow += above_overflow > 0.0 || (above_overflow == 0.0 && limit.tie_overflows);
-    const bool flushed = above(x, limit.flush) <= 0.0;
-    outcome.flushed += flushed;
-    outcome.subnormal += !flushed && above(x, limit.normal) < 0.0;
+constexpr uint64_t kInfBits[] = {0x7C00, 0x7F80, 0x7F800000, 0x7FF0000000000000};
+
+/// The first magnitude of this type, as bits, for which `yes` holds; it holds for all above. That
+/// of inf if there is none.
+template <typename Predicate>
+uint64_t first_bits(DType dtype, const Predicate& yes) {
+  uint64_t low = 0;
+  uint64_t high = kInfBits[static_cast<size_t>(dtype)];
+  while (low < high) {
+    const uint64_t middle = low + (high - low) / 2;
+    yes(internal::magnitude_value(dtype, middle)) ? high = middle : low = middle + 1;
   }
-  return outcome;
+  return low;
+}
+
+internal::BitLimits bit_limits(DType dtype, Format format, double scale) {
+  const FormatLimits& limit = limits(format);
+  // fma rounds once, so the sign of its result is that of the exact difference.
+  const auto above = [&](double x, double bound) { return std::fma(x, scale, -bound); };
+  return {first_bits(dtype, [&](double x) { return above(x, limit.flush) > 0; }) - 1,
+          first_bits(dtype, [&](double x) { return above(x, limit.normal) >= 0; }),
+          first_bits(dtype,
+                     [&](double x) {
+                       const double difference = above(x, limit.overflow);
+                       return limit.tie_overflows ? difference >= 0 : difference > 0;
+                     }),
+          kInfBits[static_cast<size_t>(dtype)]};
 }
 
 }  // namespace
 
 const FormatLimits& limits(Format format) {
-  // Rounding to nearest: each limit is halfway between two neighbouring numbers of the format.
+  // The ends of the ranges lie halfway between two numbers of the format.
   static constexpr FormatLimits kLimits[] = {
       {"fp16", 0x1p-25, 0x1p-14 - 0x1p-25, 65520.0, true},
       {"bf16", 0x1p-134, 0x1p-126 - 0x1p-134, 0x1p128 - 0x1p119, true},
       {"e5m2", 0x1p-17, 0x1p-14 - 0x1p-17, 61440.0, true},
       {"e4m3", 0x1p-10, 0x1p-6 - 0x1p-10, 464.0, false}};
   internal::require(format <= Format::kE4M3, ErrorCode::kInvalidArgument,
-                    [] { return "The format must be kFP16, kBF16, kE5M2 or kE4M3."; });
+                    [] { return "The format is none of kFP16, kBF16, kE5M2 and kE4M3."; });
   return kLimits[static_cast<size_t>(format)];
 }
 
@@ -117,9 +118,8 @@ void Magnitudes::merge(const Magnitudes& other) {
 Outcome Magnitudes::at(Format format, int power) const {
   const FormatLimits& limit = limits(format);
   internal::require(power >= -126 && power <= 126, ErrorCode::kInvalidArgument, [&] {
-    return "Scale 2^" + std::to_string(power) + " is out of range; it must be 2^-126 to 2^126.";
+    return "Scale 2^" + std::to_string(power) + " is out of range; take 2^-126 to 2^126.";
   });
-  // Scaling by 2^power moves a number by `power` octaves; the limits are moved the other way.
   const int32_t moved = power * internal::kClasses;
   const int32_t flush = internal::cell_of(limit.flush) - moved;
   const int32_t normal = internal::cell_of(limit.normal) - moved;
@@ -141,21 +141,27 @@ Outcome outcome_at(const TensorView& grads, Format format, float scale) {
   check_host(grads);
   internal::require(
       scale >= kSmallestScale && scale <= kLargestScale, ErrorCode::kInvalidArgument, [&] {
-        return "Scale " + internal::number(scale) + " is out of range; it must be 2^-126 to 2^126.";
+        return "Scale " + internal::number(scale) + " is out of range; take 2^-126 to 2^126.";
       });
+  const internal::DefaultFloatEnvironment environment;
+  const internal::BitLimits bits = bit_limits(grads.dtype, format, scale);
+  const internal::InspectKernels& kernels = internal::inspect_kernels();
   const size_t size = size_of(grads.dtype);
-  const auto count_piece = size == 2   ? count_outcomes<uint16_t>
-                           : size == 4 ? count_outcomes<uint32_t>
-                                       : count_outcomes<uint64_t>;
+  const auto count_fates = size == 2   ? kernels.fates16
+                           : size == 4 ? kernels.fates32
+                                       : kernels.fates64;
   std::mutex mutex;
   Outcome outcome;
   for_pieces(grads, [&](const char* data, int64_t count) {
-    const internal::DefaultFloatEnvironment environment;  // of this thread
-    const Outcome part = count_piece(grads.dtype, data, count, format, scale);
+    internal::Fates fates;
+    for (int64_t i = 0; i < count; i += 32768) {
+      count_fates(data + static_cast<size_t>(i) * size,
+                  static_cast<size_t>(std::min<int64_t>(count - i, 32768)), bits, &fates);
+    }
     const std::lock_guard lock(mutex);
-    outcome.flushed += part.flushed;
-    outcome.subnormal += part.subnormal;
-    outcome.overflow += part.overflow;
+    outcome.flushed += fates.flushed;
+    outcome.subnormal += fates.subnormal;
+    outcome.overflow += fates.overflow;
   });
   return outcome;
 }
