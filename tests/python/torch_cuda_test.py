@@ -180,3 +180,23 @@ def test_cupy_arrays_train_on_device():
     assert report.applied and report.scale == 65536.0
     assert (weight == 0.5).all()
     assert headroom.measure([grad]).norm == pytest.approx(0.5 * 1000**0.5)
+
+
+def test_optimizer_may_be_made_before_the_model_is_moved():
+    """As Accelerate, HF Trainer and Fabric do."""
+    ends = []
+    for late in (False, True):
+        torch.manual_seed(2)
+        layer = torch.nn.Linear(8, 8, device="cpu")
+        if not late:
+            layer.cuda()
+        optimizer = headroom.torch.AdamW(layer.parameters(), lr=1e-2)
+        layer.cuda()
+        scaler = headroom.torch.GradScaler("cuda")
+        for _ in range(3):
+            optimizer.zero_grad()
+            scaler.scale(layer(torch.ones(4, 8, device="cuda")).square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        ends.append(layer.weight.tolist())
+    assert ends[0] == ends[1]

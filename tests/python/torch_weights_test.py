@@ -366,3 +366,28 @@ def test_step_counts_are_exact_for_any_default_dtype():
         assert optimizer.state[weight]["step"].dtype is torch.float32
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_state_moves_with_the_model(dtype):
+    """As when an optimizer is made before ``model.to(device)``, or the model is moved later."""
+    weights = []
+    for moves in (False, True):
+        torch.manual_seed(3)
+        weight = torch.nn.Parameter(torch.randn(64).to(dtype))
+        optimizer = headroom.torch.AdamW([weight], lr=0.1)
+        scaler = headroom.torch.GradScaler(DEVICE, init_scale=8.0)
+        for step in range(4):
+            if moves and step in (0, 2):
+                if DEVICE == "cuda":
+                    weight.data = weight.data.cpu().cuda()
+                else:
+                    weight.data = weight.data.clone()
+                optimizer._device = torch.device("meta")  # another one than now
+            weight.grad = None
+            scaler.scale((weight * torch.arange(64.0).to(dtype)).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            assert scaler.last_step_applied
+        weights.append(weight.tolist())
+    assert weights[0] == weights[1]

@@ -67,6 +67,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._core = self._kind(*self._precision)
         self._options: list[dict[str, Any]] = []
         self._params: list[torch.Tensor] = []
+        self._device: Optional[torch.device] = None  # of all parameters
         self._labels: list[str] = []
         self._held: list[torch.Tensor] = []  # memory of weights with masters, so that it is not reused
         self._layouts: list[tuple[Any, Any]] = []  # shapes and strides, which are the order of the core's memory
@@ -108,6 +109,8 @@ class FusedOptimizer(torch.optim.Optimizer):
             raise make("unsupported", "The parameters are on several devices; give each device an "
                        "optimizer of its own, under one scaler.")
         options = self._options_of(group)
+        if group["params"]:
+            self._device = group["params"][0].device
         if self._params:
             self._follow()  # the core drops gradients that may have been freed
         self._core.add_group(triples, options, self._stream(group["params"]))
@@ -184,9 +187,25 @@ class FusedOptimizer(torch.optim.Optimizer):
                 self._core.set_options(g + 1, options)  # group 0 of the core is empty
                 self._options[g] = options
         self._look()
+        if self._weights_moved and self._params and self._params[0].device != self._device:
+            self._move()
         if not self._settled:
             self._rebind(with_gradients=True)
         self._follow_written()
+
+    def _move(self) -> None:
+        """Moves masters, moments and steps to the device where the parameters are now, as after ``model.to()``."""
+        self._fill_state()
+        saved = [dict(self.state.get(param, {})) for param in self._params]
+        kept = self._call, self._labels, self._names_revision
+        self._start()
+        for group in self.param_groups:
+            self._add_to_core(group)
+        if any(saved):
+            with torch.no_grad():
+                self._take(saved)
+        self._call, self._labels, self._names_revision = kept
+        self._settled = False
 
     def _look(self) -> None:
         moved, weights_moved, written = self._places.look(self._params, self._has_masters)
