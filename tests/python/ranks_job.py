@@ -2,11 +2,13 @@
 """One of four processes over Gloo: steps a small model in each layout of sharded training, with one inf in one shard of
 one gradient, and compares what the ranks decided. Rank 0 writes the outcomes as JSON.
 
-    ranks_job.py OUTPUT torch|headroom [STEPS]      with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the environment
+    ranks_job.py OUTPUT torch|headroom [STEPS]
+    ranks_job.py OUTPUT save|load FOLDER            with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the environment
 
 With STEPS it trains the layouts whose backward runs over Gloo for so many steps with random faults."""
 
 import json
+import os
 import pathlib
 import random
 import sys
@@ -132,6 +134,13 @@ LAYOUTS = [dp, hsdp, tp, dp_tp, dp_ep, pp_dp, replicated_first, replicated_last,
 TRAINED = [dp, hsdp, tp, dp_tp, empty_shards, cpu_offload]  # whose backward needs nothing that Gloo lacks
 
 
+def optimizer_of(scaler):
+    """torch's SGD; that of headroom.torch with our scaler and HEADROOM_FUSED in the environment."""
+    if "HEADROOM_FUSED" not in os.environ or type(scaler) is torch.amp.GradScaler:
+        return torch.optim.SGD
+    return sys.modules["headroom.torch"].SGD
+
+
 def gather(value):
     everybody = [None] * RANKS
     dist.all_gather_object(everybody, value)
@@ -187,8 +196,8 @@ def run(layout, make_scaler, bad=None):
         if element is None:
             return None
         whole[name].view(-1)[element] = INF
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
     scaler = make_scaler(module, layout)
+    optimizer = optimizer_of(scaler)(module.parameters(), lr=0.5)
     scaler.scale(torch.ones(()))
     set_gradients(layout, parameters, whole)
     before = [local(parameter.detach()).clone() for parameter in parameters.values()]
@@ -215,7 +224,8 @@ def train(layout, make_scaler, steps):
     whole = block(outputs=3) if layout is empty_shards else block()
     module = layout()
     scaler, other = make_scaler(module, layout), torch.amp.GradScaler("cpu", growth_interval=5)
-    optimizer, expected = torch.optim.SGD(module.parameters(), lr=0.01), torch.optim.SGD(whole.parameters(), lr=0.01)
+    optimizer = optimizer_of(scaler)(module.parameters(), lr=0.01)
+    expected = torch.optim.SGD(whole.parameters(), lr=0.01)
     chance = random.Random(5)
     worst, skipped = 0.0, 0
     for _ in range(steps):
@@ -240,9 +250,48 @@ def train(layout, make_scaler, steps):
     return {"same": all(str(each) == str(numbers) for each in gather(numbers)), "worst": worst, "skipped": skipped, "gap": gap}
 
 
+def checkpoint(folder, action):
+    """Saves model, optimizer and scaler with torch.distributed.checkpoint, or loads them, and trains on. Returns the
+    whole weights after each further step, and the scale."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    import headroom.torch
+
+    module = fully_shard(block(), mesh=mesh_of(dist.get_world_size()))
+    optimizer = headroom.torch.AdamW(module.parameters(), lr=0.01)
+    scaler = headroom.torch.GradScaler("cpu", policy="headroom", model=module)
+
+    def step(number):
+        optimizer.zero_grad()
+        torch.manual_seed(number)
+        scaler.scale(module(torch.randn(4, WIDTH)).square().sum()).backward()
+        scaler.step(optimizer, max_norm=0.5)
+        scaler.update()
+        return [parameter.full_tensor().tolist() for parameter in module.parameters()]
+
+    for number in range(3 if action == "save" else 1):  # the state of one that loads is replaced
+        step(number)
+    weights, moments = get_state_dict(module, optimizer)
+    state = {"model": weights, "optimizer": moments, "scaler": scaler.state_dict()}
+    if action == "save":
+        dcp.save(state, checkpoint_id=folder)
+    else:
+        dcp.load(state, checkpoint_id=folder)
+        set_state_dict(module, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        scaler.load_state_dict(state["scaler"])
+    return {"weights": [step(number) for number in (3, 4)], "scale": scaler.get_scale()}
+
+
 def main():
     output, kind, *steps = sys.argv[1:]
     dist.init_process_group("gloo")
+    if kind in ("save", "load"):
+        found = checkpoint(steps[0], kind)
+        if dist.get_rank() == 0:
+            pathlib.Path(output).write_text(json.dumps(found))
+        dist.destroy_process_group()
+        return
 
     def make_scaler(module, layout):
         if kind == "torch":

@@ -386,3 +386,19 @@ def test_array_api_accepts_torch_tensors():
     scaler.scale(1.0)
     assert scaler.step(optimizer).applied
     assert weight.tolist() == [0.5, 0.5]
+
+
+def test_sharded_parameters_need_our_scaler():
+    """torch's scalers decide for each process by itself where the optimizer takes the scale."""
+    weight = torch.nn.Parameter(torch.ones(4))
+    weight._fsdp_flattened = True  # as FSDP1 marks its parameters
+    optimizer = headroom.torch.SGD([weight], lr=0.5)
+    scaler = torch.amp.GradScaler(DEVICE)
+    scaler.scale(weight.sum()).backward()
+    with pytest.raises(headroom.Error, match="headroom.torch.GradScaler"):
+        scaler.step(optimizer)
+    assert weight.tolist() == [1.0] * 4
+    del optimizer.grad_scale, optimizer.found_inf  # which torch's scaler leaves behind after an exception
+    weight.grad = torch.ones(4)
+    optimizer.step()
+    assert weight.tolist() == [0.5] * 4

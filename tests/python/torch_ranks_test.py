@@ -17,25 +17,26 @@ LAYOUTS = ["dp", "hsdp", "tp", "dp_tp", "dp_ep", "pp_dp", "replicated_first", "r
 pytestmark = pytest.mark.skipif(torch.get_default_device().type != "cpu", reason="the ranks communicate over Gloo")
 
 
-def run_job(folder, *arguments):
+def run_job(folder, *arguments, ranks=4, fused=False):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     output = folder / "outcomes.json"
-    ranks = []
-    for rank in range(4):
-        environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1",
-                       "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    processes = []
+    for rank in range(ranks):
+        environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
+                       "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", **({"HEADROOM_FUSED": "1"} if fused else {})}
         command = [sys.executable, JOB, output, *map(str, arguments)]
-        ranks.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
-    printed = [rank.communicate(timeout=600)[0] for rank in ranks]
-    assert all(rank.returncode == 0 for rank in ranks), printed[0][-3000:]
+        processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                          text=True))
+    printed = [process.communicate(timeout=600)[0] for process in processes]
+    assert all(process.returncode == 0 for process in processes), printed[0][-3000:]
     return json.loads(output.read_text())
 
 
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory):
-    return run_job(tmp_path_factory.mktemp("ranks"), "headroom")
+@pytest.fixture(scope="module", params=[False, True], ids=["torch", "headroom"])
+def outcomes(tmp_path_factory, request):
+    return run_job(tmp_path_factory.mktemp("ranks"), "headroom", fused=request.param)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -53,7 +54,18 @@ def test_norm_counts_every_element_once(outcomes, layout):
     assert clean["ranks"][0]["norm"] == pytest.approx(clean["norm"], rel=1e-6)
 
 
-def test_training_with_random_faults_follows_the_whole_model(tmp_path):
-    for layout, found in run_job(tmp_path, "headroom", 40).items():
+@pytest.mark.parametrize("fused", [False, True], ids=["torch", "headroom"])
+def test_training_with_random_faults_follows_the_whole_model(tmp_path, fused):
+    for layout, found in run_job(tmp_path, "headroom", 40, fused=fused).items():
         assert found["same"] and found["skipped"] > 0, layout
         assert found["worst"] < 1e-6 and found["gap"] < 1e-6, layout
+
+
+def test_distributed_checkpoints_are_loaded_by_any_number_of_ranks(tmp_path):
+    saved = run_job(tmp_path, "save", tmp_path / "saved", ranks=2)
+    for ranks in (4, 1):
+        loaded = run_job(tmp_path, "load", tmp_path / "saved", ranks=ranks)
+        assert loaded["scale"] == saved["scale"]
+        for mine, theirs in zip(loaded["weights"], saved["weights"]):
+            for a, b in zip(mine, theirs):
+                torch.testing.assert_close(torch.tensor(a), torch.tensor(b), rtol=1e-5, atol=1e-6)

@@ -81,6 +81,14 @@ def local_of(tensor: torch.Tensor, name: str) -> torch.Tensor:
     return tensor._local_tensor
 
 
+def like(tensor: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
+    """A local tensor as a DTensor that is placed like ``tensor``; as it is if that is an ordinary one."""
+    if type(tensor) in _PLAIN or not hasattr(tensor, "_local_tensor"):
+        return local
+    return type(tensor.data).from_local(local, tensor.device_mesh, tensor.placements, run_check=False,
+                                        shape=tensor.shape, stride=tensor.stride())
+
+
 def tensor_at(address: int, device: torch.device, owner: Any) -> torch.Tensor:
     """A float in the core's memory as a tensor without dimensions; keeps ``owner`` alive."""
     index = device.index if device.type == "cuda" else -1

@@ -15,7 +15,18 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from headroom import _core
 from headroom._errors import Error, make
 from headroom.torch._binding import Call, Names
-from headroom.torch._memory import View, check_whole, keep_eager, places, stream_of, tensor_at, view_of
+from headroom.torch._memory import (
+    View,
+    check_whole,
+    keep_eager,
+    like,
+    local_of,
+    places,
+    stream_of,
+    tensor_at,
+    view_of,
+)
+from headroom.torch._ranks import is_sharded
 
 
 # Arguments of torch's optimizers. True: accepted and ignored, because it does not change results. False: only
@@ -68,6 +79,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._options: list[dict[str, Any]] = []
         self._params: list[torch.Tensor] = []
         self._device: Optional[torch.device] = None  # of all parameters
+        self._sharded = False  # this process has parts of parameters only
+        self.counted: Optional[list[bool]] = None  # under our scaler with ranks: gradients that this one counts
         self._labels: list[str] = []
         self._held: list[torch.Tensor] = []  # memory of weights with masters, so that it is not reused
         self._layouts: list[tuple[Any, Any]] = []  # shapes and strides, which are the order of the core's memory
@@ -98,12 +111,12 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _add_to_core(self, group: dict[str, Any]) -> None:
         g, triples = len(self._options), []
         for i, param in enumerate(group["params"]):
-            view = view_of(param)
             label = f"param_groups[{g}].params[{i}]"
+            view = view_of(local_of(param, label))
             if view is None:
                 raise make("unsupported", f"{label} is a {type(param).__name__} of {param.dtype} on "
-                           f"{param.device}; it has to be a dense FP16, BF16 or FP32 tensor on the CPU or "
-                           "a CUDA device, not one that stands for others (DTensor).")
+                           f"{param.device}; it has to be a dense FP16, BF16 or FP32 tensor, or a DTensor of such, on "
+                           "the CPU or a CUDA device.")
             triples.append((label, view, None))
         if len({param.device for param in [*self._params, *group["params"]]}) > 1:
             raise make("unsupported", "The parameters are on several devices; give each device an "
@@ -117,7 +130,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._options.append(options)
         self._labels += [label for label, _, _ in triples]
         self._params += group["params"]
-        self._layouts += [(param.shape, param.stride()) for param in group["params"]]
+        self._layouts += [(param.shape, param.stride()) for param in map(_local, group["params"])]
+        self._sharded = self._sharded or any(map(is_sharded, group["params"]))
         self._has_masters = self._precision[0] and any(
             param.dtype is not torch.float32 for param in self._params
         )
@@ -233,15 +247,18 @@ class FusedOptimizer(torch.optim.Optimizer):
             self._core.refresh_master(i, self._stream(self._params))
 
     def _rebind(self, with_gradients: bool) -> None:
-        triples: list[tuple[str, Optional[View], Optional[View]]] = []
-        for label, param in zip(self._labels, self._params):
-            grad, view = param.grad if with_gradients else None, None
+        bound: list[tuple[str, Optional[View], Optional[View], bool]] = []
+        counted = self.counted or [True] * len(self._params)
+        for label, whole in zip(self._labels, self._params):
+            param, view = local_of(whole, label), None
+            grad = None if whole.grad is None or not with_gradients else local_of(whole.grad, label)
             check_whole(label, param, grad)
             if grad is not None:
                 if grad.is_sparse or grad.stride() != param.stride():
                     dense = grad.detach().to_dense() if grad.is_sparse else grad.detach()
                     # In the order of the weight, and in place of the old one.
-                    param.grad = grad = torch.empty_like(param.detach(), dtype=grad.dtype).copy_(dense)
+                    grad = torch.empty_like(param.detach(), dtype=grad.dtype).copy_(dense)
+                    whole.grad = like(whole, grad)
                 view = view_of(grad)
                 if view is None:
                     raise make("unsupported", f"The gradient of {label} is of a type or on a device "
@@ -250,10 +267,10 @@ class FusedOptimizer(torch.optim.Optimizer):
             if weight is None:
                 raise make("unsupported", f"{label} is not a dense FP16, BF16 or FP32 tensor any more; "
                            "make a new optimizer for it.")
-            triples.append((label, weight, view))
+            bound.append((label, weight, view, counted[len(bound)]))
         if self._weights_moved:
             self._reorder()
-        self._core.rebind(triples, self._stream(self._params))
+        self._core.rebind(bound, self._stream(self._params))
         if self._weights_moved:
             self._held = self._with_masters(self._params)
         self._weights_moved = False
@@ -265,23 +282,24 @@ class FusedOptimizer(torch.optim.Optimizer):
         """The memory of weights with masters. It is kept alive so that after ``.data = other`` no new weight can
         have the same address."""
         kept = params if self._precision[0] else []
-        return [param.detach() for param in kept if param.dtype is not torch.float32]
+        return [_local(param).detach() for param in kept if param.dtype is not torch.float32]
 
     def _reorder(self) -> None:
         """Permutes masters and moments of weights whose strides have changed."""
         changed = {}
-        for i, (param, (shape, stride)) in enumerate(zip(self._params, self._layouts)):
+        params = [_local(param) for param in self._params]
+        for i, (param, (shape, stride)) in enumerate(zip(params, self._layouts)):
             if param.shape != shape:
                 raise make("mismatch", f"{self._labels[i]} had shape {tuple(shape)} and has "
                            f"{tuple(param.shape)} now; make a new optimizer for it.")
             if param.stride() != stride:
                 changed[i] = []
         for _, memory, i in self._core.state()[1] if changed else ():
-            if i in changed and self._params[i].numel() > 0:
+            if i in changed and params[i].numel() > 0:
                 changed[i].append(torch.from_dlpack(memory))
         for i, buffers in changed.items():
             shape, stride = self._layouts[i]
-            now = self._params[i].stride()
+            now = params[i].stride()
             fresh = [torch.empty_strided(shape, now, dtype=flat.dtype, device=flat.device).copy_(
                 flat.as_strided(shape, stride)) for flat in buffers]
             for flat, values in zip(buffers, fresh):  # cannot fail
@@ -321,6 +339,9 @@ class FusedOptimizer(torch.optim.Optimizer):
         scale = self._number(getattr(self, "grad_scale", None))
         found = self._number(getattr(self, "found_inf", None))
         call = self._call
+        if call is None and self._sharded and (scale is not None or found is not None or self.max_norm > 0.0):
+            raise make("unsupported", "The parameters are sharded, and this step would be skipped or clipped by this "
+                       "process's shards alone; use headroom.torch.GradScaler, which asks all processes.")
         if call is not None:
             max_norm = call.max_norm or self.max_norm
             call.scaler.step(self._core, max_norm, call.skip_above_norm, "never", call.stream)
@@ -399,7 +420,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             param = self._params[i]
             if steps[i] > 0:
                 view = torch.from_dlpack(memory).as_strided(*self._layouts[i])
-                self.state[param][_torch_name(label)] = view
+                self.state[param][_torch_name(label)] = like(param, view)
 
     def state_dict(self) -> dict[str, Any]:
         """Torch's format plus ``master``, the FP32 values of 16-bit weights."""
@@ -446,12 +467,12 @@ class FusedOptimizer(torch.optim.Optimizer):
             value = saved[i].get(name)
             if value is None and name == "master":
                 value = param
-            memory = torch.zeros_like(param, dtype=torch.float32)
+            memory = torch.zeros_like(_local(param), dtype=torch.float32)
             if value is not None:
                 if value.shape != param.shape:
                     raise make("bad state", f"The saved {label} has shape {tuple(value.shape)}; this "
                                f"parameter has {tuple(param.shape)}.")
-                memory.copy_(value)
+                memory.copy_(_local(_placed_like(param, value)))
             kept.append(memory)
             loaded.append((label, view_of(memory), i))
         # The core writes masters to the weights. Restore the weights, which torch does not load here either;
@@ -496,7 +517,22 @@ def _plain(option: Any) -> Any:
 
 
 def _has_gradient(param: torch.Tensor) -> bool:
-    return param.grad is not None and param.numel() > 0
+    return param.grad is not None and _local(param).numel() > 0
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return getattr(tensor, "_local_tensor", tensor)
+
+
+def _placed_like(param: Any, value: Any) -> Any:
+    """A saved value with the placements of the parameter."""
+    if not hasattr(param, "_local_tensor"):
+        return value.full_tensor() if hasattr(value, "_local_tensor") else value
+    if hasattr(value, "_local_tensor"):
+        return value.redistribute(param.device_mesh, param.placements)
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(value, param.device_mesh, param.placements)
 
 
 def _torch_name(label: str) -> str:

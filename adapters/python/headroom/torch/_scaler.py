@@ -249,6 +249,7 @@ class GradScaler(torch.amp.GradScaler):
             self._counted[optimizer] = self._join(optimizer)
         core: Any
         if isinstance(optimizer, FusedOptimizer):
+            optimizer.counted = self._counted.get(optimizer)
             core = optimizer.bind(self._names)
             devices = {optimizer.device}
         else:
