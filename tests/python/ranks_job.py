@@ -312,3 +312,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+    sys.stdout.flush()
+    os._exit(0)  # threads of Gloo that still run when the interpreter ends may abort the process
