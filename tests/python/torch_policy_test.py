@@ -144,3 +144,16 @@ def test_compiled_training_steps_give_the_same_bits(optimizer_name):
 def test_import_does_not_load_the_compiler():
     code = "import sys, torch, headroom.torch; print('torch._dynamo' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+
+
+def test_unknown_devices_and_policies_are_refused():
+    with pytest.raises(ValueError, match="is a policy"):
+        headroom.torch.GradScaler("headroom")
+    with pytest.raises(ValueError, match="unknown"):
+        headroom.torch.GradScaler("gpu")
+    with pytest.raises(ValueError, match="no preset"):
+        headroom.torch.GradScaler(DEVICE, policy="pytorch")
+    with pytest.raises(ValueError, match="beside a policy"):
+        headroom.torch.GradScaler(DEVICE, growth_interval=5, policy="torch")
+    with pytest.raises(ValueError, match="growth_interval"):
+        headroom.torch.GradScaler(DEVICE, growth_interval=0)

@@ -11,7 +11,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from headroom import _core
 from headroom._errors import make
-from headroom.torch._memory import View, check_whole, local_of, places, tensor_at, view_of
+from headroom.torch._memory import StepNumbers, View, check_whole, local_of, places, view_of
 
 
 class Names:
@@ -86,7 +86,7 @@ class Binding(_core.CallbackOptimizer):
         self._places = places()
         self._views: list[View] = []
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # gradients, and dense copies of them
-        self._numbers: tuple[int, list[torch.Tensor]] = (0, [])
+        self.numbers = StepNumbers()
         self._call: Optional[Call] = None  # while step() runs
         # The contract before torch 1.13: the optimizer gets the scaler and does everything itself.
         self.wants_scaler = (
@@ -110,14 +110,6 @@ class Binding(_core.CallbackOptimizer):
         finally:
             self._call = None
             self._copies = []
-
-    def numbers(self, scaler: _core.GradScaler, device: torch.device) -> list[torch.Tensor]:
-        """found_inf, divisor and norm of the last unscale_ or step: views of the core's memory."""
-        address = scaler.numbers_of(self)
-        if self._numbers[0] != address:
-            owner = (self, scaler)
-            self._numbers = (address, [tensor_at(address + 4 * i, device, owner) for i in range(3)])
-        return self._numbers[1]
 
     # What the core calls.
 
@@ -195,7 +187,7 @@ class Binding(_core.CallbackOptimizer):
 
     def _step_scaled(self, call: Call, divide: bool) -> None:
         optimizer: Any = self.optimizer
-        found_inf, divisor, _ = self.numbers(call.scaler, call.device)
+        found_inf, divisor, _ = self.numbers.of(call.scaler, self, call.device)
         preset = getattr(optimizer, "grad_scale", None)  # a factor of the user's own
         if preset is not None:
             divisor = divisor * preset if divide else preset

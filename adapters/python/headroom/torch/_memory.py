@@ -53,7 +53,7 @@ def view_of(tensor: torch.Tensor) -> Optional[View]:
         return None
     if not (tensor.is_contiguous() or is_dense(tensor)) or tensor.is_neg():
         return None
-    # Empty tensors have no address, but a gradient is told from none by it. It is never read.
+    # An empty tensor has a null address, which would mean "no gradient". This address is never read.
     address = tensor.data_ptr() or _EMPTY
     if tensor.is_cpu:
         return (address, code, tensor.numel(), -1)
@@ -104,6 +104,37 @@ def check_whole(name: str, param: torch.Tensor, grad: Optional[torch.Tensor]) ->
         if tensor is not None and not is_whole(tensor):
             raise make("invalid argument", f"{what} has less memory than its shape asks for; its "
                        "storage was given back or cut. Run backward again, or restore it.")
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """As local_of(), for parameters, which are never Partial."""
+    return getattr(tensor, "_local_tensor", tensor)
+
+
+def placed_like(param: Any, value: Any) -> Any:
+    """A saved value with the placements of the parameter."""
+    if not hasattr(param, "_local_tensor"):
+        return value.full_tensor() if hasattr(value, "_local_tensor") else value
+    if hasattr(value, "_local_tensor"):
+        return value.redistribute(param.device_mesh, param.placements)
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(value, param.device_mesh, param.placements)
+
+
+class StepNumbers:
+    """found_inf, divisor and norm of an optimizer's last unscale_ or step, as views of the core's memory."""
+
+    def __init__(self) -> None:
+        self._address = 0
+        self._views: list[torch.Tensor] = []
+
+    def of(self, scaler: _core.GradScaler, core: _core.Optimizer, device: torch.device) -> list[torch.Tensor]:
+        address = scaler.numbers_of(core)
+        if self._address != address:
+            self._views = [tensor_at(address + 4 * i, device, (core, scaler)) for i in range(3)]
+            self._address = address
+        return self._views
 
 
 class _Places:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections import defaultdict
 from collections.abc import Callable
@@ -14,25 +13,22 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from headroom import _core
 from headroom._errors import Error, make
+from headroom.torch._arguments import check_torch_arguments, not_ours, plain_option
 from headroom.torch._binding import Call, Names
 from headroom.torch._memory import (
+    StepNumbers,
     View,
     check_whole,
     keep_eager,
     like,
+    local,
     local_of,
+    placed_like,
     places,
     stream_of,
-    tensor_at,
     view_of,
 )
 from headroom.torch._ranks import is_sharded
-
-
-# Arguments of torch's optimizers. True: accepted and ignored, because it does not change results. False: only
-# a false value is accepted.
-_TORCHS = {"fused": True, "foreach": True, "capturable": True, "amsgrad": False, "maximize": False,
-           "differentiable": False}
 
 
 class FusedOptimizer(torch.optim.Optimizer):
@@ -61,14 +57,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         seed: int,
         torchs: dict[str, Any],
     ) -> None:
-        for name, value in torchs.items():  # for programs written for torch's optimizers
-            if name not in _TORCHS:
-                raise TypeError(f"{type(self).__name__} got an unexpected keyword argument {name!r}")
-            if value and not _TORCHS[name]:
-                raise _not_ours(name)
-        if not isinstance(max_norm, (int, float)) or not 0.0 <= max_norm < math.inf:
-            raise make("invalid argument", f"max_norm is {max_norm!r}; it has to be a number above 0, or 0 "
-                       "for no clipping.")
+        check_torch_arguments(type(self).__name__, torchs, max_norm)
         self.max_norm = max_norm
         self._precision = (master_weights, stochastic_rounding, seed)
         self._start()
@@ -94,7 +83,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._stepped: list[int] = []  # parameters with a gradient
         self._scaler: Optional[_core.GradScaler] = None  # measures, decides and applies without ours
         self._call: Optional[Call] = None  # of our scaler, while its step runs
-        self._numbers: tuple[int, list[torch.Tensor]] = (0, [])
+        self.numbers = StepNumbers()
         self._names_revision = -1
         refresh = weakref.WeakMethod(self._refresh)
         self._core.on_refresh = lambda: (refresh() or (lambda: None))()
@@ -130,7 +119,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._options.append(options)
         self._labels += [label for label, _, _ in triples]
         self._params += group["params"]
-        self._layouts += [(param.shape, param.stride()) for param in map(_local, group["params"])]
+        self._layouts += [(param.shape, param.stride()) for param in map(local, group["params"])]
         self._sharded = self._sharded or any(map(is_sharded, group["params"]))
         self._has_masters = self._precision[0] and any(
             param.dtype is not torch.float32 for param in self._params
@@ -142,9 +131,9 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _options_of(self, group: dict[str, Any]) -> dict[str, Any]:
         for name in ("amsgrad", "maximize", "differentiable"):
             if group.get(name):
-                raise _not_ours(name)
+                raise not_ours(name)
         try:
-            options = {name: _plain(group[name]) for name in self._option_names}
+            options = {name: plain_option(group[name]) for name in self._option_names}
         except KeyError as missing:
             raise make("bad state", f"A parameter group has no {missing}; it comes from another kind "
                        "of optimizer.") from None
@@ -180,14 +169,6 @@ class FusedOptimizer(torch.optim.Optimizer):
     @property
     def device(self) -> torch.device:
         return self._params[0].device
-
-    def numbers(self, scaler: _core.GradScaler, device: torch.device) -> list[torch.Tensor]:
-        """found_inf, divisor and norm of the last unscale_ or step: views of the core's memory."""
-        address = scaler.numbers_of(self._core)
-        if self._numbers[0] != address:
-            owner = (self._core, scaler)
-            self._numbers = (address, [tensor_at(address + 4 * i, device, owner) for i in range(3)])
-        return self._numbers[1]
 
     def _bind(self) -> None:
         """Shows the core memory and options as they are now."""
@@ -282,12 +263,12 @@ class FusedOptimizer(torch.optim.Optimizer):
         """The memory of weights with masters. It is kept alive so that after ``.data = other`` no new weight can
         have the same address."""
         kept = params if self._precision[0] else []
-        return [_local(param).detach() for param in kept if param.dtype is not torch.float32]
+        return [local(param).detach() for param in kept if param.dtype is not torch.float32]
 
     def _reorder(self) -> None:
         """Permutes masters and moments of weights whose strides have changed."""
         changed = {}
-        params = [_local(param) for param in self._params]
+        params = [local(param) for param in self._params]
         for i, (param, (shape, stride)) in enumerate(zip(params, self._layouts)):
             if param.shape != shape:
                 raise make("mismatch", f"{self._labels[i]} had shape {tuple(shape)} and has "
@@ -467,12 +448,12 @@ class FusedOptimizer(torch.optim.Optimizer):
             value = saved[i].get(name)
             if value is None and name == "master":
                 value = param
-            memory = torch.zeros_like(_local(param), dtype=torch.float32)
+            memory = torch.zeros_like(local(param), dtype=torch.float32)
             if value is not None:
                 if value.shape != param.shape:
                     raise make("bad state", f"The saved {label} has shape {tuple(value.shape)}; this "
                                f"parameter has {tuple(param.shape)}.")
-                memory.copy_(_local(_placed_like(param, value)))
+                memory.copy_(local(placed_like(param, value)))
             kept.append(memory)
             loaded.append((label, view_of(memory), i))
         # The core writes masters to the weights. Restore the weights, which torch does not load here either;
@@ -505,34 +486,8 @@ class FusedOptimizer(torch.optim.Optimizer):
                 self._take([dict(saved.get(param, {})) for param in self._params])
 
 
-def _not_ours(name: str) -> Error:
-    return make("unsupported", f"{name} is not part of headroom's fused optimizers; use torch's for it.")
-
-
-def _plain(option: Any) -> Any:
-    """Copies an option to numbers: it may be a tensor, or a list that is changed in place."""
-    if type(option) is float or isinstance(option, bool):
-        return option
-    return tuple(map(float, option)) if isinstance(option, (tuple, list)) else float(option)
-
-
 def _has_gradient(param: torch.Tensor) -> bool:
-    return param.grad is not None and _local(param).numel() > 0
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return getattr(tensor, "_local_tensor", tensor)
-
-
-def _placed_like(param: Any, value: Any) -> Any:
-    """A saved value with the placements of the parameter."""
-    if not hasattr(param, "_local_tensor"):
-        return value.full_tensor() if hasattr(value, "_local_tensor") else value
-    if hasattr(value, "_local_tensor"):
-        return value.redistribute(param.device_mesh, param.placements)
-    from torch.distributed.tensor import distribute_tensor
-
-    return distribute_tensor(value, param.device_mesh, param.placements)
+    return param.grad is not None and local(param).numel() > 0
 
 
 def _torch_name(label: str) -> str:

@@ -17,12 +17,11 @@ from torch.amp.grad_scaler import OptState, _refresh_per_optimizer_state
 
 from headroom import _core
 from headroom._errors import Error, make
+from headroom.torch._arguments import check_device, policy_of
 from headroom.torch._binding import Binding, Call, Names
 from headroom.torch._memory import keep_eager, stream_of, tensor_at
 from headroom.torch._optim import FusedOptimizer
 from headroom.torch._ranks import group_of, is_sharded, ranks_over, share_counting
-
-_TORCH_DEFAULTS = {"init_scale": 2.0**16, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000}
 
 
 class GradScaler(torch.amp.GradScaler):
@@ -69,7 +68,7 @@ class GradScaler(torch.amp.GradScaler):
         gradients: Optional[str] = None,
         on_alarm: Optional[Callable[[_core.AlarmReport], None]] = None,
     ) -> None:
-        _check_device(device)
+        check_device(device)
         if enabled and device == "cuda" and not torch.cuda.is_available():
             warnings.warn(
                 "torch.cuda.amp.GradScaler is enabled, but CUDA is not available.  Disabling.", stacklevel=2
@@ -85,7 +84,7 @@ class GradScaler(torch.amp.GradScaler):
         if gradients not in (None, "replicated", "sharded"):
             raise make("invalid argument", f"gradients is {gradients!r}; it is 'replicated', 'sharded' or None.")
         self._gradients = gradients
-        self._begin(_policy_of(policy, given, enabled))
+        self._begin(policy_of(policy, given, enabled))
         if model is not None:
             self.name_parameters(model)
 
@@ -301,8 +300,8 @@ class GradScaler(torch.amp.GradScaler):
 
     def _numbers(self, optimizer: torch.optim.Optimizer, core: Any) -> list[torch.Tensor]:
         """found_inf, divisor and norm of the optimizer's last unscale_ or step."""
-        numbers_of = optimizer.numbers if isinstance(optimizer, FusedOptimizer) else core.numbers
-        return numbers_of(self._core, self._place or torch.device("cpu"))
+        numbers = optimizer.numbers if isinstance(optimizer, FusedOptimizer) else core.numbers
+        return numbers.of(self._core, core, self._place or torch.device("cpu"))
 
     def _note(self, optimizer: torch.optim.Optimizer, core: Any, stage: OptState) -> None:
         """For code that reads torch's private table. The rules of call order are the core's."""
@@ -484,30 +483,3 @@ class GradScaler(torch.amp.GradScaler):
 
 def _gradients_added(core: _core.GradScaler, round: int, grad: torch.Tensor) -> None:
     core.gradients_added(round)
-
-
-def _check_device(device: Any) -> None:
-    if isinstance(device, str) and device.partition(":")[0] in _core.presets():
-        raise make("invalid argument", f"{device!r} is a policy, not a device: GradScaler(\"cuda\", policy={device!r}).")
-    try:
-        torch.device(device)
-    except RuntimeError as error:
-        raise make("invalid argument", f"The device {device!r} is unknown: {error}") from None
-
-
-def _policy_of(
-    policy: Union[_core.ScalePolicy, str, None], given: dict[str, Any], enabled: bool
-) -> _core.ScalePolicy:
-    if policy is not None:
-        changed = [name for name, value in given.items() if value != _TORCH_DEFAULTS[name]]
-        if changed:
-            raise make("invalid argument", f"{changed[0]} is given beside a policy; make it part of the policy: "
-                       f"\"torch:{changed[0]}={given[changed[0]]}\".")
-        return _core.ScalePolicy(policy) if isinstance(policy, str) else policy
-    if not enabled:
-        return _core.ScalePolicy("torch")
-    if given["growth_factor"] <= 1.0:
-        raise AssertionError("The growth factor must be > 1.0.")
-    if given["backoff_factor"] >= 1.0:
-        raise AssertionError("The backoff factor must be < 1.0.")
-    return _core.ScalePolicy("torch").replace(**given)
