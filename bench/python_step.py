@@ -21,6 +21,9 @@ PAIRS = {
 }
 
 
+ONE = torch.ones(())
+
+
 def make_training(shape, count, scaler_class, optimizer_class, options):
     params = [torch.nn.Parameter(torch.randn(shape)) for _ in range(count)]
     for param in params:
@@ -36,6 +39,7 @@ def main() -> None:
         for _ in range(repeats):
             for (scaler, optimizer), times in runs.values():
                 start = time.perf_counter()
+                scaler.scale(ONE)
                 scaler.step(optimizer)
                 scaler.update()
                 times.append(time.perf_counter() - start)
