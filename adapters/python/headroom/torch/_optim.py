@@ -167,6 +167,10 @@ class FusedOptimizer(torch.optim.Optimizer):
             self._call = None
 
     @property
+    def core(self) -> _core.FusedOptimizer:
+        return self._core
+
+    @property
     def device(self) -> torch.device:
         return self._params[0].device
 

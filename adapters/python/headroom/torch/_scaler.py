@@ -143,8 +143,10 @@ class GradScaler(torch.amp.GradScaler):
             scaled.register_hook(functools.partial(_gradients_added, self._core, self._core.round))
         return scaled
 
-    def _lazy_init_scale_growth_tracker(self, dev: torch.device) -> None:
+    def _lazy_init_scale_growth_tracker(self, dev: Union[torch.device, str]) -> None:
+        dev = torch.device(dev)
         if dev.type == "cuda":
+            dev = torch.device("cuda", torch.cuda.current_device() if dev.index is None else dev.index)
             state = self._core.state()
             self._core = _core.GradScaler(
                 self._core.policy, self._enabled, dev.index, self._on_alarm, stream_of(dev))
@@ -380,6 +382,13 @@ class GradScaler(torch.amp.GradScaler):
         if self._last is None:
             return not self._enabled or self.report().applied
         return self.report().applied
+
+    def was_applied(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether the last step of this optimizer ran. Waits for a CUDA device."""
+        core: Any = optimizer.core if isinstance(optimizer, FusedOptimizer) else self._bindings.get(optimizer)
+        if core is None or not self._core.numbers_of(core):
+            return not self._enabled
+        return not self._numbers(optimizer, core)[0].item()
 
     def discard(self) -> None:
         """Call after gradients of scaled losses were dropped without a step."""
