@@ -31,6 +31,7 @@ PYBIND11_MODULE(_core, m) {
   bind_callbacks(m);
   bind_scaler(m);
   bind_places(m);
+  bind_tools(m);
   m.def("set_num_threads", &set_num_threads);
   m.def("num_threads", &num_threads);
   m.def("simd_target", &simd_target);

@@ -6,7 +6,7 @@ import importlib
 import pytest
 
 
-@pytest.mark.parametrize("module", ["headroom", "_errors", "_optim", "_scaler", "_tensor"])
+@pytest.mark.parametrize("module", ["headroom", "_errors", "_optim", "_scaler", "_tensor", "_tools"])
 def test_docstring_examples_run(module):
     name = module if module == "headroom" else f"headroom.{module}"
     assert doctest.testmod(importlib.import_module(name)).failed == 0

@@ -15,7 +15,7 @@ EXAMPLES = [(name, *block) for name in ("python.md", "frameworks.md")
             for block in BLOCK.findall((DOCS / name).read_text())]
 
 
-@pytest.mark.parametrize("module", ["", "._optim", "._rules", "._scaler", "._memory"])
+@pytest.mark.parametrize("module", ["", "._optim", "._rules", "._scaler", "._memory", "._recorder"])
 def test_docstring_examples_run(module):
     assert doctest.testmod(importlib.import_module("headroom.torch" + module)).failed == 0
 

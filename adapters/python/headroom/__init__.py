@@ -13,6 +13,7 @@ from headroom._core import (
     GradDetail,
     GradStats,
     HeadroomScale,
+    ScaleAdvice,
     ScalePolicy,
     StaticScale,
     StepReport,
@@ -29,6 +30,7 @@ from headroom._errors import Error, InvalidArgument
 from headroom._optim import SGD, Adam, AdamW, Optimizer
 from headroom._scaler import GradScaler, measure, measure_detail, unscale_
 from headroom._tensor import tensor
+from headroom._tools import Recorder, advise, write_report
 
 __all__ = [
     "SGD",
@@ -43,11 +45,14 @@ __all__ = [
     "HeadroomScale",
     "InvalidArgument",
     "Optimizer",
+    "Recorder",
+    "ScaleAdvice",
     "ScalePolicy",
     "StaticScale",
     "StepReport",
     "Tensor",
     "__version__",
+    "advise",
     "cuda_available",
     "measure",
     "measure_detail",
@@ -58,4 +63,5 @@ __all__ = [
     "simd_target",
     "tensor",
     "unscale_",
+    "write_report",
 ]

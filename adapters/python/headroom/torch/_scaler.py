@@ -80,6 +80,7 @@ class GradScaler(torch.amp.GradScaler):
         given = dict(init_scale=init_scale, growth_factor=growth_factor, backoff_factor=backoff_factor,
                      growth_interval=growth_interval)
         self._on_alarm = on_alarm
+        self.recorder: Any = None  # set by headroom.torch.Recorder
         self._ranks = ranks
         if gradients not in (None, "replicated", "sharded"):
             raise make("invalid argument", f"gradients is {gradients!r}; it is 'replicated', 'sharded' or None.")
@@ -210,6 +211,9 @@ class GradScaler(torch.amp.GradScaler):
                 raise RuntimeError("Closure use is not currently supported if GradScaler is enabled.")
             self._check_started("step")
         core = self._bound(optimizer)
+        if self.recorder is not None and self.recorder.before_step():
+            scale = 1.0 if self._core.is_unscaled(core) else self.get_scale()
+            self.recorder.measure(optimizer, self._names.of_all(optimizer), scale)
         if self._group is None and not any(
             param.grad is not None for group in optimizer.param_groups for param in group["params"]
         ):
@@ -486,6 +490,7 @@ class GradScaler(torch.amp.GradScaler):
     def __setstate__(self, state: dict[str, Any]) -> None:
         saved = state.pop("state")
         self.__dict__.update(state)
+        self.recorder = None
         self._begin(_core.ScalePolicy("torch"))
         self._core.load(saved)
 
