@@ -253,18 +253,91 @@ def test_state_is_filled_without_calling_state_dict():
 
 
 def test_state_tensors_share_memory_with_the_optimizer():
-    """Writing to a tensor of `state` changes the optimizer; replacing or removing an entry does not."""
+    """Writing to a tensor of `state` changes the optimizer."""
     weight = make_bf16_weight()
     optimizer = make_stepped_optimizer(weight)
     optimizer.state[weight]["exp_avg"].zero_()
     weight.grad = torch.zeros_like(weight)
     optimizer.step()
     assert optimizer.state[weight]["exp_avg"].tolist() == [0.0, 0.0]
-    before = optimizer.state[weight]["exp_avg_sq"].clone()
-    optimizer.state[weight]["exp_avg_sq"] = torch.full((2,), 5.0)
+
+
+def test_replaced_entries_of_state_are_taken_over():
+    weight = make_bf16_weight()
+    optimizer = make_stepped_optimizer(weight)
+    state = optimizer.state
+    steps = int(state[weight]["step"])
+    weight.grad = torch.zeros_like(weight)
+    for turn in range(1, 3):  # `state` may be kept and written to again
+        state[weight]["exp_avg_sq"] = torch.full((2,), 5.0)
+        state[weight]["note"] = "a user's own"
+        optimizer.step()
+        assert torch.allclose(optimizer.state[weight]["exp_avg_sq"], torch.tensor(0.999 * 5.0))
+        assert optimizer.state[weight]["step"] == steps + turn
+        assert optimizer.state[weight]["note"] == "a user's own"
+    optimizer.state[weight]["exp_avg"] = torch.zeros(3)
+    with pytest.raises(headroom.Error, match="shape"):
+        optimizer.step()
+
+
+def test_removed_entries_of_state_begin_anew():
+    weight = make_bf16_weight()
+    optimizer = make_stepped_optimizer(weight)
     optimizer.state.clear()
+    weight.grad = torch.ones_like(weight)
     optimizer.step()
-    assert torch.allclose(optimizer.state[weight]["exp_avg_sq"], 0.999 * before)
+    fresh_weight = make_bf16_weight()
+    fresh = headroom.torch.AdamW([fresh_weight], lr=0.1)
+    fresh_weight.grad = torch.ones_like(fresh_weight)
+    fresh.step()
+    assert optimizer.state[weight]["step"] == 1
+    assert torch.equal(optimizer.state[weight]["exp_avg"], fresh.state[fresh_weight]["exp_avg"])
+
+
+def test_a_failed_load_leaves_state_that_others_have_seen():
+    weight = make_bf16_weight()
+    optimizer = make_stepped_optimizer(weight)
+    before = optimizer.state[weight]["exp_avg"].clone()
+    bad = copy.deepcopy(optimizer.state_dict())
+    bad["state"][0]["exp_avg"] = torch.zeros(5)
+    with pytest.raises(headroom.Error, match="shape"):
+        optimizer.load_state_dict(bad)
+    weight.grad = torch.zeros_like(weight)
+    optimizer.step()
+    assert torch.allclose(optimizer.state[weight]["exp_avg"], 0.9 * before)
+
+
+@pytest.mark.skipif(torch.get_default_device().type != "cpu", reason="Gloo")
+def test_zero_redundancy_optimizer_resumes_with_its_moments():
+    import torch.distributed as dist
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    def make():
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 2).bfloat16()
+        return model, ZeroRedundancyOptimizer(model.parameters(), headroom.torch.AdamW, lr=0.01)
+
+    def train(model, optimizer, steps):
+        for _ in range(steps):
+            optimizer.zero_grad()
+            model(torch.ones(2, 4).bfloat16()).float().square().sum().backward()
+            optimizer.step()
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        whole, optimizer = make()
+        train(whole, optimizer, 20)
+        model, optimizer = make()
+        train(model, optimizer, 10)
+        optimizer.consolidate_state_dict()
+        saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+        model, optimizer = make()
+        model.load_state_dict(saved[0])
+        optimizer.load_state_dict(saved[1])
+        train(model, optimizer, 10)
+        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), whole.parameters()))
+    finally:
+        dist.destroy_process_group()
 
 
 def test_loading_state_leaves_weights_unchanged():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, Optional
 
@@ -12,7 +11,7 @@ from torch.autograd.graph import increment_version
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from headroom import _core
-from headroom._errors import Error, make
+from headroom._errors import make
 from headroom.torch._arguments import check_torch_arguments, not_ours, plain_option
 from headroom.torch._binding import Call, Names
 from headroom.torch._memory import (
@@ -23,15 +22,15 @@ from headroom.torch._memory import (
     like,
     local,
     local_of,
-    placed_like,
     places,
     stream_of,
     view_of,
 )
 from headroom.torch._ranks import is_sharded
+from headroom.torch._state import TorchState
 
 
-class FusedOptimizer(torch.optim.Optimizer):
+class FusedOptimizer(TorchState):
     """The base of AdamW and SGD.
 
     FP32 parameters are updated in place; FP16 and BF16 ones have FP32 masters inside, unless
@@ -79,7 +78,6 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._settled = False  # the core's views are up to date
         self._weights_moved = False  # since the core's views were made
         self._changes = 0  # steps, loads and groups
-        self._published = -1  # value of _changes when `state` was last filled
         self._stepped: list[int] = []  # parameters with a gradient
         self._scaler: Optional[_core.GradScaler] = None  # measures, decides and applies without ours
         self._call: Optional[Call] = None  # of our scaler, while its step runs
@@ -87,7 +85,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._names_revision = -1
         refresh = weakref.WeakMethod(self._refresh)
         self._core.on_refresh = lambda: (refresh() or (lambda: None))()
-        self._loading: Optional[dict[str, Any]] = None  # a state dict, while it is loaded
+        self._start_state()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
@@ -176,6 +174,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def _bind(self) -> None:
         """Shows the core memory and options as they are now."""
+        self._adopt()
         params = [param for group in self.param_groups for param in group["params"]]
         if not self._places.same(params, self._params):
             raise make("unsupported", "The parameters of a group were changed after the optimizer was "
@@ -195,7 +194,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _move(self) -> None:
         """Moves masters, moments and steps to the device where the parameters are now, as after ``model.to()``."""
         self._fill_state()
-        saved = [dict(self.state.get(param, {})) for param in self._params]
+        saved = self._saved()
         kept = self._call, self._labels, self._names_revision
         self._start()
         for group in self.param_groups:
@@ -373,128 +372,6 @@ class FusedOptimizer(torch.optim.Optimizer):
             self._scaler = _core.GradScaler(policy, False, place, None, self._stream(self._params))
         return self._scaler
 
-    @property
-    def state(self) -> defaultdict[torch.Tensor, Any]:
-        """The state in torch's format: steps, and views of the core's memory."""
-        if self.__dict__.get("_changes", 0) != self.__dict__.get("_published", 0):
-            self._fill_state()
-        return self.__dict__["state"]
-
-    @state.setter
-    def state(self, value: defaultdict[torch.Tensor, Any]) -> None:
-        self.__dict__["state"] = value
-
-    def _publish(self) -> None:
-        """Fills ``state``, after updating masters from the present weights."""
-        try:
-            self._follow()
-        except Error:
-            pass  # weights cannot be read now: use the state of the last step
-        self._fill_state()
-
-    def _fill_state(self) -> None:
-        self._published = self._changes
-        steps, tensors = self._core.state()
-        for param, count in zip(self._params, steps):
-            if count == 0:
-                self.state.pop(param, None)
-            else:
-                step = torch.tensor(float(count), dtype=torch.float32, device="cpu")
-                self.state[param]["step"] = step
-        for label, memory, i in tensors:
-            param = self._params[i]
-            if steps[i] > 0:
-                view = torch.from_dlpack(memory).as_strided(*self._layouts[i])
-                self.state[param][_torch_name(label)] = like(param, view)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Torch's format plus ``master``, the FP32 values of 16-bit weights."""
-        self._publish()
-        return super().state_dict()
-
-    @torch.no_grad()
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads our state dict or that of torch's optimizer of the same name. Weights are unchanged; masters
-        that are missing or do not round to the weights are set from them."""
-
-        def keep_state(_: Any, given: dict[str, Any]) -> dict[str, Any]:
-            self._loading = given
-            return {**given, "state": {}}  # torch would convert moments to 16 bits
-
-        for mine, saved in zip(self.param_groups, state_dict["param_groups"]):
-            names, theirs = mine.get("param_names"), saved.get("param_names")
-            if names is not None and theirs is not None and list(names) != list(theirs):
-                raise make("bad state", f"The saved state is of parameters {theirs}; this group has {names}. Moments are "
-                           "taken over by place: list the parameters in the same order.")
-        before = [dict(group) for group in self.param_groups]
-        last = self.register_load_state_dict_pre_hook(keep_state)
-        try:
-            super().load_state_dict(state_dict)
-        except Exception:
-            if self._loading is not None:  # the state was not loaded
-                for group, old in zip(self.param_groups, before):
-                    group.clear()
-                    group.update(old)
-            raise
-        finally:
-            last.remove()
-            self._loading = None
-
-    def _take(self, saved: list[dict[str, Any]]) -> None:
-        self._bind()
-        _, tensors = self._core.state()
-        steps, kept, loaded = [], [], []
-        for state in saved:
-            buffers = any(state.get(name) is not None for name in self._buffers)
-            steps.append(int(state.get("step", 1 if buffers else 0)))
-        for label, _, i in tensors:
-            param, name = self._params[i], _torch_name(label)
-            value = saved[i].get(name)
-            if value is None and name == "master":
-                value = param
-            memory = torch.zeros_like(local(param), dtype=torch.float32)
-            if value is not None:
-                if value.shape != param.shape:
-                    raise make("bad state", f"The saved {label} has shape {tuple(value.shape)}; this "
-                               f"parameter has {tuple(param.shape)}.")
-                memory.copy_(local(placed_like(param, value)))
-            kept.append(memory)
-            loaded.append((label, view_of(memory), i))
-        # The core writes masters to the weights. Restore the weights, which torch does not load here either;
-        # masters that do not round to them are updated by the next step.
-        weights = [(param, param.detach().clone()) for param in self._with_masters(self._params)]
-        self._core.load_state(steps, loaded, self._stream(self._params))
-        increment_version(self._params)
-        for param, values in weights:
-            param.copy_(values)
-        self._changes += 1
-
-    def __getstate__(self) -> dict[str, Any]:
-        self._publish()
-        state = super().__getstate__()
-        return {**state, "max_norm": self.max_norm, "_precision": self._precision}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        given = self.__dict__.get("_loading")
-        if given is not None:
-            keys = [key for group in given["param_groups"] for key in group["params"]]
-            self._take([given["state"].get(key, {}) for key in keys])
-            self._loading = None
-        if "_core" not in self.__dict__:  # unpickled or copied
-            saved = self.__dict__["state"]
-            self._start()
-            for group in self.param_groups:
-                self._add_to_core(group)
-            with torch.no_grad():
-                self._take([dict(saved.get(param, {})) for param in self._params])
-
 
 def _has_gradient(param: torch.Tensor) -> bool:
     return param.grad is not None and local(param).numel() > 0
-
-
-def _torch_name(label: str) -> str:
-    """The name in torch's state dict of a state tensor of the core, such as "w/momentum"."""
-    name = label.rpartition("/")[2]
-    return "momentum_buffer" if name == "momentum" else name

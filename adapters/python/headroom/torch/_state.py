@@ -1,0 +1,199 @@
+"""The state of the core's optimizers as ``torch.optim`` has it: ``state``, state dicts, copies and pickles."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import torch
+from torch.autograd.graph import increment_version
+
+from headroom._errors import Error, make
+from headroom.torch._memory import like, local, placed_like, view_of
+
+
+class TorchState(torch.optim.Optimizer):
+    """A base of FusedOptimizer. ``state`` has steps, and views of the core's memory; entries that others put into it,
+    or remove, are taken over by the next step."""
+
+    _core: Any
+    _params: list[torch.Tensor]
+    _layouts: list[tuple[Any, Any]]
+    _buffers: tuple[str, ...]
+    _precision: tuple[bool, bool, int]
+    _changes: int
+    max_norm: float
+
+    def _start_state(self) -> None:
+        self._published = -1  # value of _changes when `state` was last filled
+        self._shown: dict[int, dict[str, Any]] = {}  # what it was filled with, by parameter
+        self._exposed = False  # others have seen `state`, and may have changed it
+        self._loading: Any = None  # a state dict, while it is loaded
+
+    @property
+    def state(self) -> defaultdict[torch.Tensor, Any]:
+        """The state in torch's format: steps, and views of the core's memory."""
+        if "_core" in self.__dict__:
+            if self._changes != self._published:
+                self._adopt()
+                self._fill_state()
+            self._exposed = True
+        return self.__dict__["state"]
+
+    @state.setter
+    def state(self, value: defaultdict[torch.Tensor, Any]) -> None:
+        self.__dict__["state"] = value
+        if "_core" in self.__dict__:
+            self._exposed = True
+
+    def _publish(self) -> None:
+        """Fills ``state``, after updating masters from the present weights."""
+        self._adopt()
+        try:
+            self._follow()
+        except Error:
+            pass  # weights cannot be read now: use the state of the last step
+        self._fill_state()
+
+    def _fill_state(self) -> None:
+        self._published = self._changes
+        steps, tensors = self._core.state()
+        state, self._shown = self.__dict__["state"], {}
+        for i, count in enumerate(steps):
+            if count > 0:
+                self._shown[i] = {"step": torch.tensor(float(count), dtype=torch.float32, device="cpu")}
+        for label, memory, i in tensors:
+            if steps[i] > 0:
+                view = torch.from_dlpack(memory).as_strided(*self._layouts[i])
+                self._shown[i][_torch_name(label)] = like(self._params[i], view)
+        for i, param in enumerate(self._params):
+            others = {name: value for name, value in state.pop(param, {}).items() if not self._is_ours(name)}
+            if others or i in self._shown:
+                state[param] = self._shown.get(i, {}) | others
+
+    def _saved(self) -> list[dict[str, Any]]:
+        """The entries of ``state``, with the steps of the core where nobody has replaced them."""
+        steps, _ = self._core.state()
+        saved = [dict(self.__dict__["state"].get(param) or {}) for param in self._params]
+        for i, entries in enumerate(saved):
+            if i in self._shown and entries.get("step") is self._shown[i]["step"]:
+                entries["step"] = steps[i]
+        return saved
+
+    def _was_changed(self, i: int, param: torch.Tensor) -> bool:
+        entries, shown = self.__dict__["state"].get(param, {}), self._shown.get(i, {})
+        if any(entries.get(name) is not value for name, value in shown.items()):
+            return True
+        return not shown and any(map(self._is_ours, entries))
+
+    def _is_ours(self, name: str) -> bool:
+        return name in ("step", "master") or name in self._buffers
+
+    @torch.no_grad()
+    def _adopt(self) -> None:
+        """Takes over entries of ``state`` that others have replaced or removed."""
+        if not self._exposed or not any(self._was_changed(i, param) for i, param in enumerate(self._params)):
+            return
+        self._exposed = False
+        try:
+            self._take(self._saved())
+        finally:
+            self._fill_state()
+            self._exposed = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Torch's format plus ``master``, the FP32 values of 16-bit weights."""
+        self._publish()
+        exposed = self._exposed
+        try:
+            return super().state_dict()
+        finally:
+            self._exposed = exposed
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads our state dict or that of torch's optimizer of the same name. Weights are unchanged; masters
+        that are missing or do not round to the weights are set from them."""
+
+        def keep_state(_: Any, given: dict[str, Any]) -> dict[str, Any]:
+            self._loading = given
+            return {**given, "state": {}}  # torch would convert moments to 16 bits
+
+        for mine, saved in zip(self.param_groups, state_dict["param_groups"]):
+            names, theirs = mine.get("param_names"), saved.get("param_names")
+            if names is not None and theirs is not None and list(names) != list(theirs):
+                raise make("bad state", f"The saved state is of parameters {theirs}; this group has {names}. Moments are "
+                           "taken over by place: list the parameters in the same order.")
+        before = [dict(group) for group in self.param_groups]
+        exposed, self._exposed = self._exposed, False
+        last = self.register_load_state_dict_pre_hook(keep_state)
+        try:
+            super().load_state_dict(state_dict)
+        except Exception:
+            if self._loading is not None:  # the state was not loaded
+                for group, old in zip(self.param_groups, before):
+                    group.clear()
+                    group.update(old)
+            raise
+        finally:
+            last.remove()
+            self._loading = None
+            self._fill_state()
+            self._exposed = exposed
+
+    def _take(self, saved: list[dict[str, Any]]) -> None:
+        self._bind()
+        _, tensors = self._core.state()
+        steps, kept, loaded = [], [], []
+        for state in saved:
+            buffers = any(state.get(name) is not None for name in self._buffers)
+            steps.append(int(state.get("step", 1 if buffers else 0)))
+        for label, _, i in tensors:
+            param, name = self._params[i], _torch_name(label)
+            value = saved[i].get(name)
+            if value is None and name == "master":
+                value = param
+            memory = torch.zeros_like(local(param), dtype=torch.float32)
+            if value is not None:
+                if value.shape != param.shape:
+                    raise make("bad state", f"The saved {label} has shape {tuple(value.shape)}; this "
+                               f"parameter has {tuple(param.shape)}.")
+                memory.copy_(local(placed_like(param, value)))
+            kept.append(memory)
+            loaded.append((label, view_of(memory), i))
+        # The core writes masters to the weights. Restore the weights, which torch does not load here either;
+        # masters that do not round to them are updated by the next step.
+        weights = [(param, param.detach().clone()) for param in self._with_masters(self._params)]
+        self._core.load_state(steps, loaded, self._stream(self._params))
+        increment_version(self._params)
+        for param, values in weights:
+            param.copy_(values)
+        self._changes += 1
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._publish()
+        exposed = self._exposed
+        state = super().__getstate__()
+        self._exposed = exposed
+        return {**state, "max_norm": self.max_norm, "_precision": self._precision}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        given = self.__dict__.get("_loading")
+        if given is not None:
+            keys = [key for group in given["param_groups"] for key in group["params"]]
+            self._take([given["state"].get(key, {}) for key in keys])
+            self._loading = None
+        if "_core" not in self.__dict__:  # unpickled or copied
+            saved = self.__dict__["state"]
+            self._start()
+            for group in self.param_groups:
+                self._add_to_core(group)
+            with torch.no_grad():
+                self._take([dict(saved.get(param, {})) for param in self._params])
+
+
+def _torch_name(label: str) -> str:
+    """The name in torch's state dict of a state tensor of the core, such as "w/momentum"."""
+    name = label.rpartition("/")[2]
+    return "momentum_buffer" if name == "momentum" else name
