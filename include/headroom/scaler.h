@@ -1,5 +1,4 @@
-// scaler: GradScaler drives the stages in order (measure, agree, decide, apply) and maintains the
-// scale.
+// scaler: GradScaler drives the stages (measure, agree, decide, apply) and maintains the scale.
 #ifndef HEADROOM_SCALER_H_
 #define HEADROOM_SCALER_H_
 
@@ -27,8 +26,7 @@ enum class ClearGrads : uint8_t {
 struct StepOptions {
   /// Clips the unscaled gradients to this L2 norm. 0: no clipping.
   float max_norm = 0.0f;
-  /// Skips the step if that norm is larger than this. The scale does not change, since this is not
-  /// an overflow. 0: never.
+  /// Skips the step, without a change of the scale, if that norm is larger than this. 0: never.
   float skip_above_norm = 0.0f;
   ClearGrads clear_grads = ClearGrads::kOnSkip;
   Stream stream = {};  // for parameters on a CUDA device
@@ -45,8 +43,7 @@ struct StepReport {
   float scale = 1.0f;        // with which these gradients were computed
   double grad_norm = 0.0;    // L2 norm of the unscaled gradients before clipping; inf or nan if bad
   double clip_factor = 1.0;  // by which clipping has multiplied them
-  GradStats stats;           // of the gradients in memory (unscaled only after unscale_), over all
-                             // ranks
+  GradStats stats;           // over all ranks, of the gradients as they are in memory
   std::string culprit;       // the first bad tensor: "embed.weight: 3 inf, 0 nan"; empty if none
   int64_t steps = 0;         // of this optimizer under this scaler so far, this one included,
   int64_t skipped = 0;       // of which skipped
