@@ -137,7 +137,7 @@ def test_state_dicts_are_interchangeable_with_torch():
         second.load_state_dict(first.state_dict())
         lazy = scaler_class(DEVICE)
         lazy.load_state_dict(second.state_dict())
-        return second.state_dict(), lazy.scale(torch.ones(1)), lazy.state_dict()
+        return second.state_dict(), second._init_growth_tracker, lazy.scale(torch.ones(1)), lazy.state_dict()
 
     assert_same(script)
     theirs, ours = make_started_scaler(torch.amp.GradScaler, init_scale=5.0), make_started_scaler(headroom.torch.GradScaler)
@@ -171,8 +171,9 @@ def test_pickled_scaler_continues_identically(duplicate, enabled):
         optimizer = torch.optim.SGD([weight], lr=1.0)
         train_step(scaler, optimizer, weight, 1.0)
         again = duplicate(scaler)
+        counted = again._init_growth_tracker if enabled else 0
         train_step(again, optimizer, weight, 1.0)
-        return again.state_dict(), again.scale(torch.ones(1)), weight
+        return counted, again.state_dict(), again.scale(torch.ones(1)), weight
 
     assert_same(script)
 

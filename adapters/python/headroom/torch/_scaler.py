@@ -100,6 +100,7 @@ class GradScaler(torch.amp.GradScaler):
         self._uncounted = False  # the last step() raised, or a hook prevented it: update() has nothing to go by
         self._last: Optional[weakref.ref[Any]] = None  # the optimizer that was stepped last
         self._per_optimizer_states: dict[int, dict[str, Any]] = defaultdict(_refresh_per_optimizer_state)
+        self._init_growth_tracker = self._get_growth_tracker()  # torch's name for the count that was loaded
 
     def name_parameters(self, module: torch.nn.Module) -> None:
         """From now on reports call the module's parameters by their names."""
@@ -238,9 +239,9 @@ class GradScaler(torch.amp.GradScaler):
 
     def _step_with_itself(self, optimizer: torch.optim.Optimizer, core: Binding, call: Call) -> Any:
         warnings.warn(
-            "GradScaler is going to stop passing itself as a keyword argument to the passed "
-            "optimizer. In the near future GradScaler registers `grad_scale: Tensor` and "
-            "`found_inf: Tensor` to the passed optimizer and let the optimizer use them directly.",
+            "GradScaler is going to stop passing itself as a keyword argument to the passed optimizer. In the near future "
+            "GradScaler registers `grad_scale: Tensor` and `found_inf: Tensor` to the passed optimizer and let the "
+            "optimizer use them directly.",
             FutureWarning,
             stacklevel=3,
         )
@@ -353,6 +354,7 @@ class GradScaler(torch.amp.GradScaler):
             self._core.load(json.dumps(state))
         except Error as error:
             raise make("invalid argument", str(error)) if error.code == "bad state" else error from None
+        self._init_growth_tracker = self._get_growth_tracker()
 
     def attempts(self) -> Iterator[int]:
         """For policies that retry (``policy="headroom-retry"``): runs the body of a loop again while the batch
@@ -383,9 +385,7 @@ class GradScaler(torch.amp.GradScaler):
     @property
     def last_step_applied(self) -> bool:
         """Whether the last step ran. Waits for a CUDA device."""
-        if self._last is None:
-            return not self._enabled or self.report().applied
-        return self.report().applied
+        return (self._last is None and not self._enabled) or self.report().applied
 
     def was_applied(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether the last step of this optimizer ran. Waits for a CUDA device."""
@@ -492,7 +492,7 @@ class GradScaler(torch.amp.GradScaler):
         self.__dict__.update(state)
         self.recorder = None
         self._begin(_core.ScalePolicy("torch"))
-        self._core.load(saved)
+        self._load(json.loads(saved))
 
 
 def _gradients_added(core: _core.GradScaler, round: int, grad: torch.Tensor) -> None:
