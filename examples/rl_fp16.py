@@ -135,16 +135,14 @@ def learn_from_examples(settings: Settings, device: torch.device, seed: int) -> 
     torch.manual_seed(seed)
     model = Model(settings).to(device)
     optimizer = headroom.torch.AdamW(model.parameters(), lr=settings.supervised_lr)
-    step = 0
-    while step % 5 or evaluate(settings, model, seed) < settings.start:
+    for step in range(5000):
+        if step % 5 == 0 and evaluate(settings, model, seed) >= settings.start:
+            return model, step
         prompts = make_prompts(settings, 256, generator)
-        answers = right_answers(prompts)
         optimizer.zero_grad()
-        logp = trainer_logp(model, torch.cat((prompts, answers), 1))
-        (-logp.mean()).backward()
+        (-trainer_logp(model, torch.cat((prompts, right_answers(prompts)), 1)).mean()).backward()
         optimizer.step()
-        step += 1
-    return model, step
+    raise RuntimeError("The supervised start has not learned the task in 5000 steps; lower supervised_lr.")
 
 
 # Sampler and trainer.
@@ -239,6 +237,8 @@ def fine_tune(
             record["lost"].append({"step": record["step"], "report": str(scaler.report())})
         record["step"] += 1
         record["rewards"].append(reward(tokens).mean().item())
+        if record["step"] % math.ceil(settings.steps / 5) == 0:
+            print(f"  step {record['step']}: reward {record['rewards'][-1]:.2f}, {scaler.report()}", file=sys.stderr)
         if checkpoint and (record["step"] % settings.checkpoint_interval == 0 or record["step"] == settings.steps):
             state = {name: part.state_dict() for name, part in parts.items()}
             headroom.torch.save({**state, "generator": generator.get_state(), "record": record}, checkpoint)
