@@ -144,3 +144,5 @@ def test_update_works_after_a_step_that_raised():
     scaler.update()
     hook.remove()
     assert scaler.get_scale() == 4.0
+    with pytest.raises(AssertionError, match="No inf checks"):  # a superfluous one is still refused
+        scaler.update()

@@ -334,6 +334,7 @@ class GradScaler(torch.amp.GradScaler):
                     raise  # an alarm: the update is done
                 if not self._uncounted:
                     raise AssertionError(f"No inf checks were recorded prior to update. {error}") from None
+        self._uncounted = False
         self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
 
     def _set_scale(self, new_scale: Union[float, torch.Tensor]) -> None:
