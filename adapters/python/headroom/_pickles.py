@@ -23,8 +23,15 @@ _FORMATS = {"FloatStorage": "f", "DoubleStorage": "d", "HalfStorage": "e", "Long
 class Unknown:
     """An object of a class that is not imported. ``fields`` is its pickled state, if that is a dictionary."""
 
+    fields: dict[Any, Any]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Unknown:  # pickles do not always call __init__
+        unknown = super().__new__(cls)
+        unknown.fields = {}
+        return unknown
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.fields: dict[Any, Any] = {}
+        pass
 
     def __setstate__(self, state: Any) -> None:
         for part in state if isinstance(state, tuple) else (state,):
