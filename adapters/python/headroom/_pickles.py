@@ -102,26 +102,21 @@ class _Archive:
         return struct.unpack(self.order + code, data)[0]
 
 
+def load_archive(archive: zipfile.ZipFile) -> Any:
+    """The object in a file of ``torch.save``, with Unknown for what is not plain data. Raises ValueError, with a
+    sentence, for another archive, and any exception for a broken one."""
+    pickles = [info for info in archive.infolist() if info.filename.endswith("/data.pkl")]
+    if len(pickles) != 1:
+        raise ValueError("it is an archive, but not one of torch.save or Keras")
+    if pickles[0].file_size > MOST_STRUCTURE:
+        raise ValueError("its pickle is larger than that of any model")
+    root = pickles[0].filename[: -len("data.pkl")]
+    return _Reader(io.BytesIO(archive.read(pickles[0])), _Archive(archive, root)).load()
+
+
 def load(file: Any) -> Any:
-    """The object in a file of ``torch.save`` or in a pickle, with Unknown for what is not plain data. ``file`` is
-    binary and can seek. Raises ValueError, with a sentence, if it cannot be read."""
-    try:
-        if not zipfile.is_zipfile(file):
-            file.seek(0)
-            content = _Reader(io.BytesIO(file.read(MOST_STRUCTURE)), None).load()
-            if content == _OLD_TORCH:
-                raise ValueError("it has the format of PyTorch before 1.6; load it and save it again")
-            return content
-        with zipfile.ZipFile(file) as archive:
-            pickles = [info for info in archive.infolist() if info.filename.endswith("/data.pkl")]
-            if len(pickles) != 1:
-                raise ValueError("this archive is not a file of torch.save")
-            if pickles[0].file_size > MOST_STRUCTURE:
-                raise ValueError("its pickle is larger than that of any model")
-            root = pickles[0].filename[: -len("data.pkl")]
-            return _Reader(io.BytesIO(archive.read(pickles[0])), _Archive(archive, root)).load()
-    except ValueError:
-        raise
-    except Exception as error:  # a broken pickle raises anything
-        raise ValueError("it is neither JSON nor a file of torch.save, pickle or Keras, or it is broken "
-                         f"({type(error).__name__}: {error})") from None
+    """The object in a pickle, as above."""
+    content = _Reader(io.BytesIO(file.read(MOST_STRUCTURE)), None).load()
+    if content == _OLD_TORCH:
+        raise ValueError("it has the format of PyTorch before 1.6; load it and save it again")
+    return content

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import collections
 import io
 import json
 import os
@@ -51,24 +52,29 @@ def main(arguments: list[str]) -> int:
 def _load(path: str) -> Any:
     """What a file contains, as plain data. Raises ValueError or OSError."""
     with open(path, "rb") as file:
-        start = file.read(8)
-        if start == b"\x89HDF\r\n\x1a\n":
-            return _keras_variables(file)
-        if zipfile.is_zipfile(file):
-            try:
-                with zipfile.ZipFile(file) as archive:
-                    if "model.weights.h5" in archive.namelist():
-                        policy = _keras_policy(archive.read("config.json"))
-                        return _keras_variables(io.BytesIO(archive.read("model.weights.h5")), policy)
-            except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, KeyError) as error:
-                raise ValueError(f"it is broken: {error}") from None
-        file.seek(0)
-        if start.lstrip()[:1] == b"{":
-            try:
-                return json.loads(file.read(_MOST_JSON).decode())
-            except (UnicodeDecodeError, ValueError) as error:
-                raise ValueError(f"it is not JSON: {error}") from None
-        return _pickles.load(file)
+        try:
+            return _parse(file)
+        except (ValueError, OSError, MemoryError, Error):
+            raise
+        except Exception as error:  # the libraries raise anything for a broken file
+            raise ValueError("it is not a file of torch.save, pickle, Keras or JSON, or it is broken "
+                             f"({type(error).__name__}: {error})") from None
+
+
+def _parse(file: Any) -> Any:
+    start = file.read(8)
+    file.seek(0)
+    if start == b"\x89HDF\r\n\x1a\n":
+        return _keras_variables(file)
+    if start.lstrip()[:1] == b"{":
+        return json.loads(file.read(_MOST_JSON))
+    if start[:4] == b"PK\3\4":
+        with zipfile.ZipFile(file) as archive:
+            if "model.weights.h5" in archive.namelist():
+                policy = _keras_policy(archive.read("config.json"))
+                return _keras_variables(io.BytesIO(archive.read("model.weights.h5")), policy)
+            return _pickles.load_archive(archive)
+    return _pickles.load(file)
 
 
 def _keras_policy(config: bytes) -> Optional[str]:
@@ -87,28 +93,22 @@ def _keras_variables(file: Any, policy: Optional[str] = None) -> Any:
         import h5py
     except ImportError:
         raise ValueError("reading a file of Keras needs h5py, which comes with Keras") from None
-    try:
-        with h5py.File(file, "r") as store:
-            saved = [store[f"optimizer/vars/{index}"] for index in ((2, 3) if policy is None else (4,))]
-            if policy is not None:
-                return {"headroom": _layouts.unpack(ScalePolicy(policy), saved[0][:64].tolist()).save()}
-            if any(each.shape for each in saved) or [each.dtype.kind for each in saved] != ["i", "f"]:
-                return None
-            return {"step_counter": int(saved[0][()]), "dynamic_scale": float(saved[1][()])}
-    except KeyError:
-        return None
-    except Error:
-        raise
-    except Exception as error:  # h5py raises anything for a broken file
-        raise ValueError(f"it is broken: {error}") from None
+    with h5py.File(file, "r") as store:
+        saved = store.get("optimizer/vars", {})
+        if policy is not None:
+            return {"headroom": _layouts.unpack(ScalePolicy(policy), saved["4"][:64].tolist()).save()}
+        scaler = [saved[index] for index in ("2", "3") if index in saved]
+        if [(each.shape, each.dtype.kind) for each in scaler] != [((), "i"), ((), "f")]:
+            return None  # another optimizer
+        return {"step_counter": int(scaler[0][()]), "dynamic_scale": float(scaler[1][()])}
 
 
 def _states(content: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     """Every dictionary that is a scaler's state, with its place in the file. Not recursive, because a file may be
     nested to any depth, or contain itself."""
-    waiting, seen = [("", content)], set()
+    waiting, seen = collections.deque([("", content)]), set()
     while waiting:
-        place, item = waiting.pop(0)
+        place, item = waiting.popleft()
         if isinstance(item, _pickles.Unknown):
             item = item.fields
         if not isinstance(item, (dict, list, tuple)) or id(item) in seen:
