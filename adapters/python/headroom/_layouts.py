@@ -5,6 +5,7 @@ A layout that does not contain the policy's settings is read with its framework'
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional
@@ -81,18 +82,19 @@ def under(state: ScaleState, policy: ScalePolicy) -> ScaleState:
         numbers["growth_tracker"] = min(max(old["growth_tracker"], fresh.numbers["growth_tracker"]),
                                         policy.growth_interval - 1)
         numbers["delay_left"] = min(old["delay_left"], policy.hysteresis)
-        if not policy.late:
-            numbers["since_rescale"] = old["since_rescale"]
-            numbers["overflows_since_rescale"] = old["overflows_since_rescale"]
+        numbers["since_rescale"] = old["since_rescale"]
+        numbers["overflows_since_rescale"] = old["overflows_since_rescale"]
     return fresh.replace(**numbers)
 
 
 def _allowed_scale(policy: ScalePolicy, scale: float) -> float:
-    """The largest allowed scale up to this one; Headroom's rule has powers of two."""
+    """The nearest scale that the policy allows; with Headroom's rule the largest power of two up to it."""
     if policy.rule == "static":
         return scale
     if policy.rule == "headroom":
-        scale = 2.0 ** (len(bin(int(scale * 2.0**126))) - 3 - 126)
+        scale = 2.0 ** (math.frexp(scale)[1] - 1)
+    elif policy.stay_above_min and scale <= policy.min_scale:
+        return policy.init_scale
     return min(max(scale, policy.min_scale), policy.max_scale)
 
 

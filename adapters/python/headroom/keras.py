@@ -70,7 +70,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         clean = max(state.numbers.get("growth_tracker", 0), 0)
         return np.bool_(applies), np.float32(state.scale), np.int32(clean), np.array(pack(state), np.int32)
 
-    def _advance(self, grads: Any, variables: Any) -> tuple[Any, ...]:
+    def _advance(self, grads: Any) -> tuple[Any, ...]:
         """What _decide() says about these gradients. On JAX they may be those of a compiled step."""
         grads = [grad for grad in grads if grad is not None]
         if keras.backend.backend() == "torch":
@@ -79,7 +79,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         import jax
 
         largest = [ops.max(ops.where(ops.isfinite(grad), ops.abs(grad), 0), initial=0) for grad in grads]
-        amax = ops.max(ops.stack([ops.cast(each, "float32") for each in largest]))
+        amax = ops.max(ops.stack([ops.cast(each, "float32") for each in [0.0, *largest]]))
         results = tuple(jax.ShapeDtypeStruct(np.shape(each), each.dtype)
                         for each in self._decide(True, 0.0, pack(self._start)))
         return jax.pure_callback(self._decide, results, self.check_finite(grads), amax, self.scale_state.value)
@@ -92,7 +92,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         if not self.built:
             self.build(trainable_variables)
         variables = trainable_variables or self._trainable_variables
-        applies, scale, clean, packed = self._advance(grads, variables)
+        applies, scale, clean, packed = self._advance(grads)
         if applies:
             self.inner_optimizer.apply(self._unscaled(grads, variables), trainable_variables)
         self._assign(scale, clean, packed)
@@ -107,7 +107,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             raise ValueError("The optimizer has no variables yet; call optimizer.build(trainable_variables) first.")
         inner = list(optimizer_variables[len(self._variables):])
         with keras.StatelessScope(state_mapping=list(zip(self.variables, optimizer_variables))) as scope:
-            applies, *following = self._advance(grads, self._trainable_variables)
+            applies, *following = self._advance(grads)
             unscaled = self._unscaled(grads, self._trainable_variables)
             self._assign(*following)
         own = [scope.get_current_value(variable) for variable in self._variables]

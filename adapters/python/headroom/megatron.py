@@ -24,11 +24,13 @@ def plug(optimizer: Any, policy: Union[ScalePolicy, str, None] = None, *, on_ala
     expert parameters) share one scaler: an overflow in any of them lowers the one scale that the loss has. With
     Megatron's scalers, the scales part, and later gradients are divided by the wrong one."""
     chained = [each for each in getattr(optimizer, "chained_optimizers", [optimizer])
-               if hasattr(getattr(each, "grad_scaler", None), "hysteresis")]
+               if isinstance(getattr(each, "grad_scaler", None), GradScaler) or hasattr(each.grad_scaler, "hysteresis")]
     if not chained:
         raise ValueError("This optimizer has no dynamic grad_scaler; configure fp16 without a constant loss scale.")
     old = chained[0].grad_scaler
-    if policy is None:
+    if policy is None and isinstance(old, GradScaler):
+        policy = old.state.policy
+    elif policy is None:
         policy = ScalePolicy("megatron").replace(
             init_scale=old.scale.item(), min_scale=old.min_scale.item(), growth_factor=old.growth_factor.item(),
             backoff_factor=old.backoff_factor.item(), growth_interval=int(old.growth_interval),
