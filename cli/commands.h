@@ -21,6 +21,7 @@ void add_compare(CLI::App& app, Action* action);
 void add_inspect(CLI::App& app, Action* action);
 void add_policies(CLI::App& app, Action* action);
 void add_replay(CLI::App& app, Action* action);
+void add_state(CLI::App& app, Action* action);
 void add_report(CLI::App& app, Action* action);
 void add_bench(CLI::App& app, Action* action);
 

@@ -30,6 +30,7 @@ PYBIND11_MODULE(_core, m) {
   bind_optimizers(m);
   bind_callbacks(m);
   bind_scaler(m);
+  bind_scale_state(m);
   bind_places(m);
   bind_tools(m);
   m.def("set_num_threads", &set_num_threads);

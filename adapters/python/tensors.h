@@ -66,6 +66,7 @@ void bind_policy(py::module_& m);
 void bind_measure(py::module_& m);
 void bind_optimizers(py::module_& m);
 void bind_scaler(py::module_& m);
+void bind_scale_state(py::module_& m);
 void bind_places(py::module_& m);
 void bind_callbacks(py::module_& m);
 void bind_tools(py::module_& m);

@@ -100,6 +100,10 @@ struct PolicySettings {
           rule.tolerance);
     visit(flag("late", "a new scale is used one step late"), rule.late);
     visit(flag("stay_above_min", "the scale never reaches min_scale"), rule.stay_above_min);
+    visit(flag("double_when_small",
+               "doubles a scale below 2 in every 25th step, below 8 in every 100th, below 32 in "
+               "every 400th"),
+          rule.double_when_small);
   }
 
   template <typename Rule, typename Visit>

@@ -124,6 +124,15 @@ HEADROOM_HOST_DEVICE inline float after_clean_step(const DynamicScale& rule, flo
   return grown(rule, scale);
 }
 
+/// icefall's doubling by hand after an update. `batch` counts from 0; the rule's own counts go on.
+HEADROOM_HOST_DEVICE inline float doubled_when_small(const DynamicScale& rule, float scale,
+                                                     int64_t batch) {
+  const bool due = (batch % 25 == 0 && scale < 2.0f) || (batch % 100 == 0 && scale < 8.0f) ||
+                   (batch % 400 == 0 && scale < 32.0f);
+  if (!due) return scale;
+  return 2.0f * scale < rule.max_scale ? 2.0f * scale : rule.max_scale;
+}
+
 /// With `late`, the scale that was computed in the last update takes effect now.
 HEADROOM_HOST_DEVICE inline Alarm advance_dynamic(const DynamicScale& rule, bool overflow,
                                                   ScaleNumbers* numbers) {
@@ -133,6 +142,9 @@ HEADROOM_HOST_DEVICE inline Alarm advance_dynamic(const DynamicScale& rule, bool
   const float current = memory.pending;
   memory.pending = overflow ? after_overflow(rule, current, &memory, &alarm)
                             : after_clean_step(rule, current, &memory);
+  if (rule.double_when_small) {
+    memory.pending = doubled_when_small(rule, memory.pending, numbers->steps - 1);
+  }
   numbers->scale = rule.late ? current : memory.pending;
   return alarm;
 }

@@ -89,6 +89,13 @@ std::vector<TensorView> gradients_of(const Optimizer& optimizer, bool counted) {
   return grads;
 }
 
+AlarmReport alarm_report(const ScalePolicy& policy, Alarm alarm, float scale, int64_t skips_in_row,
+                         const std::string& culprit) {
+  AlarmReport report{alarm, scale, skips_in_row, culprit, ""};
+  report.sentence = alarm_sentence(report, policy);
+  return report;
+}
+
 StepReport make_report(const Verdict& verdict, const GradStats& stats, float scale) {
   StepReport report;
   report.applied = verdict.apply();
@@ -391,8 +398,7 @@ void Scaler::replace(const ScaleRecord& next, const char* call) {
 // Calls on_alarm, or throws Error(kScaleCollapsed) if there is none.
 void Scaler::raise(Alarm alarm, float scale, int64_t skips_in_row,
                    const std::string& culprit) const {
-  AlarmReport report{alarm, scale, skips_in_row, culprit, ""};
-  report.sentence = alarm_sentence(report, record.policy);
+  const AlarmReport report = alarm_report(record.policy, alarm, scale, skips_in_row, culprit);
   if (!options.on_alarm) throw Error(ErrorCode::kScaleCollapsed, report.sentence);
   options.on_alarm(report);
 }

@@ -204,6 +204,10 @@ void apply_or_skip(Optimizer& optimizer, const StepOptions& options, const StepR
 /// "1 to 65536", for error messages.
 HEADROOM_API std::string allowed_scales(const ScalePolicy& policy);
 
+/// The report on an alarm, with its sentence.
+HEADROOM_API AlarmReport alarm_report(const ScalePolicy& policy, Alarm alarm, float scale,
+                                      int64_t skips_in_row, const std::string& culprit);
+
 /// Why gradients up to `amax` cannot be divided by `scale`; in place: in FP16.
 std::string describe_unscaling(double amax, float scale);
 std::string describe_unscaling_in_place(double amax, float scale);

@@ -17,13 +17,16 @@ def main():
     shown = run("--version")
     assert shown.returncode == 0 and shown.stdout.startswith("headroom "), shown
     shown = run("--help")
-    for command in ("train", "compare", "report", "inspect", "replay", "bench"):
+    for command in ("train", "compare", "report", "inspect", "replay", "state", "bench"):
         assert f"\n  {command} " in shown.stdout, shown
     for wrong in ([], ["nothing"], ["replay", "--nothing"]):
         shown = run(*wrong)
         assert shown.returncode == 2 and "--help" in shown.stderr + shown.stdout, shown
     shown = run("inspekt", "x")
     assert shown.returncode == 2 and shown.stderr.startswith("headroom: 'inspekt' is not a command"), shown
+
+    shown = run("state", "scaler.pt", "--to", "torch")  # in the Python package
+    assert shown.returncode == 2 and "python -m headroom state FILE" in shown.stderr, shown
 
     # Control characters in quoted arguments are replaced.
     for wrong in (["\x1b[2J"], ["replay", "x", "--\x1b[2J"],

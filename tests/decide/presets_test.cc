@@ -1,5 +1,7 @@
 // Each preset reproduces the scale trajectory of its system. Trajectories start at 1024 with a
 // growth interval of 3. In a pattern, 1 is a step that overflows and 0 a clean one.
+#include <random>
+
 #include "tests/decide/support.h"
 
 namespace headroom {
@@ -35,8 +37,9 @@ using Scales = std::vector<double>;
 
 class DynamicPreset : public testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(All, DynamicPreset,
-                         testing::Values("torch", "apex", "apex-hysteresis", "keras", "tf-keras",
-                                         "megatron", "fairseq", "jmp", "paddle", "oneflow",
+                         testing::Values("torch", "precision-rl", "apex", "apex-hysteresis",
+                                         "keras", "tf-keras", "megatron", "verl-megatron",
+                                         "fairseq", "fairseq2", "jmp", "paddle", "oneflow",
                                          "mindspore", "onnxruntime", "colossalai", "dynamic"),
                          [](const auto& preset_name) {
                            std::string name = preset_name.param;
@@ -71,7 +74,7 @@ TEST(Presets, FlaxDelaysEveryGrowthByOneStep) {
 }
 
 TEST(Presets, HysteresisMatchesEachSystem) {
-  for (const char* name : {"megatron", "colossalai"}) {
+  for (const char* name : {"megatron", "verl-megatron", "colossalai"}) {
     EXPECT_EQ(trajectory(short_interval_policy(name), kManyOverflows),
               (Scales{1024, 512, 256, 256, 256, 512, 512, 512, 512, 256, 256, 256}))
         << name;
@@ -119,9 +122,81 @@ TEST(Presets, FairseqStaysAboveItsFloor) {
   EXPECT_EQ(advance(policy, true, &state), Alarm::kAtFloor);
 }
 
+// Overflows in runs of up to `most`, with clean runs of up to 3000 steps between them.
+std::vector<bool> long_pattern(int most, int steps) {
+  std::vector<bool> overflows;
+  std::mt19937 random(1);
+  while (static_cast<int>(overflows.size()) < steps) {
+    overflows.insert(overflows.end(), 1 + random() % most, true);
+    overflows.insert(overflows.end(), random() % 3000, false);
+  }
+  return overflows;
+}
+
+// torch.amp.GradScaler in one function, as the peers below call it.
+void torch_update(bool overflow, float* scale, int* clean) {
+  *clean = overflow ? 0 : *clean + 1;
+  if (overflow) *scale *= 0.5f;
+  if (*clean == 2000) {
+    *scale *= 2.0f;
+    *clean = 0;
+  }
+}
+
+// fairseq2 updates torch's scaler and then sets a scale that is too small to 1e-4.
+TEST(Presets, Fairseq2SetsTheFloorAfterTheUpdate) {
+  const ScalePolicy policy = preset("fairseq2");
+  ScaleNumbers state = initial_numbers(policy);
+  float scale = 65536.0f, lowest = scale;
+  int clean = 0;
+  for (const bool overflow : long_pattern(20, 100000)) {
+    torch_update(overflow, &scale, &clean);
+    if (scale < 1e-4f) scale = 1e-4f;
+    advance(policy, overflow, &state);
+    ASSERT_EQ(state.scale, scale) << "step " << state.steps;
+    lowest = std::min(lowest, scale);
+  }
+  EXPECT_EQ(lowest, 1e-4f);
+}
+
+// icefall doubles torch's scale by hand after some batches, and leaves torch's count as it is.
+TEST(Presets, IcefallDoublesSmallScalesOnItsSchedule) {
+  const ScalePolicy policy = preset("icefall");
+  ScaleNumbers state = initial_numbers(policy);
+  float scale = 1.0f, lowest = scale, highest = scale;
+  int clean = 0, batch = 0;
+  for (const bool overflow : long_pattern(6, 100000)) {
+    torch_update(overflow, &scale, &clean);
+    ASSERT_GE(scale, 1e-5f) << "icefall ends the run here";
+    if ((batch % 25 == 0 && scale < 2.0f) || (batch % 100 == 0 && scale < 8.0f) ||
+        (batch % 400 == 0 && scale < 32.0f)) {
+      scale *= 2.0f;
+    }
+    ++batch;
+    advance(policy, overflow, &state);
+    ASSERT_EQ(state.scale, scale) << "batch " << batch;
+    lowest = std::min(lowest, scale);
+    highest = std::max(highest, scale);
+  }
+  EXPECT_LT(lowest, 1.0f);
+  EXPECT_GT(highest, 32.0f);
+}
+
+TEST(Presets, IcefallRaisesTheAlarmBelowItsSmallestScale) {
+  const ScalePolicy policy = preset("icefall");
+  ScaleNumbers state = initial_numbers(policy);
+  Alarm alarm = advance(policy, false, &state);  // batch 0 doubles
+  int overflows = 0;
+  for (; alarm == Alarm::kNone; ++overflows) alarm = advance(policy, true, &state);
+  EXPECT_EQ(alarm, Alarm::kAtFloor);
+  EXPECT_EQ(overflows, 18);  // from 2 to 2^-16, and the one that would reach 2^-17, below 1e-5
+  EXPECT_EQ(state.scale, 0x1p-16f);
+}
+
 // The scale after 300 consecutive overflows: the floor of the system or, if it has none, ours.
 TEST(Presets, FloorsMatchEachSystem) {
   const std::vector<std::pair<std::string, float>> floors = {{"torch", kSmallestScale},
+                                                             {"precision-rl", kSmallestScale},
                                                              {"apex", kSmallestScale},
                                                              {"apex-hysteresis", kSmallestScale},
                                                              {"keras", kSmallestScale},
@@ -132,6 +207,8 @@ TEST(Presets, FloorsMatchEachSystem) {
                                                              {"tf-keras", 1.0f},
                                                              {"jmp", 1.0f},
                                                              {"megatron", 1.0f},
+                                                             {"verl-megatron", 1.0f},
+                                                             {"fairseq2", 1e-4f},
                                                              {"deepspeed", 1.0f},
                                                              {"oneflow", 1.0f},
                                                              {"mindspore", 1.0f},
@@ -173,13 +250,17 @@ TEST(Presets, DefaultsMatchEachSystem) {
     int32_t hysteresis;
   };
   for (const Default& expected : {Default{"torch", 65536, 2000, 1},
+                                  {"precision-rl", 65536, 400, 1},
                                   {"apex", 65536, 2000, 1},
                                   {"keras", 32768, 2000, 1},
                                   {"tf-keras", 32768, 2000, 1},
                                   {"mxnet", 65536, 2000, 1},
                                   {"megatron", 4294967296.0f, 1000, 2},
+                                  {"verl-megatron", 32768, 1000, 2},
                                   {"deepspeed", 65536, 1000, 2},
                                   {"fairseq", 128, 16384, 1},
+                                  {"fairseq2", 65536, 2000, 1},
+                                  {"icefall", 1, 2000, 1},
                                   {"flax", 65536, 2000, 1},
                                   {"paddle", 65536, 2000, 1},
                                   {"oneflow", 65536, 2000, 1},

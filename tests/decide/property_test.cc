@@ -31,6 +31,7 @@ DynamicScale random_policy() {
   policy.tolerance = *rc::gen::element(0.0, 0.1, 0.5, 1.0);
   policy.late = *rc::gen::arbitrary<bool>();
   policy.stay_above_min = policy.init_scale > policy.min_scale && *rc::gen::arbitrary<bool>();
+  policy.double_when_small = *rc::gen::arbitrary<bool>();
   policy.max_skips_in_row = *rc::gen::inRange(0, 5);
   validate(policy);
   return policy;
@@ -56,7 +57,7 @@ RC_GTEST_PROP(PolicyProperty, ScaleStaysNormalAndInBounds, ()) {
 
 RC_GTEST_PROP(PolicyProperty, OverflowNeverRaisesAndCleanStepNeverLowersTheScale, ()) {
   DynamicScale policy = random_policy();
-  policy.late = false;
+  policy.late = policy.double_when_small = false;
   ScaleNumbers state = initial_numbers(policy);
   for (const bool overflow : random_overflows()) {
     const float before = state.scale;

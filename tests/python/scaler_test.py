@@ -284,3 +284,34 @@ def test_dlpack_copy_is_refused():
     optimizer.apply()
     with pytest.raises(BufferError, match="copy the result"):
         optimizer.state()[1]["w/exp_avg"].__dlpack__(copy=True)
+
+
+def test_scale_state_runs_a_policy_without_a_scaler():
+    state = headroom.ScaleState("torch:growth_interval=2,init_scale=8")
+    scales = []
+    for overflow in (False, False, True, True, False, False):
+        assert state.advance(overflow) is None
+        scales.append(state.scale)
+    assert scales == [8, 16, 8, 4, 4, 8]
+    assert (state.steps, state.skipped, state.skips_in_row) == (6, 2, 0)
+    assert state.applies(True, 1e4) and not state.applies(False, 1e4)
+    assert not headroom.ScaleState("static:1e-30").applies(True, 1e20)  # inf when unscaled
+    for copy in (pickle.loads(pickle.dumps(state)), headroom.ScaleState.load(state.save()), state.replace()):
+        assert copy == state
+    assert headroom.ScaleState("dynamic:init_scale=1").advance(True).alarm == "at floor"
+
+
+def test_scale_state_refuses_numbers_that_it_cannot_reach():
+    state = headroom.ScaleState("torch")
+    assert state.replace(scale=4.0, growth_tracker=3).numbers["pending"] == 4.0
+    for numbers in ({"scale": 0.0}, {"scale": float("nan")}, {"growth_tracker": 2000}, {"growth_tracker": 2**40},
+                    {"scale": "x"}, {"skipped": 1}, {"growth": 1}):
+        with pytest.raises(headroom.Error):
+            state.replace(**numbers)
+    assert state == headroom.ScaleState("torch")
+
+
+def test_scale_state_learns_the_largest_gradient():
+    state = headroom.ScaleState("headroom")
+    state.advance(False, 60000.0)
+    assert state.scale == 2.0**15

@@ -1,4 +1,4 @@
-"""``python -m headroom`` runs the program ``headroom`` of this package, or the one in PATH."""
+"""``python -m headroom`` runs the program ``headroom`` of this package, or the one in PATH; ``state`` is run here."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ import sys
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["state"]:
+        from headroom._state_command import main as run_state
+
+        sys.exit(run_state(sys.argv[2:]))
     packaged = pathlib.Path(__file__).parent / "bin" / "headroom"
     program = str(packaged) if packaged.exists() else shutil.which("headroom")
     if program is None:
