@@ -13,6 +13,7 @@
 #include <memory>
 #include <string_view>
 
+#include "cli/train/ticks.h"
 #include "files/write.h"
 #include "record/page.h"
 
@@ -32,15 +33,6 @@ std::vector<Colour> line_colours() {
     colours.push_back({part(1), part(3), part(5)});
   }
   return colours;
-}
-
-// A distance of 1, 2 or 5 times a power of ten that puts about `wish` ticks on `span`.
-double round_spacing(double span, double wish) {
-  const double base = std::pow(10.0, std::floor(std::log10(span / wish)));
-  for (const double factor : {1.0, 2.0, 5.0}) {
-    if (factor * base >= 0.999 * span / wish) return factor * base;
-  }
-  return 10.0 * base;
 }
 
 class Canvas {
@@ -153,10 +145,16 @@ void draw_picture(Canvas& canvas, const Picture& picture, double x, double y, do
   cairo_surface_destroy(image);
 }
 
+// Which of how many curves gets the dashes.
+struct Dashes {
+  double curve = 0.0;
+  double curves = 1.0;
+};
+
 // One plot with a logarithmic vertical axis.
 class Plot {
  public:
-  Plot(Canvas& canvas, double top, double height, const std::string& label, double base)
+  Plot(Canvas& canvas, double top, double height, const std::string& label, int base)
       : canvas_(canvas), top_(top), height_(height), label_(label), base_(base) {}
 
   void include(const std::vector<double>& values) {
@@ -177,7 +175,7 @@ class Plot {
     high_ += margin;
     canvas_.set(kInk);
     canvas_.text(kLeft, top_ - 10, label_, 14);
-    for (const auto& [value, text] : ticks()) {
+    for (const auto& [value, text] : log_ticks(std::exp(low_), std::exp(high_), base_)) {
       const double y = at_y(value);
       canvas_.set(kFaint);
       canvas_.line(kLeft, y, kRight, y, 1);
@@ -193,10 +191,15 @@ class Plot {
     }
   }
 
-  void draw(const std::vector<double>& values, const Colour& colour, double width) {
+  // Draws the curve, or only its share of dashes: curves that coincide are striped, so that all of
+  // them are visible.
+  void draw(const std::vector<double>& values, const Colour& colour, const Dashes& dashes = {}) {
     canvas_.set(colour);
     cairo_t* const cairo = canvas_.get();
-    cairo_set_line_width(cairo, width);
+    cairo_set_line_width(cairo, 2.6);
+    const double on = 14.0, off = on * (dashes.curves - 1.0);
+    const double pattern[] = {on, off};
+    cairo_set_dash(cairo, pattern, off > 0.0 ? 2 : 0, -on * dashes.curve);
     // At most one point per pixel: the geometric mean of its steps.
     const size_t group = std::max<size_t>(1, values.size() / 800);
     bool open = false;
@@ -213,6 +216,7 @@ class Plot {
       open = true;
     }
     cairo_stroke(cairo);
+    cairo_set_dash(cairo, nullptr, 0, 0.0);
   }
 
   void mark(double step, double value, const Colour& colour) {
@@ -231,31 +235,10 @@ class Plot {
     return top_ + height_ * (high_ - std::log(value)) / (high_ - low_);
   }
 
-  // Powers of the base, or round values if there are fewer than two.
-  std::vector<std::pair<double, std::string>> ticks() const {
-    const double unit = std::log(base_);
-    std::vector<std::pair<double, std::string>> marks;
-    const auto first = static_cast<int>(std::ceil(low_ / unit));
-    const auto last = static_cast<int>(std::floor(high_ / unit));
-    if (last > first || (last == first && base_ == 2.0)) {
-      const int apart = std::max(1, (last - first) / 6);
-      for (int k = first; k <= last; k += apart) {
-        marks.emplace_back(std::pow(base_, k),
-                           base_ == 2.0 ? fmt::format("2^{}", k) : fmt::format("1e{}", k));
-      }
-      return marks;
-    }
-    const double from = std::exp(low_), to = std::exp(high_), apart = round_spacing(to - from, 5.0);
-    for (double k = std::ceil(from / apart); k * apart <= to; k += 1.0) {
-      marks.emplace_back(k * apart, fmt::format("{:.6g}", k * apart));
-    }
-    return marks;
-  }
-
   Canvas& canvas_;
   double top_, height_;
   std::string label_;
-  double base_;
+  int base_;
   double low_ = INFINITY, high_ = -INFINITY;
   size_t steps_ = 0;
 };
@@ -368,8 +351,8 @@ void write_curves(const std::string& path, const std::string& title,
   canvas.set(kInk);
   canvas.text(Plot::kLeft, 30, title, 18);
   const double top = draw_legend(canvas, curves) + 46;
-  Plot loss(canvas, top, 400 - top, "loss", 10.0);
-  Plot scale(canvas, 460, 160, "scale (dots: skipped steps)", 2.0);
+  Plot loss(canvas, top, 400 - top, "loss", 10);
+  Plot scale(canvas, 460, 160, "scale (dots: skipped steps)", 2);
   for (const Curve& curve : curves) {
     loss.include(curve.loss);
     scale.include(curve.scale);
@@ -377,15 +360,19 @@ void write_curves(const std::string& path, const std::string& title,
   loss.axes();
   scale.axes();
   const std::vector<Colour> colours = line_colours();
+  const auto count = static_cast<double>(curves.size());
+  for (const bool dashed : {false, true}) {
+    for (size_t i = 0; i < curves.size(); ++i) {
+      const Colour& colour = colours[i % colours.size()];
+      const Dashes dashes = dashed ? Dashes{static_cast<double>(i), count} : Dashes{};
+      loss.draw(curves[i].loss, colour, dashes);
+      scale.draw(curves[i].scale, colour, dashes);
+    }
+  }
   for (size_t i = 0; i < curves.size(); ++i) {
-    const Colour& colour = colours[i % colours.size()];
-    // Each curve is thinner than those below it, so that curves that coincide are all visible.
-    const double width =
-        1.5 + 1.2 * static_cast<double>(std::min<size_t>(curves.size() - 1 - i, 8));
-    loss.draw(curves[i].loss, colour, width);
-    scale.draw(curves[i].scale, colour, width);
     for (const int64_t step : curves[i].skipped) {
-      scale.mark(static_cast<double>(step), curves[i].scale[static_cast<size_t>(step) - 1], colour);
+      scale.mark(static_cast<double>(step), curves[i].scale[static_cast<size_t>(step) - 1],
+                 colours[i % colours.size()]);
     }
   }
   canvas.write(path);

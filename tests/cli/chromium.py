@@ -21,7 +21,7 @@ def missing():
 
 
 class Browser:
-    """A headless browser with one page. Usable as a context."""
+    """A headless browser with one page, until close() or the end of a `with` block."""
 
     def __init__(self):
         self._profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
@@ -50,6 +50,9 @@ class Browser:
         return self
 
     def __exit__(self, *_):
+        self.close()
+
+    def close(self):
         self._process.kill()
         self._process.wait()
         os.close(self._to)
