@@ -248,6 +248,29 @@ function layerTable(run, layer, pick) {
   return [columns, rows];
 }
 
+// The choice of the layer, and of the size in which its gradients are shown.
+function layerControls(run, layer, pick) {
+  const choosing = on => () => view.choosing = on;
+  return h(
+      'div', {class: 'bar'},
+      h('label',
+        {for: 'layer'
+        },
+        'Layer'),
+      h('select', {
+        id: 'layer',
+        onpointerdown: choosing(true),
+        onkeydown: choosing(true),
+        onblur: choosing(false),
+        onchange: event => pick(event.target.value)
+      },
+        run.layers.map(
+            one => h('option', {value: one.name, selected: one === layer ? '' : null}, one.name))),
+      toggle(
+          'unscaled', 'Size', [['as stored', false], ['unscaled', true]], view.unscaled,
+          value => view.unscaled = value));
+}
+
 // The heat map of the selected layer and a table of all layers.
 function layerSection(run) {
   if (!run.layers.length) return null;
@@ -267,7 +290,6 @@ function layerSection(run) {
     view.choosing = false;
     render();
   };
-  const choosing = on => () => view.choosing = on;
   const {name, lost, normal, overflow} = run.range;
   const [columns, rows] = layerTable(run, layer, pick);
   return h(
@@ -285,24 +307,7 @@ function layerSection(run) {
             name}: below `,
         `${power(lost)} a value becomes zero, below ${power(normal)} it loses digits, from `,
         `${name === 'FP16' ? '65520' : power(overflow)} on it is inf.`),
-      h('div', {class: 'bar'},
-        h('label',
-          {for: 'layer'
-          },
-          'Layer'),
-        h('select', {
-          id: 'layer',
-          onpointerdown: choosing(true),
-          onblur: choosing(false),
-          onchange: event => pick(event.target.value)
-        },
-          run.layers.map(
-              one =>
-                  h('option', {value: one.name, selected: one === layer ? '' : null}, one.name))),
-        toggle(
-            'unscaled', 'Size', [['as stored', false], ['unscaled', true]], view.unscaled,
-            value => view.unscaled = value)),
-      plot,
+      layerControls(run, layer, pick), plot,
       h('p', {class: 'note'},
         'All layers, the worst underflow first. Lost and subnormal are the largest shares of the ',
         'nonzero values in any snapshot. Largest and room are those of the last snapshot; room is ',
