@@ -142,17 +142,13 @@ void check_names(const Scalars& more, const ordered_json& line) {
 // The open files of a run and the state that its next line depends on.
 struct Recorder::Files {
   Files(const std::string& path, const RunInfo& info)
-      : history(path),
-        settings(info.settings),
-        hyperparameters(info.settings),
-        range(internal::range_of(info.settings)) {
+      : history(path), settings(info.settings), hyperparameters(info.settings) {
     hyperparameters.emplace_back("scale_policy", to_string(info.policy.rule()));
   }
 
   files::GrowingFile history;
   std::vector<std::pair<std::string, std::string>> settings;
   std::vector<std::pair<std::string, std::string>> hyperparameters;  // for TensorBoard
-  const internal::FloatRange& range;
   std::optional<internal::EventFile> events;
   std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
   int64_t last_step = kBeforeFirst;
@@ -358,13 +354,14 @@ void Recorder::layers(int64_t step, double scale, const std::vector<LayerStats>&
   line.update(bounds_json(layers));  // computed here, so that readers need not
   ordered_json& objects = line["layers"] = ordered_json::array();
   internal::Summary summary;
-  const ScaleBounds bounds = internal::bounds_in(files.range, layers);
+  const internal::FloatRange& range = internal::range_of(files.settings);
+  const ScaleBounds bounds = internal::bounds_in(range, layers);
   if (bounds.first_to_overflow >= 0) {
     summary.scalar("scaler/doublings_left", bounds.doublings_left);
   }
   for (const LayerStats& layer : layers) {
     objects.push_back(layer_json(layer));
-    const Fp16Zones zones = internal::zones_in(files.range, layer);
+    const Fp16Zones zones = internal::zones_in(range, layer);
     summary.scalar("underflow_lost/" + layer.name, zones.lost_share());
     summary.scalar("underflow_subnormal/" + layer.name, zones.subnormal_share());
     summary.log2_histogram("grad_log2/" + layer.name, layer.detail);

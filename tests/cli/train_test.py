@@ -351,7 +351,7 @@ def test_layers_are_recorded_at_the_requested_interval(temp):
     events = tfevents.read(f"{temp}/layers/events.out.tfevents.headroom")
     check([step for step, tag, _ in events if tag == "train/loss"] == [1, 2, 3], events)
     settings = events[0][2]
-    check(settings["steps"] == 3 and settings["precision"] == "fp32" and settings["optimizer"] == "adam", settings)
+    check(settings["steps"] == 3 and settings["precision"] == "fp32" and settings["optimizer"] == "adamw", settings)
     results = history(f"{temp}/layers")[3]["results"]
     check({tag for _, tag, _ in events if tag.startswith("results/")} == {f"results/{name}" for name in results}, events)
 
