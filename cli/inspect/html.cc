@@ -69,8 +69,14 @@ std::pair<int, int> chart_powers(const Inspection& inspection) {
 }
 
 // The geometry of the chart, in SVG units.
-constexpr double kLeft = 46, kRight = 10, kTop = 26, kBottom = 40, kWidth = 960, kHeight = 300;
+constexpr double kLeft = 46, kRight = 10, kTop = 34, kBottom = 40, kWidth = 960, kHeight = 308;
 constexpr double kBarHeight = kHeight - kTop - kBottom;
+
+constexpr const char* kHatch =
+    "<defs><pattern id=\"hatch\" width=\"8\" height=\"8\" patternUnits=\"userSpaceOnUse\" "
+    "patternTransform=\"rotate(45)\"><rect width=\"8\" height=\"8\" fill=\"var(--card)\" "
+    "opacity=\"0.55\"/><path d=\"M0 0v8\" stroke=\"var(--ink)\" stroke-width=\"2.5\"/></pattern>"
+    "</defs>\n";
 
 std::string svg_text(double x, double y, const char* anchor, const std::string& text) {
   return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\">{}</text>\n", x, y, anchor,
@@ -101,6 +107,42 @@ std::string chart_bar(const Inspection& inspection, int power, double x, double 
   return fmt::format("<g><title>{}</title>{}</g>\n", tip, rectangles);
 }
 
+/// Hatches the scales at which anything overflows, however small its share, which is all to the
+/// right of the first one.
+std::string overflow_zone(const Inspection& inspection, int first, int last, double step) {
+  const Magnitudes& seen = inspection.total.magnitudes;
+  int power = first;
+  while (power <= last && seen.at(inspection.format, power).overflow == 0) ++power;
+  if (power > last) return "";
+  const double x = kLeft + step * (power - first);
+  const double width = step * (last - power + 1);
+  std::string svg = fmt::format(
+      "<g class=\"hatch\"><title>From 2^{} on, gradients overflow.</title>"
+      "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" "
+      "fill=\"url(#hatch)\"/></g>\n",
+      power, x, kTop, width, kBarHeight);
+  if (width > 70) svg += svg_text(x + width / 2, kTop - 11, "middle", "overflow");
+  return svg;
+}
+
+/// A line at the scale of the tables. Its label ends at the line, so that it stays left of the
+/// scales that overflow.
+std::string chosen_line(const Inspection& inspection, double x) {
+  const ScaleAdvice& advice = inspection.advice;
+  const bool advised =
+      advice.verdict != ScaleAdvice::Verdict::kNothing && advice.scale == inspection.scale();
+  const std::string label =
+      (advised ? advice_label(inspection) + " " : "scale ") + scale_text(inspection.scale());
+  const bool fits = x - kLeft > 7.0 * static_cast<double>(label.size());
+  return fmt::format(
+      "<path class=\"line\" d=\"M{0:.1f} {1:.1f}v{2:.1f}\" stroke=\"var(--ink)\" "
+      "stroke-width=\"2\" "
+      "stroke-dasharray=\"4 3\"/>\n<text class=\"chosen\" x=\"{3:.1f}\" y=\"{4:.1f}\" "
+      "text-anchor=\"{5}\" style=\"fill:var(--ink)\">{6}</text>\n",
+      x, kTop - 20, kBarHeight + 20, fits ? x - 5 : x + 5, kTop - 11, fits ? "end" : "start",
+      escape(label));
+}
+
 /// A chart with one bar per power of two.
 std::string chart_section(const Inspection& inspection) {
   if (inspection.total.magnitudes.nonzero() == 0) return "";
@@ -114,13 +156,9 @@ std::string chart_section(const Inspection& inspection) {
     if (power % label_every != 0) continue;
     svg += svg_text(x + step / 2, kTop + kBarHeight + 16, "middle", fmt::format("2^{}", power));
   }
+  svg += overflow_zone(inspection, first, last, step);
   const double chosen = kLeft + step * (std::log2(double{inspection.scale()}) - first + 0.5);
-  svg += fmt::format(
-      "<path d=\"M{0:.1f} {1:.1f}v{2:.1f}\" stroke=\"var(--ink)\" stroke-dasharray=\"3 3\"/>\n"
-      "<text x=\"{0:.1f}\" y=\"{3:.1f}\" text-anchor=\"middle\" "
-      "style=\"fill:var(--ink)\">{4}</text>\n",
-      std::clamp(chosen, kLeft, kWidth - kRight), kTop - 6, kBarHeight + 6, kTop - 11,
-      escape(scale_text(inspection.scale())));
+  svg += chosen_line(inspection, std::clamp(chosen, kLeft, kWidth - kRight));
   for (const int tick : {0, 50, 100}) {
     const double y = kTop + kBarHeight * (100 - tick) / 100.0 + 4;
     svg += svg_text(kLeft - 6, y, "end", fmt::format("{} %", tick));
@@ -131,13 +169,13 @@ std::string chart_section(const Inspection& inspection) {
   };
   return fmt::format(
       "<section>\n<h2>All gradients in {} at every power of two</h2>\n"
-      "<p class=\"note\">Shares of the gradients that are finite and not zero.</p>\n"
+      "<p class=\"note\">Shares of the gradients that are finite and not zero. At hatched scales "
+      "something overflows, which costs the whole step however small its share is.</p>\n"
       "<div class=\"key\">{}{}{}{}</div>\n"
       "<div class=\"wide\"><svg viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"Shares by "
-      "scale\">\n"
-      "{}</svg></div>\n</section>\n",
+      "scale\">\n{}{}</svg></div>\n</section>\n",
       inspection.options.format, key("orange", "become zero"), key("purple", "subnormal"),
-      key("green", "keep all bits"), key("blue", "overflow"), kWidth, kHeight, svg);
+      key("green", "keep all bits"), key("blue", "overflow"), kWidth, kHeight, kHatch, svg);
 }
 
 std::string row_html(const Inspection& inspection, const Row& row, const std::string& label) {

@@ -35,6 +35,7 @@ std::vector<Variant> variants(const CompareOptions& options) {
           {"fp16, no scaling", "fp16-none", "fp16", "none"},
           {"fp16, static scale", "fp16-static", "fp16", fixed},
           {"fp16, dynamic scale", "fp16-dynamic", "fp16", "dynamic"},
+          {"fp16, headroom policy", "fp16-headroom", "fp16", "headroom"},
           {"bf16, no scaling", "bf16-none", "bf16", "none"}};
 }
 

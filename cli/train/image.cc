@@ -13,7 +13,9 @@
 #include <memory>
 #include <string_view>
 
+#include "cli/train/ticks.h"
 #include "files/write.h"
+#include "record/page.h"
 
 namespace headroom::cli {
 namespace {
@@ -22,12 +24,16 @@ using Colour = std::array<double, 3>;
 
 constexpr Colour kInk = {0.13, 0.13, 0.13};
 constexpr Colour kFaint = {0.85, 0.85, 0.85};
-constexpr std::array<Colour, 6> kLines = {{{0.12, 0.12, 0.12},
-                                           {0.84, 0.15, 0.16},
-                                           {0.90, 0.55, 0.05},
-                                           {0.12, 0.47, 0.71},
-                                           {0.17, 0.63, 0.17},
-                                           {0.58, 0.40, 0.74}}};
+
+// The colours of the report, in which the same runs have the same order.
+std::vector<Colour> line_colours() {
+  std::vector<Colour> colours;
+  for (const std::string& text : internal::run_colours()) {  // "#rrggbb"
+    const auto part = [&](size_t at) { return std::stoi(text.substr(at, 2), nullptr, 16) / 255.0; };
+    colours.push_back({part(1), part(3), part(5)});
+  }
+  return colours;
+}
 
 class Canvas {
  public:
@@ -51,11 +57,14 @@ class Canvas {
 
   // `align`: 0 puts the left end at x, 1 the right end.
   void text(double x, double y, const std::string& words, double size, double align = 0.0) {
+    cairo_move_to(cairo_, x - align * width_of(words, size), y);
+    cairo_show_text(cairo_, words.c_str());
+  }
+  double width_of(const std::string& words, double size) {
     cairo_set_font_size(cairo_, size);
     cairo_text_extents_t extents;
     cairo_text_extents(cairo_, words.c_str(), &extents);
-    cairo_move_to(cairo_, x - align * extents.x_advance, y);
-    cairo_show_text(cairo_, words.c_str());
+    return extents.x_advance;
   }
   void line(double x0, double y0, double x1, double y1, double width) {
     cairo_set_line_width(cairo_, width);
@@ -136,10 +145,16 @@ void draw_picture(Canvas& canvas, const Picture& picture, double x, double y, do
   cairo_surface_destroy(image);
 }
 
+// Which of how many curves gets the dashes.
+struct Dashes {
+  double curve = 0.0;
+  double curves = 1.0;
+};
+
 // One plot with a logarithmic vertical axis.
 class Plot {
  public:
-  Plot(Canvas& canvas, double top, double height, const std::string& label, double base)
+  Plot(Canvas& canvas, double top, double height, const std::string& label, int base)
       : canvas_(canvas), top_(top), height_(height), label_(label), base_(base) {}
 
   void include(const std::vector<double>& values) {
@@ -160,7 +175,7 @@ class Plot {
     high_ += margin;
     canvas_.set(kInk);
     canvas_.text(kLeft, top_ - 10, label_, 14);
-    for (const auto& [value, text] : ticks()) {
+    for (const auto& [value, text] : log_ticks(std::exp(low_), std::exp(high_), base_)) {
       const double y = at_y(value);
       canvas_.set(kFaint);
       canvas_.line(kLeft, y, kRight, y, 1);
@@ -169,16 +184,22 @@ class Plot {
     }
     canvas_.line(kLeft, top_, kLeft, top_ + height_, 1);
     canvas_.line(kLeft, top_ + height_, kRight, top_ + height_, 1);
-    for (int i = 0; i <= 4; ++i) {
-      const auto step = static_cast<double>(steps_) * i / 4.0;
+    const auto end = static_cast<double>(std::max<size_t>(steps_, 1));
+    const double apart = std::max(1.0, round_spacing(end, 6.0));
+    for (double step = 0.0; step <= end; step += apart) {
       canvas_.text(at_x(step), top_ + height_ + 16, fmt::format("{:.0f}", step), 11, 0.5);
     }
   }
 
-  void draw(const std::vector<double>& values, const Colour& colour) {
+  // Draws the curve, or only its share of dashes: curves that coincide are striped, so that all of
+  // them are visible.
+  void draw(const std::vector<double>& values, const Colour& colour, const Dashes& dashes = {}) {
     canvas_.set(colour);
     cairo_t* const cairo = canvas_.get();
-    cairo_set_line_width(cairo, 1.6);
+    cairo_set_line_width(cairo, 2.6);
+    const double on = 14.0, off = on * (dashes.curves - 1.0);
+    const double pattern[] = {on, off};
+    cairo_set_dash(cairo, pattern, off > 0.0 ? 2 : 0, -on * dashes.curve);
     // At most one point per pixel: the geometric mean of its steps.
     const size_t group = std::max<size_t>(1, values.size() / 800);
     bool open = false;
@@ -195,6 +216,7 @@ class Plot {
       open = true;
     }
     cairo_stroke(cairo);
+    cairo_set_dash(cairo, nullptr, 0, 0.0);
   }
 
   void mark(double step, double value, const Colour& colour) {
@@ -213,30 +235,10 @@ class Plot {
     return top_ + height_ * (high_ - std::log(value)) / (high_ - low_);
   }
 
-  std::vector<std::pair<double, std::string>> ticks() const {
-    const double unit = std::log(base_);
-    std::vector<std::pair<double, std::string>> marks;
-    const auto first = static_cast<int>(std::ceil(low_ / unit));
-    const auto last = static_cast<int>(std::floor(high_ / unit));
-    if (last - first >= 1) {
-      const int apart = std::max(1, (last - first) / 6);
-      for (int k = first; k <= last; k += apart) {
-        marks.emplace_back(std::pow(base_, k),
-                           base_ == 2.0 ? fmt::format("2^{}", k) : fmt::format("1e{}", k));
-      }
-      return marks;
-    }
-    for (int i = 1; i <= 4; ++i) {  // less than one power: evenly spaced values
-      const double value = std::exp(low_ + (high_ - low_) * i / 5.0);
-      marks.emplace_back(value, fmt::format("{:.3g}", value));
-    }
-    return marks;
-  }
-
   Canvas& canvas_;
   double top_, height_;
   std::string label_;
-  double base_;
+  int base_;
   double low_ = INFINITY, high_ = -INFINITY;
   size_t steps_ = 0;
 };
@@ -319,33 +321,58 @@ Curve curve_of(const std::string& name, const RunResult& result) {
   return curve;
 }
 
+namespace {
+
+// The names of the curves below the title, in as many rows as they need. Returns the end of the
+// last row.
+double draw_legend(Canvas& canvas, const std::vector<Curve>& curves) {
+  const std::vector<Colour> colours = line_colours();
+  double x = Plot::kLeft, y = 50;
+  for (size_t i = 0; i < curves.size(); ++i) {
+    const double width = 28 + canvas.width_of(curves[i].name, 12);
+    if (x > Plot::kLeft && x + width > Plot::kRight) {
+      x = Plot::kLeft;
+      y += 20;
+    }
+    canvas.set(colours[i % colours.size()]);
+    canvas.line(x, y, x + 22, y, 3);
+    canvas.set(kInk);
+    canvas.text(x + 28, y + 4, curves[i].name, 12);
+    x += width + 18;
+  }
+  return y;
+}
+
+}  // namespace
+
 void write_curves(const std::string& path, const std::string& title,
                   const std::vector<Curve>& curves) {
-  Canvas canvas(960, 620);
+  Canvas canvas(960, 660);
   canvas.set(kInk);
   canvas.text(Plot::kLeft, 30, title, 18);
-  double x = Plot::kLeft;
-  for (size_t i = 0; i < curves.size(); ++i) {
-    canvas.set(kLines[i % kLines.size()]);
-    canvas.line(x, 50, x + 22, 50, 3);
-    canvas.set(kInk);
-    canvas.text(x + 28, 54, curves[i].name, 12);
-    x += 46 + 7.0 * static_cast<double>(curves[i].name.size());
-  }
-  Plot loss(canvas, 96, 260, "loss", 10.0);
-  Plot scale(canvas, 420, 150, "scale (dots: skipped steps)", 2.0);
+  const double top = draw_legend(canvas, curves) + 46;
+  Plot loss(canvas, top, 400 - top, "loss", 10);
+  Plot scale(canvas, 460, 160, "scale (dots: skipped steps)", 2);
   for (const Curve& curve : curves) {
     loss.include(curve.loss);
     scale.include(curve.scale);
   }
   loss.axes();
   scale.axes();
+  const std::vector<Colour> colours = line_colours();
+  const auto count = static_cast<double>(curves.size());
+  for (const bool dashed : {false, true}) {
+    for (size_t i = 0; i < curves.size(); ++i) {
+      const Colour& colour = colours[i % colours.size()];
+      const Dashes dashes = dashed ? Dashes{static_cast<double>(i), count} : Dashes{};
+      loss.draw(curves[i].loss, colour, dashes);
+      scale.draw(curves[i].scale, colour, dashes);
+    }
+  }
   for (size_t i = 0; i < curves.size(); ++i) {
-    const Colour& colour = kLines[i % kLines.size()];
-    loss.draw(curves[i].loss, colour);
-    scale.draw(curves[i].scale, colour);
     for (const int64_t step : curves[i].skipped) {
-      scale.mark(static_cast<double>(step), curves[i].scale[static_cast<size_t>(step) - 1], colour);
+      scale.mark(static_cast<double>(step), curves[i].scale[static_cast<size_t>(step) - 1],
+                 colours[i % colours.size()]);
     }
   }
   canvas.write(path);

@@ -49,6 +49,11 @@ void print_fact(const std::string& name, const char* format, const Values&... va
   print("  {:<16}  {}\n", name, fmt::format(fmt::runtime(format), values...));
 }
 
+std::string doublings(const ScaleBounds& bounds) {
+  const double left = std::floor(bounds.doublings_left);
+  return fmt::format("after {:.0f} more doubling{}", left, left == 1.0 ? "" : "s");
+}
+
 // Prints which layers bound the scale at the last snapshot.
 void print_bounds(const RunResult& result) {
   if (!result.no_layers.empty()) print_fact("layers", "not measured. {}", result.no_layers);
@@ -58,10 +63,7 @@ void print_bounds(const RunResult& result) {
       fmt::format("at step {}, scale {}", result.layers_step, scale_number(result.layers_scale));
   if (bounds.first_to_overflow >= 0) {
     print_fact("overflows first", "{}, {} ({})", name(bounds.first_to_overflow),
-               bounds.doublings_left < 0.0
-                   ? "which has overflowed"
-                   : fmt::format("after {:.0f} more doublings", std::floor(bounds.doublings_left)),
-               when);
+               bounds.doublings_left < 0.0 ? "which has overflowed" : doublings(bounds), when);
   }
   if (bounds.first_to_underflow >= 0) {
     print_fact("underflows first", "{}, {:.2f} % lost and {:.2f} % subnormal in FP16 ({})",

@@ -24,7 +24,9 @@ struct RunInfo {
   std::string name;    // for the report; empty: the folder's name
   std::string group;   // a report of several runs compares those of one group
   ScalePolicy policy;  // recorded
-  std::vector<std::pair<std::string, std::string>> settings;  // recorded in this order
+  /// Recorded in this order. The report uses two of them: "precision" (fp16, bf16 or fp32), the
+  /// format of the backward pass, and "steps", the number of steps that the run is going to have.
+  std::vector<std::pair<std::string, std::string>> settings;
   bool tensorboard = false;  // also write an event file for TensorBoard
   /// Continue an existing history, if there is one; see rewind(). A damaged line and everything
   /// after it is dropped, and a note is recorded. A history that cannot be read, or is of another

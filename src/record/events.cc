@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <charconv>
 #include <chrono>
+#include <cmath>
 #include <limits>
 
 #include "files/file.h"
@@ -66,12 +68,23 @@ namespace event {
 constexpr uint32_t kWallTime = 1, kStep = 2, kFileVersion = 3, kSummary = 5;
 }  // namespace event
 namespace value {
-constexpr uint32_t kTag = 1, kSimpleValue = 2, kHistogram = 5;
+constexpr uint32_t kTag = 1, kSimpleValue = 2, kHistogram = 5, kMetadata = 9;
 }  // namespace value
+namespace metadata {
+constexpr uint32_t kPlugin = 1, kPluginName = 1, kPluginContent = 2;
+}  // namespace metadata
 namespace histogram {
 constexpr uint32_t kMin = 1, kMax = 2, kCount = 3, kSum = 4, kSquares = 5, kLimits = 6, kCounts = 7;
 }  // namespace histogram
 constexpr uint32_t kSummaryValue = 1;
+
+// Field numbers of plugin_data.proto of TensorBoard's HParams plugin, and of struct.proto.
+namespace hparams {
+constexpr uint32_t kSessionStart = 3, kSessionEnd = 4;                     // HParamsPluginData
+constexpr uint32_t kParameters = 1, kStartTime = 5;                        // SessionStartInfo
+constexpr uint32_t kStatus = 1, kEndTime = 2, kSuccess = 1, kFailure = 2;  // SessionEndInfo
+constexpr uint32_t kMapKey = 1, kMapValue = 2, kNumber = 2, kText = 3;
+}  // namespace hparams
 
 // A record: length, CRC of the length, event, CRC of the event.
 constexpr size_t kCrcBytes = 4;
@@ -91,10 +104,11 @@ bool read_record(const files::File& file, uint64_t from, std::string* event) {
 }
 
 // The step of an event written by add(): the time (a key byte and a double), then the step. The
-// header has no step; 0 is returned for it.
+// header and summaries of no particular step have none; kNoStep is returned for them.
+constexpr int64_t kNoStep = std::numeric_limits<int64_t>::min() + 1;
 int64_t step_of(std::string_view event) {
   event.remove_prefix(std::min(event.size(), 1 + sizeof(double)));
-  if (event.empty() || event[0] != key(event::kStep, kVarint)[0]) return 0;
+  if (event.empty() || event[0] != key(event::kStep, kVarint)[0]) return kNoStep;
   uint64_t step = 0;
   for (size_t i = 1; i < std::min<size_t>(event.size(), 11); ++i) {
     step |= static_cast<uint64_t>(event[i] & 0x7F) << (7 * (i - 1));
@@ -107,6 +121,26 @@ int64_t step_of(std::string_view event) {
 double now() {
   const auto since = std::chrono::system_clock::now().time_since_epoch();
   return std::chrono::duration<double>(since).count();
+}
+
+// A value of the HParams plugin: no value of its own, only metadata.
+std::string hparams_value(std::string_view tag, uint32_t field, std::string_view message) {
+  const std::string plugin = bytes_field(metadata::kPluginName, "hparams") +
+                             bytes_field(metadata::kPluginContent, bytes_field(field, message));
+  return bytes_field(kSummaryValue,
+                     bytes_field(value::kTag, tag) +
+                         bytes_field(value::kMetadata, bytes_field(metadata::kPlugin, plugin)));
+}
+
+// A google.protobuf.Value: a number if the whole text is one.
+std::string setting_value(const std::string& text) {
+  double number = 0.0;
+  const char* const end = text.data() + text.size();
+  const auto [parsed, error] = std::from_chars(text.data(), end, number);
+  // Not "inf" and "nan", which the plugin cannot show as numbers.
+  const bool numeric = error == std::errc() && parsed == end && std::isfinite(number);
+  return numeric ? double_field(hparams::kNumber, number)
+                 : bytes_field(hparams::kText, valid_utf8(text));
 }
 
 }  // namespace
@@ -161,17 +195,39 @@ void Summary::log2_histogram(std::string_view tag, const GradDetail& detail) {
                                            bytes_field(value::kHistogram, message));
 }
 
-void EventFile::rewind(int64_t step) {
+void Summary::session_start(const std::vector<std::pair<std::string, std::string>>& settings) {
+  std::string message;
+  for (const auto& [name, text] : settings) {
+    message +=
+        bytes_field(hparams::kParameters, bytes_field(hparams::kMapKey, valid_utf8(name)) +
+                                              bytes_field(hparams::kMapValue, setting_value(text)));
+  }
+  message += double_field(hparams::kStartTime, now());
+  bytes_ += hparams_value("_hparams_/session_start_info", hparams::kSessionStart, message);
+}
+
+void Summary::session_end(bool success) {
+  const std::string message = key(hparams::kStatus, kVarint) +
+                              varint(success ? hparams::kSuccess : hparams::kFailure) +
+                              double_field(hparams::kEndTime, now());
+  bytes_ += hparams_value("_hparams_/session_end_info", hparams::kSessionEnd, message);
+}
+
+bool EventFile::rewind(int64_t step) {
   const files::File file(file_.path());
   uint64_t kept = 0;
   for (std::string event; read_record(file, kept, &event);) {
-    const bool keep_header = kept == 0 && step > std::numeric_limits<int64_t>::min();
-    if (!keep_header && step_of(event) > step) break;
+    if (step_of(event) > step) break;
     kept += kRecordStart + event.size() + kCrcBytes;
   }
   file_.cut(static_cast<int64_t>(kept));
-  if (kept > 0) return;
+  if (kept > 0) return false;
   record(double_field(event::kWallTime, now()) + bytes_field(event::kFileVersion, "brain.Event:2"));
+  return true;
+}
+
+void EventFile::add(const Summary& summary) {
+  record(double_field(event::kWallTime, now()) + bytes_field(event::kSummary, summary.bytes()));
 }
 
 void EventFile::add(int64_t step, const Summary& summary) {

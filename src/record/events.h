@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "files/write.h"
 
@@ -28,6 +29,11 @@ class Summary {
   /// is linear and would show all gradients at 0. Adds nothing if the histogram is empty.
   void log2_histogram(std::string_view tag, const GradDetail& detail);
 
+  /// The two messages by which the HParams plugin finds a run: its settings at the start, where
+  /// texts that are numbers become numbers, and whether it succeeded at the end.
+  void session_start(const std::vector<std::pair<std::string, std::string>>& settings);
+  void session_end(bool success);
+
   const std::string& bytes() const { return bytes_; }
 
  private:
@@ -40,9 +46,12 @@ class EventFile {
   explicit EventFile(const std::string& path) : file_(path) {}  // keeps existing events
   void add(int64_t step, const Summary& summary);
 
+  /// Adds a summary of no particular step, which rewind() keeps.
+  void add(const Summary& summary);
+
   /// Drops all events after `step`, and everything from the first damaged record on. Writes the
-  /// header if the file is empty then.
-  void rewind(int64_t step);
+  /// header if the file is empty then, and returns whether it did.
+  bool rewind(int64_t step);
 
  private:
   void record(std::string_view event);

@@ -102,13 +102,8 @@ HistoryLayer layer_of(const ordered_json& object) {
 }
 
 // Raises the extremes of a tensor to those of a snapshot.
-void update_extremes(const HistoryLayer& layer, LayerExtremes* extremes) {
-  LayerStats stats;  // with what fp16_zones() reads
-  stats.stats.inf_count = layer.not_finite;
-  stats.detail.zeros = layer.zeros;
-  std::copy(layer.histogram.begin(), layer.histogram.end(),
-            stats.detail.histogram.begin() + (layer.from - GradDetail::kMinExponent));
-  const Fp16Zones zones = fp16_zones(stats);
+void update_extremes(const FloatRange& range, const HistoryLayer& layer, LayerExtremes* extremes) {
+  const Fp16Zones zones = zones_in(range, stats_of("", layer));
   extremes->lost = std::max(extremes->lost, zones.lost_share());
   extremes->subnormal = std::max(extremes->subnormal, zones.subnormal_share());
   if (layer.count > 0) {
@@ -118,6 +113,18 @@ void update_extremes(const HistoryLayer& layer, LayerExtremes* extremes) {
 }
 
 }  // namespace
+
+LayerStats stats_of(const std::string& name, const HistoryLayer& layer) {
+  LayerStats stats;
+  stats.name = name;
+  stats.stats.count = layer.count;
+  stats.stats.inf_count = layer.not_finite;
+  stats.stats.amax = layer.amax;
+  stats.detail.zeros = layer.zeros;
+  std::copy(layer.histogram.begin(), layer.histogram.end(),
+            stats.detail.histogram.begin() + (layer.from - GradDetail::kMinExponent));
+  return stats;
+}
 
 ordered_json number_json(double value) {
   if (std::isnan(value)) return "nan";
@@ -303,10 +310,11 @@ void HistoryReader::read_snapshot(const ordered_json& line) {
   }
   const ordered_json& layers = member(line, "layers");
   if (!layers.is_array()) throw BadLine{"its \"layers\" are not an array"};
+  const FloatRange& range = range_of(history_.settings);
   for (const ordered_json& object : layers) {
     HistoryLayer layer = layer_of(object);
     const std::string name = text(object, "name");
-    update_extremes(layer, &history_.extremes[name]);
+    update_extremes(range, layer, &history_.extremes[name]);
     snapshot.layers[name] = std::move(layer);
   }
   keep_snapshot(std::move(snapshot));

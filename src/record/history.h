@@ -15,6 +15,8 @@
 #include <utility>
 #include <vector>
 
+#include "record/float_range.h"
+
 namespace headroom::files {
 class File;
 }
@@ -62,7 +64,11 @@ struct HistoryLayer {
   std::vector<int64_t> histogram;  // see GradDetail
 };
 
-/// The gradients of all layers at one step, as Recorder::layers() wrote them.
+/// What a tensor's line has of its LayerStats: enough for zones_in() and bounds_in().
+LayerStats stats_of(const std::string& name, const HistoryLayer& layer);
+
+/// The gradients of all layers at one step, as Recorder::layers() wrote them. Its bounds of the
+/// scale are those of FP16, whatever the precision of the run.
 struct LayerSnapshot {
   int64_t step = 0;
   double scale = 1.0;
@@ -75,7 +81,7 @@ struct LayerSnapshot {
 
 /// The worst values of a tensor over all snapshots, including those that were thinned out.
 struct LayerExtremes {
-  double lost = 0.0;       // largest share, see Fp16Zones
+  double lost = 0.0;       // largest share in the precision of the run, see Fp16Zones
   double subnormal = 0.0;  // largest share
   double zeros = 0.0;      // largest share of all elements
 };

@@ -2,11 +2,17 @@
 
 #include <cmath>
 
+#include "record/float_range.h"
+
 namespace headroom {
 namespace {
 
-// The largest finite FP16 number, 2^16 - 2^5.
-constexpr double kLargestF16 = 65504.0;
+using internal::FloatRange;
+
+// Below half of its smallest subnormal, a format rounds to zero.
+constexpr FloatRange kFP16 = {"FP16", -25, -14, 16, 65504.0};
+constexpr FloatRange kBF16 = {"BF16", -134, -126, 128, 0x1.FEp127};
+constexpr FloatRange kFP32 = {"FP32", -150, -126, 128, 0x1.FFFFFEp127};
 
 // The share of the elements that are not zero.
 double share(int64_t part, const Fp16Zones& zones) {
@@ -19,20 +25,58 @@ double share(int64_t part, const Fp16Zones& zones) {
 double Fp16Zones::lost_share() const { return share(lost, *this); }
 double Fp16Zones::subnormal_share() const { return share(subnormal, *this); }
 
-Fp16Zones fp16_zones(const LayerStats& layer) {
+namespace internal {
+
+const FloatRange& range_of(const std::vector<std::pair<std::string, std::string>>& settings) {
+  for (const auto& [name, value] : settings) {
+    if (name == "precision") return value == "bf16" ? kBF16 : value == "fp32" ? kFP32 : kFP16;
+  }
+  return kFP16;
+}
+
+Fp16Zones zones_in(const FloatRange& range, const LayerStats& layer) {
   Fp16Zones zones;
   zones.zero = layer.detail.zeros;
   zones.overflow = layer.stats.inf_count + layer.stats.nan_count;
   int exponent = GradDetail::kMinExponent;
   for (const int64_t count : layer.detail.histogram) {  // of 2^exponent <= |x| < 2^(exponent + 1)
-    (exponent < -25   ? zones.lost
-     : exponent < -14 ? zones.subnormal
-     : exponent < 16  ? zones.normal
-                      : zones.overflow) += count;
+    (exponent < range.lost       ? zones.lost
+     : exponent < range.normal   ? zones.subnormal
+     : exponent < range.overflow ? zones.normal
+                                 : zones.overflow) += count;
     ++exponent;
   }
   return zones;
 }
+
+ScaleBounds bounds_in(const FloatRange& range, const std::vector<LayerStats>& layers) {
+  ScaleBounds bounds;
+  double largest = 0.0;
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const GradStats& stats = layers[i].stats;
+    // A tensor with inf or nan has overflowed, however small its finite elements are.
+    const double amax = stats.finite() ? stats.amax : HUGE_VAL;
+    if (amax > largest) {
+      largest = amax;
+      bounds.first_to_overflow = static_cast<int64_t>(i);
+    }
+    // Lost elements weigh more than subnormal ones, which keep some of their bits.
+    const Fp16Zones zones = zones_in(range, layers[i]);
+    const double lost = zones.lost_share();
+    const double subnormal = zones.subnormal_share();
+    if (lost > bounds.lost || (lost == bounds.lost && subnormal > bounds.subnormal)) {
+      bounds.first_to_underflow = static_cast<int64_t>(i);
+      bounds.lost = lost;
+      bounds.subnormal = subnormal;
+    }
+  }
+  if (bounds.first_to_overflow >= 0) bounds.doublings_left = std::log2(range.largest / largest);
+  return bounds;
+}
+
+}  // namespace internal
+
+Fp16Zones fp16_zones(const LayerStats& layer) { return internal::zones_in(kFP16, layer); }
 
 std::vector<LayerStats> measure_layers(const std::vector<Parameter>& parameters) {
   std::vector<LayerStats> layers;
@@ -48,28 +92,7 @@ std::vector<LayerStats> measure_layers(const std::vector<Parameter>& parameters)
 }
 
 ScaleBounds scale_bounds(const std::vector<LayerStats>& layers) {
-  ScaleBounds bounds;
-  double largest = 0.0;
-  for (size_t i = 0; i < layers.size(); ++i) {
-    const GradStats& stats = layers[i].stats;
-    // A tensor with inf or nan has overflowed, however small its finite elements are.
-    const double amax = stats.finite() ? stats.amax : HUGE_VAL;
-    if (amax > largest) {
-      largest = amax;
-      bounds.first_to_overflow = static_cast<int64_t>(i);
-    }
-    // Lost elements weigh more than subnormal ones, which keep some of their bits.
-    const Fp16Zones zones = fp16_zones(layers[i]);
-    const double lost = zones.lost_share();
-    const double subnormal = zones.subnormal_share();
-    if (lost > bounds.lost || (lost == bounds.lost && subnormal > bounds.subnormal)) {
-      bounds.first_to_underflow = static_cast<int64_t>(i);
-      bounds.lost = lost;
-      bounds.subnormal = subnormal;
-    }
-  }
-  if (bounds.first_to_overflow >= 0) bounds.doublings_left = std::log2(kLargestF16 / largest);
-  return bounds;
+  return internal::bounds_in(kFP16, layers);
 }
 
 }  // namespace headroom

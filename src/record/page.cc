@@ -1,26 +1,45 @@
 #include "record/page.h"
 
 #include <cstddef>
+#include <string>
 
 #include "record/text.h"
 
 namespace headroom::internal {
 namespace {
 
+struct PageColour {
+  const char* name;
+  const char* light;
+  const char* dark;
+};
+
 // The colours of Okabe and Ito, which remain distinguishable for colour-blind readers, darkened or
 // lightened until text has a contrast of at least 4.5 (WCAG AA) against the card.
-constexpr std::string_view kStyle = R"css(
-:root {
-  color-scheme: light dark;
-  --page: #f6f6f4; --card: #ffffff; --ink: #1b1f23; --muted: #59616a; --line: #dfe1e4;
-  --blue: #0069a8; --orange: #b84a00; --green: #00704f; --purple: #9a4b7c;
-}
-@media (prefers-color-scheme: dark) {
-  :root {
-    --page: #111417; --card: #191d21; --ink: #e7eaed; --muted: #9aa4ae; --line: #2f353b;
-    --blue: #5db4ec; --orange: #f2904a; --green: #3fc99b; --purple: #d891b8;
+constexpr PageColour kColours[] = {
+    {"page", "#f6f6f4", "#111417"},   {"card", "#ffffff", "#191d21"},
+    {"ink", "#1b1f23", "#e7eaed"},    {"muted", "#59616a", "#9aa4ae"},
+    {"line", "#dfe1e4", "#2f353b"},   {"blue", "#0069a8", "#5db4ec"},
+    {"orange", "#b84a00", "#f2904a"}, {"green", "#00704f", "#3fc99b"},
+    {"purple", "#9a4b7c", "#d891b8"}, {"gold", "#8a6a00", "#dcb43c"},
+};
+
+constexpr const char* kRunColours[] = {"blue", "green", "purple", "gold", "ink", "muted"};
+
+// The colours as custom properties: --blue, ..., and --run0, ... for the curves of runs.
+std::string colour_style() {
+  std::string light = ":root { color-scheme: light dark;", dark = ":root {";
+  for (const PageColour& colour : kColours) {
+    light += std::string(" --") + colour.name + ": " + colour.light + ";";
+    dark += std::string(" --") + colour.name + ": " + colour.dark + ";";
   }
+  for (size_t i = 0; i < std::size(kRunColours); ++i) {
+    light += " --run" + std::to_string(i) + ": var(--" + kRunColours[i] + ");";
+  }
+  return "\n" + light + " }\n@media (prefers-color-scheme: dark) { " + dark + " } }";
 }
+
+constexpr std::string_view kStyle = R"css(
 * { box-sizing: border-box; }
 html { -webkit-text-size-adjust: 100%; }
 body {
@@ -72,6 +91,16 @@ footer { margin: 20px 2px 0; color: var(--muted); font-size: 13px; }
 
 }  // namespace
 
+std::vector<std::string> run_colours() {
+  std::vector<std::string> colours;
+  for (const std::string_view name : kRunColours) {
+    for (const PageColour& colour : kColours) {
+      if (name == colour.name) colours.emplace_back(colour.light);
+    }
+  }
+  return colours;
+}
+
 std::string escape(std::string_view text) {
   std::string html;
   html.reserve(text.size());
@@ -108,6 +137,7 @@ std::string page(std::string_view title, std::string_view body) {
   html += "<link rel=\"icon\" href=\"data:,\">\n<title>";
   html += escape(title);
   html += "</title>\n<style>";
+  html += colour_style();
   html += kStyle;
   html += "</style>\n</head>\n<body>\n";
   html += body;

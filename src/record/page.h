@@ -4,6 +4,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace headroom::internal {
 
@@ -22,8 +23,12 @@ std::string escape(std::string_view text);
 ///   <div class="wide">  around a <table>, so that it scrolls sideways on a phone
 ///   td.n, th.n          right-aligned numbers; td.good, td.bad for verdicts
 ///   colours             var(--ink), --muted, --line, --card, --page, --blue, --orange, --green,
-///                       --purple: distinguishable for colour-blind readers in both settings
+///                       --purple, --gold: distinguishable for colour-blind readers in both
+///                       settings; --run0 to --run5 for the curves of compared runs
 std::string page(std::string_view title, std::string_view body);
+
+/// The colours --run0, ... in the light setting, as "#rrggbb", for plots outside of a page.
+std::vector<std::string> run_colours();
 
 }  // namespace headroom::internal
 

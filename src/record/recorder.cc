@@ -16,6 +16,7 @@
 #include "core/check.h"
 #include "files/write.h"
 #include "record/events.h"
+#include "record/float_range.h"
 #include "record/history.h"
 
 namespace headroom {
@@ -105,18 +106,30 @@ ordered_json bounds_json(const std::vector<LayerStats>& layers) {
   return object;
 }
 
+// TensorBoard shows tags with the same text before the first slash as one group. The user's numbers
+// are in the group "train", unless their names have a group.
+std::string tag_of(const std::string& name) {
+  return name.find('/') == std::string::npos ? "train/" + name : name;
+}
+
 // The user's numbers must have distinct names, other than those that the history and the event file
 // use in any line.
 void check_names(const Scalars& more, const ordered_json& line) {
-  static const std::set<std::string> kReserved = {"culprit", "amax", "layers",   "end",
-                                                  "note",    "log2", "settings", "skipped"};
-  std::set<std::string> names;
+  static const std::set<std::string> kReserved = {
+      "culprit", "amax",     "layers",  "end",        "note",
+      "log2",    "settings", "skipped", "train/loss", "train/grad_norm"};
+  static const char* const kReservedGroups[] = {
+      "scaler/", "underflow_lost/", "underflow_subnormal/", "grad_log2/", "results/", "_hparams_/"};
+  std::set<std::string> tags;
   for (const Scalars::value_type& scalar : more) {
     const std::string& name = scalar.first;
-    internal::require(names.insert(name).second, ErrorCode::kInvalidArgument, [&] {
+    internal::require(tags.insert(tag_of(name)).second, ErrorCode::kInvalidArgument, [&] {
       return "Recorder::step() got two numbers named '" + name + "'; names must be unique.";
     });
-    internal::require(!line.contains(name) && !kReserved.contains(name),
+    const bool group =
+        std::any_of(std::begin(kReservedGroups), std::end(kReservedGroups),
+                    [&](const char* reserved) { return name.rfind(reserved, 0) == 0; });
+    internal::require(!line.contains(name) && !kReserved.contains(name) && !group,
                       ErrorCode::kInvalidArgument, [&] {
                         return "Recorder::step() got a number named '" + name +
                                "', which is reserved for the history; choose another name.";
@@ -128,10 +141,14 @@ void check_names(const Scalars& more, const ordered_json& line) {
 
 // The open files of a run and the state that its next line depends on.
 struct Recorder::Files {
-  Files(const std::string& path, const RunInfo& info) : history(path), settings(info.settings) {}
+  Files(const std::string& path, const RunInfo& info)
+      : history(path), settings(info.settings), hyperparameters(info.settings) {
+    hyperparameters.emplace_back("scale_policy", to_string(info.policy.rule()));
+  }
 
   files::GrowingFile history;
   std::vector<std::pair<std::string, std::string>> settings;
+  std::vector<std::pair<std::string, std::string>> hyperparameters;  // for TensorBoard
   std::optional<internal::EventFile> events;
   std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
   int64_t last_step = kBeforeFirst;
@@ -209,10 +226,18 @@ struct Recorder::Files {
     std::error_code ignored;
     if (info.tensorboard || (info.resume && std::filesystem::exists(path, ignored))) {
       events.emplace(path.string());
-      events->rewind(info.resume ? kLastStep : kBeforeFirst);
+      rewind_events(info.resume ? kLastStep : kBeforeFirst);
     } else {
       std::filesystem::remove(path, ignored);
     }
+  }
+
+  // The settings of the HParams plugin come first and are kept by every rewind.
+  void rewind_events(int64_t step) {
+    if (!events->rewind(step)) return;
+    internal::Summary session;
+    session.session_start(hyperparameters);
+    events->add(session);
   }
 
   // Writes to both files or, if one fails, to neither.
@@ -225,6 +250,17 @@ struct Recorder::Files {
       history.cut(before);
       throw;
     }
+  }
+
+  // The results as scalars of the last step, so that the HParams plugin lists them beside the
+  // settings, and the end. A resumed run drops the end, because it is after every step.
+  void finish_events(const Scalars& results, bool success) {
+    internal::Summary metrics;
+    for (const auto& [name, value] : results) metrics.scalar("results/" + name, value);
+    events->add(std::max<int64_t>(last_step, 0), metrics);
+    internal::Summary end;
+    end.session_end(success);
+    events->add(kLastStep + 1, end);
   }
 
   // Steps and snapshots are written in order, which readers rely on.
@@ -285,14 +321,15 @@ void Recorder::step(int64_t step, double loss, const StepReport& report, const S
   }
   line["seconds"] = seconds;
   internal::Summary summary;
-  summary.scalar("loss", loss);
-  summary.scalar("scale", report.scale);
-  summary.scalar("grad_norm", report.grad_norm);
-  summary.scalar("skipped", static_cast<double>(skipped));
+  summary.scalar("train/loss", loss);
+  summary.scalar("train/grad_norm", report.grad_norm);
+  summary.scalar("scaler/log2_scale", std::log2(report.scale));
+  summary.scalar("scaler/scale", report.scale);
+  summary.scalar("scaler/skipped", static_cast<double>(skipped));
   check_names(more, line);
   for (const auto& [name, value] : more) {
     line[name] = internal::number_json(value);
-    summary.scalar(name, value);
+    summary.scalar(tag_of(name), value);
   }
   if (!report.applied) {
     line["culprit"] =
@@ -317,8 +354,16 @@ void Recorder::layers(int64_t step, double scale, const std::vector<LayerStats>&
   line.update(bounds_json(layers));  // computed here, so that readers need not
   ordered_json& objects = line["layers"] = ordered_json::array();
   internal::Summary summary;
+  const internal::FloatRange& range = internal::range_of(files.settings);
+  const ScaleBounds bounds = internal::bounds_in(range, layers);
+  if (bounds.first_to_overflow >= 0) {
+    summary.scalar("scaler/doublings_left", bounds.doublings_left);
+  }
   for (const LayerStats& layer : layers) {
     objects.push_back(layer_json(layer));
+    const Fp16Zones zones = internal::zones_in(range, layer);
+    summary.scalar("underflow_lost/" + layer.name, zones.lost_share());
+    summary.scalar("underflow_subnormal/" + layer.name, zones.subnormal_share());
     summary.log2_histogram("grad_log2/" + layer.name, layer.detail);
   }
   files.add(line, step, summary);
@@ -333,7 +378,7 @@ void Recorder::rewind(int64_t step) {
   Files& files = open("Recorder::rewind()");
   std::string damage;  // everything after it is dropped anyway
   files.truncate(step, &damage);
-  if (files.events.has_value()) files.events->rewind(step);
+  if (files.events.has_value()) files.rewind_events(step);
 }
 
 void Recorder::finish(const Scalars& results, const std::string& how) {
@@ -343,11 +388,18 @@ void Recorder::finish(const Scalars& results, const std::string& how) {
   });
   ordered_json object = ordered_json::object();
   for (const auto& [name, value] : results) object[name] = internal::number_json(value);
+  const int64_t before = files.history.size();
   files.history.add(line_of({{"end", how},
                              {"steps", files.steps},
                              {"skipped", files.skipped},
                              {"seconds", files.seconds},
                              {"results", object}}));
+  try {
+    if (files.events.has_value()) files.finish_events(results, how == "finished");
+  } catch (const Error&) {
+    files.history.cut(before);
+    throw;
+  }
   files.finished = true;
 }
 

@@ -1,6 +1,8 @@
 #include <headroom/measure.h>
 
 #include <algorithm>
+#include <bit>
+#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -14,9 +16,9 @@ namespace {
 using nlohmann::ordered_json;
 
 // Limits on the size of the page.
-constexpr size_t kMostPoints = 3000;        // per curve, in a report of one run
+constexpr size_t kMostPoints = 20000;       // per curve, in a report of one run
 constexpr size_t kFewestPoints = 300;       // per curve, in a report of very many runs
-constexpr size_t kMostSkips = 1500;         // skipped steps that are marked
+constexpr size_t kMostSkips = 1500;         // skipped steps that are listed with their culprits
 constexpr size_t kMostCells = 1200 * 1000;  // of all heat maps together
 constexpr size_t kFewestColumns = 24;       // per heat map
 constexpr size_t kTypicalRows = 30;         // per heat map: exponents that occur in a tensor
@@ -47,59 +49,96 @@ struct Points {
   ordered_json json() && { return {std::move(steps), std::move(values)}; }
 };
 
-// A curve of at most `most` points. Divides the steps into stretches and keeps the smallest and the
-// largest value of each, so that spikes remain visible, and one value that is not finite if there
-// is any. The last step is always kept.
+// The steps of a curve that are kept, as indices: at most `most`. Divides the steps into stretches
+// and keeps the smallest and the largest value of each, so that spikes remain visible, one value
+// that is not finite if there is any, and the last step. The lengths of stretches are powers of
+// two, so that compared runs have the last steps of the longest stretches in common.
 template <typename Get>
-ordered_json thinned(const std::vector<HistoryStep>& steps, size_t most, const Get& get) {
-  Points points;
+std::set<size_t> kept_steps(const std::vector<HistoryStep>& steps, size_t most, const Get& get) {
   const bool finite = std::all_of(steps.begin(), steps.end(), [&](const HistoryStep& step) {
     return std::isfinite(get(step));
   });
-  const size_t stretches = (most - 1) / (finite ? 2 : 3);
-  const size_t stretch = steps.size() <= most ? 1 : (steps.size() + stretches - 1) / stretches;
+  const size_t stretches = (most - 1) / (finite ? 3 : 4);
+  const size_t stretch =
+      steps.size() <= most ? 1 : std::bit_ceil((steps.size() + stretches - 1) / stretches);
+  std::set<size_t> kept;
+  if (!steps.empty()) kept.insert(0);
   for (size_t begin = 0; begin < steps.size(); begin += stretch) {
     const size_t end = std::min(begin + stretch, steps.size());
-    std::set<size_t> kept;  // indices, in order
-    size_t low = end, high = end;
+    size_t low = end, high = end, bad = end;
     for (size_t i = begin; i < end; ++i) {
       const double value = get(steps[i]);
       if (!std::isfinite(value)) {
-        if (kept.empty()) kept.insert(i);
+        if (bad == end) bad = i;
         continue;
       }
       if (low == end || value < get(steps[low])) low = i;
       if (high == end || value > get(steps[high])) high = i;
     }
     if (low != end) kept.insert({low, high});
-    if (end == steps.size()) kept.insert(end - 1);
-    for (const size_t i : kept) points.add(steps[i].step, get(steps[i]));
+    if (bad != end) kept.insert(bad);
+    kept.insert(end - 1);
   }
+  return kept;
+}
+
+template <typename Get>
+ordered_json curve(const std::vector<HistoryStep>& steps, const std::set<size_t>& kept,
+                   const Get& get) {
+  Points points;
+  for (const size_t i : kept) points.add(steps[i].step, get(steps[i]));
   return std::move(points).json();
 }
 
 // The scale changes rarely, so the steps at which it changes are enough, unless there are too many.
 ordered_json scale_points(const std::vector<HistoryStep>& steps, size_t most) {
-  Points points;
+  const auto get = [](const HistoryStep& step) { return step.scale; };
+  std::set<size_t> changes;
   for (size_t i = 0; i < steps.size(); ++i) {
     const bool moved = i == 0 || steps[i].scale != steps[i - 1].scale;
-    if (moved || i + 1 == steps.size()) points.add(steps[i].step, steps[i].scale);
+    if (moved || i + 1 == steps.size()) changes.insert(i);
   }
-  if (points.steps.size() <= most) return std::move(points).json();
-  return thinned(steps, most, [](const HistoryStep& step) { return step.scale; });
+  return curve(steps, changes.size() <= most ? changes : kept_steps(steps, most, get), get);
 }
 
-// An evenly thinned list of the skipped steps.
-ordered_json skip_list(const History& history) {
+// The skipped steps that the page can show: an even selection with their culprits, and those among
+// the `kept` steps of the loss, so that no step is shown without saying that it was skipped.
+ordered_json skip_list(const History& history, const std::set<size_t>& kept) {
   ordered_json list = ordered_json::array();
   const auto skipped = static_cast<size_t>(history.skipped);
-  const size_t every = (skipped + kMostSkips - 1) / kMostSkips;
-  size_t index = 0;
-  for (const HistoryStep& step : history.steps) {
-    if (step.applied || index++ % every != 0) continue;
-    list.push_back({step.step, rounded(step.scale), step.culprit});
+  const size_t every = std::max<size_t>(1, (skipped + kMostSkips - 1) / kMostSkips);
+  size_t seen = 0;
+  for (size_t i = 0; i < history.steps.size(); ++i) {
+    const HistoryStep& step = history.steps[i];
+    if (step.applied) continue;
+    const bool listed = seen++ % every == 0;
+    if (!listed && !kept.contains(i)) continue;
+    list.push_back({step.step, rounded(step.scale), listed ? step.culprit : ""});
   }
   return list;
+}
+
+// Steps per second over the last half minute; null if there are no two steps to measure it by.
+ordered_json recent_rate(const std::vector<HistoryStep>& steps) {
+  constexpr double kSeconds = 30.0;
+  if (steps.size() < 2) return nullptr;
+  const HistoryStep& last = steps.back();
+  size_t i = steps.size() - 2;
+  while (i > 0 && steps[i - 1].seconds >= last.seconds - kSeconds) --i;
+  const double seconds = last.seconds - steps[i].seconds;
+  const double done = static_cast<double>(last.step) - static_cast<double>(steps[i].step);
+  return rounded(done / seconds);
+}
+
+// The number of steps that a run is going to have, from its setting "steps"; null if unknown.
+ordered_json planned_steps(const History& history) {
+  for (const auto& [name, value] : history.settings) {
+    int64_t steps = 0;
+    const char* const end = value.data() + value.size();
+    if (name != "steps") continue;
+    if (std::from_chars(value.data(), end, steps).ptr == end && steps > 0) return steps;
+  }
+  return nullptr;
 }
 
 // The square root spreads small shares over more shades. Only 0 gets the first shade.
@@ -158,12 +197,17 @@ std::vector<const LayerSnapshot*> columns_of(const std::vector<LayerSnapshot>& s
   return columns;
 }
 
-ordered_json bounds_json(const LayerSnapshot& snapshot) {
-  return {{"overflow", snapshot.first_to_overflow},
-          {"doublings", rounded(snapshot.doublings_left)},
-          {"underflow", snapshot.first_to_underflow},
-          {"lost", rounded(snapshot.lost)},
-          {"subnormal", rounded(snapshot.subnormal)}};
+// The tensors that bound the scale in a snapshot, in the precision of the run.
+ordered_json bounds_json(const FloatRange& range, const LayerSnapshot& snapshot) {
+  std::vector<LayerStats> layers;
+  for (const auto& [name, layer] : snapshot.layers) layers.push_back(stats_of(name, layer));
+  const ScaleBounds bounds = bounds_in(range, layers);
+  const auto name = [&](int64_t i) { return i < 0 ? "" : layers[static_cast<size_t>(i)].name; };
+  return {{"overflow", name(bounds.first_to_overflow)},
+          {"doublings", rounded(bounds.doublings_left)},
+          {"underflow", name(bounds.first_to_underflow)},
+          {"lost", rounded(bounds.lost)},
+          {"subnormal", rounded(bounds.subnormal)}};
 }
 
 // Adds the heat maps, with the layers that lose most to underflow first, and the bounds of the
@@ -175,7 +219,7 @@ void add_layers(const History& history, size_t most_columns, ordered_json* run) 
   (*run)["snapshots"] = {{"steps", scales.steps}, {"scales", scales.values}};
   ordered_json& layers_json = (*run)["layers"] = ordered_json::array();
   if (columns.empty()) return;
-  (*run)["bounds"] = bounds_json(*columns.back());
+  (*run)["bounds"] = bounds_json(range_of(history.settings), *columns.back());
 
   std::vector<std::pair<std::string, LayerExtremes>> layers(history.extremes.begin(),
                                                             history.extremes.end());
@@ -209,16 +253,26 @@ ordered_json run_json(const ReportRun& source, size_t points, size_t columns) {
                       {"results", ordered_json::array()},
                       {"notes", ordered_json::array()},
                       {"count", history.steps.size()},
+                      {"planned", planned_steps(history)},
                       {"skipped", history.skipped}};
+  const FloatRange& range = range_of(history.settings);
+  run["range"] = {{"name", range.name},
+                  {"lost", range.lost},
+                  {"normal", range.normal},
+                  {"overflow", range.overflow},
+                  {"largest", range.largest}};
   for (const auto& [key, value] : history.settings) run["settings"].push_back({key, value});
   for (const auto& [key, value] : history.results) run["results"].push_back({key, rounded(value)});
   for (const HistoryNote& note : history.notes) run["notes"].push_back({note.step, note.text});
   run["seconds"] = history.steps.empty() ? 0.0 : history.steps.back().seconds;
-  run["loss"] = thinned(history.steps, points, [](const HistoryStep& step) { return step.loss; });
-  run["norm"] =
-      thinned(history.steps, points, [](const HistoryStep& step) { return step.grad_norm; });
+  run["rate"] = recent_rate(history.steps);
+  const auto loss = [](const HistoryStep& step) { return step.loss; };
+  const auto norm = [](const HistoryStep& step) { return step.grad_norm; };
+  const std::set<size_t> kept = kept_steps(history.steps, points, loss);
+  run["loss"] = curve(history.steps, kept, loss);
+  run["norm"] = curve(history.steps, kept_steps(history.steps, points, norm), norm);
   run["scale"] = scale_points(history.steps, points);
-  run["skips"] = skip_list(history);
+  run["skips"] = skip_list(history, kept);
   add_layers(history, columns, &run);
   return run;
 }

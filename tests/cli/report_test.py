@@ -47,11 +47,13 @@ def test_event_file_agrees_with_the_history(temp):
     make_history(folder, 40)
     found = tfevents.read(f"{folder}/events.out.tfevents.headroom")
     _, steps, layers, _ = history(folder)
-    for tag, key in (("loss", "loss"), ("scale", "scale"), ("grad_norm", "grad_norm"), ("lr", "lr")):
+    for tag, key in (("train/loss", "loss"), ("scaler/scale", "scale"), ("train/grad_norm", "grad_norm"),
+                     ("train/lr", "lr")):
         written = {step: value for step, name, value in found if name == tag}
         check(len(written) == len(steps), tag)
         check(all(abs(written[step["step"]] - step[key]) <= 1e-6 * abs(step[key]) for step in steps), tag)
-    skipped = [value for _, name, value in found if name == "skipped"]
+    check({value for _, name, value in found if name == "scaler/log2_scale"} == {3.0}, "log2 of the scale")
+    skipped = [value for _, name, value in found if name == "scaler/skipped"]
     check(skipped[-1] == sum(step["overflow"] for step in steps) and sorted(skipped) == skipped, "skipped")
     histograms = {(step, name): value for step, name, value in found if name.startswith("grad_log2/")}
     check(len(histograms) == sum(len(record["layers"]) for record in layers), "histograms")
@@ -60,13 +62,38 @@ def test_event_file_agrees_with_the_history(temp):
     check(one["limits"] == list(range(-30, 2)) and len(one["counts"]) == len(one["limits"]), one)
     check({limit: n for limit, n in zip(one["limits"], one["counts"]) if n} == {-29: 1, -19: 1, 1: 2}, one)
     check((5, "grad_log2/" + EVIL) in histograms, "names are unchanged")
+    shares = {(step, name): value for step, name, value in found if name.startswith("underflow_")}
+    check(len(shares) == 2 * len(histograms), "shares")
+    check(shares[5, "underflow_lost/layer.weight"] == shares[40, "underflow_subnormal/layer.weight"] == 0.25, shares)
+    check(shares[40, "underflow_lost/" + EVIL] == 0, shares)
+    left = [value for _, name, value in found if name == "scaler/doublings_left"]
+    check(len(left) == len(layers) and abs(left[0] - layers[0]["doublings_left"]) < 1e-6, left)
+    # Settings and results for the HParams plugin: first and last.
+    check(found[0] == (None, "_hparams_/session_start_info",
+                       {"optimizer": "adam, \u20ac", "rate": 0.25, "scale_policy": "dynamic"}), found[0])
+    check((40, "results/accuracy", 0.75) in found, found[-3:])
+    check(found[-1][1:] == ("_hparams_/session_end_info", 1), found[-1])
+
+
+def test_event_file_of_a_killed_run_has_settings_and_no_end(temp):
+    process = subprocess.Popen([make_run, f"{temp}/killed", "100000", "1"])
+    wait_for_steps(f"{temp}/killed")
+    process.kill()
+    process.wait()
+    with open(f"{temp}/killed/events.out.tfevents.headroom", "rb") as file:
+        tags = re.findall(rb"_hparams_/session_\w+_info", file.read())
+    check(tags == [b"_hparams_/session_start_info"], tags)
 
 
 def check_in_browser(path):
     """The page draws its charts without console messages, and hostile names stay text."""
-    dom = chromium.render(path)
-    if dom is None:
+    if chromium.missing():
         return
+    with chromium.Browser() as browser:
+        browser.open(path)
+        dom = browser.run("document.documentElement.outerHTML")
+        problems = browser.problems()
+    check(not problems, problems)
     check(dom.count("<svg") >= 4 and "<canvas" in dom, f"the charts of {path}: {dom[-3000:]}")
     check("Gradients by layer" in dom and "layer.weight" in dom, "the layers are shown")
     check("<img" not in dom.replace(dom[dom.find('id="data"'):dom.find("</script>")], ""), "a name became a tag")

@@ -128,7 +128,7 @@ def test_resumed_run_is_bit_identical(temp):
         check(course(out) == steps, f"{model} {options}: the histories differ")
         check(history(out)[3]["results"] == end["results"] and history(out)[3]["steps"] == 8, history(out)[3])
         check("8 of 8 steps" in result.stdout, result.stdout)
-    events = [step for step, tag, *_ in tfevents.read(f"{out}/events.out.tfevents.headroom") if tag == "loss"]
+    events = [step for step, tag, *_ in tfevents.read(f"{out}/events.out.tfevents.headroom") if tag == "train/loss"]
     check(events == list(range(1, 9)), events)
 
 

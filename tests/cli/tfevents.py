@@ -70,8 +70,25 @@ def doubles(value):
     return list(struct.unpack(f"<{len(value) // 8}d", value))
 
 
+def hparams(metadata):
+    """The message of the HParams plugin: its settings, or its status as a number."""
+    plugin = dict(fields(dict(fields(metadata))[1]))
+    assert plugin[1] == b"hparams", plugin
+    (number, message), = fields(plugin[2])
+    if number == 4:
+        return dict(fields(message))[1]
+    assert number == 3, number
+    settings = {}
+    for key, entry in fields(message):
+        if key == 1:
+            pair = dict(fields(entry))
+            (kind, value), = fields(pair[2])
+            settings[pair[1].decode("utf-8")] = double(value) if kind == 2 else value.decode("utf-8")
+    return settings
+
+
 def read(path):
-    """(step, tag, value) of every summary: a float, or a histogram as a dictionary."""
+    """(step, tag, value) of every summary: a float, a histogram as a dictionary, or a message of the HParams plugin."""
     with open(path, "rb") as file:
         events = list(records(file.read()))
     first = dict(fields(events[0]))
@@ -84,6 +101,9 @@ def read(path):
             assert number == 1
             entry = dict(fields(value))
             tag = entry[1].decode("utf-8")
+            if 9 in entry:
+                found.append((parts.get(2), tag, hparams(entry[9])))
+                continue
             if 2 in entry:
                 found.append((parts.get(2, 0), tag, struct.unpack("<f", entry[2])[0]))
                 continue

@@ -348,7 +348,12 @@ def test_layers_are_recorded_at_the_requested_interval(temp):
     check(not os.path.exists(f"{temp}/layers/events.out.tfevents.headroom"), "events are written on request only")
     result = train("mlp", "--steps", 3, "--layers", 0, "--tensorboard", "--out", f"{temp}/layers")
     check(history(f"{temp}/layers")[2] == [] and "overflows first" not in result.stdout, result.stdout)
-    check(len(tfevents.read(f"{temp}/layers/events.out.tfevents.headroom")) == 3 * 5, "events")
+    events = tfevents.read(f"{temp}/layers/events.out.tfevents.headroom")
+    check([step for step, tag, _ in events if tag == "train/loss"] == [1, 2, 3], events)
+    settings = events[0][2]
+    check(settings["steps"] == 3 and settings["precision"] == "fp32" and settings["optimizer"] == "adamw", settings)
+    results = history(f"{temp}/layers")[3]["results"]
+    check({tag for _, tag, _ in events if tag.startswith("results/")} == {f"results/{name}" for name in results}, events)
 
 
 def test_terminal_shows_a_progress_bar(temp):

@@ -21,6 +21,20 @@ TEST(Events, TagsAreValidUtf8) {
   EXPECT_EQ(summary.bytes().find('\xFF'), std::string::npos);
 }
 
+TEST(Events, SettingsThatAreFiniteNumbersBecomeNumbers) {
+  const auto size = [](const char* text) {
+    Summary summary;
+    summary.session_start({{"x", text}});
+    return summary.bytes().size();
+  };
+  // A number is a key of one byte and a double, a text a key, its length and its characters.
+  for (const char* number : {"1", "-2", "0.001", "1e-3"})
+    EXPECT_EQ(size(number), size("0")) << number;
+  for (const char* text : {"", "nan", "inf", "1x", "0x10", "1 "}) {
+    EXPECT_EQ(size(text) + 7, size("0") + std::string(text).size()) << text;
+  }
+}
+
 TEST(Events, EmptyHistogramIsOmitted) {
   Summary summary;
   summary.log2_histogram("w", GradDetail());

@@ -18,6 +18,7 @@ int main(int argc, char** argv) try {
       {"</script><img src=x onerror=alert(1)>\"'\xE2\x82\xAC", {}, hr::view(evil)}};
   hr::RunInfo info;
   info.tensorboard = true;
+  info.settings = {{"optimizer", "adam, \xE2\x82\xAC"}, {"rate", "0.25"}};
   hr::Recorder recorder(argv[1], info);
   for (int step = 1; step <= std::atoi(argv[2]); ++step) {
     if (step % 5 == 0) recorder.layers(step, 8.0, hr::measure_layers(parameters));

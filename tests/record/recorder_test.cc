@@ -151,6 +151,7 @@ TEST(Recorder, ResumedHistoryHasNoDuplicateSteps) {
       }
     }
     killed.finish();
+    recorder.finish();
   }
   const std::string cut = folder.read("run/history.jsonl") + "{\"step\":6,\"lo";
   folder.write("run/history.jsonl", cut);
@@ -338,6 +339,14 @@ TEST(Recorder, InvalidArgumentsAreRefused) {
       recorder.step(6, 1.0, applied(), {{name, 1.0}});
     });
   }
+  for (const char* tag : {"train/loss", "scaler/x", "underflow_lost/w", "results/x"}) {
+    expect_error(ErrorCode::kInvalidArgument, tag, [&] {
+      recorder.step(6, 1.0, applied(), {{tag, 1.0}});
+    });
+  }
+  expect_error(ErrorCode::kInvalidArgument, "two numbers", [&] {
+    recorder.step(6, 1.0, applied(), {{"lr", 1.0}, {"train/lr", 1.0}});  // the same tag
+  });
   for (const double scale : {0.0, -1.0, std::nan(""), HUGE_VAL}) {
     expect_error(ErrorCode::kInvalidArgument, "scale", [&] { recorder.layers(6, scale, {}); });
   }

@@ -100,6 +100,25 @@ TEST(Resume, RewindSupportsNegativeSteps) {
   EXPECT_GT(kept, all / 2);
 }
 
+TEST(Resume, EventsHaveOneStartAndOneEnd) {
+  const Folder folder;
+  RunInfo info;
+  info.tensorboard = true;
+  for (const int64_t until : {-2, 0, 3}) {
+    info.resume = until > -2;
+    Recorder recorder(folder.path("run"), info);
+    if (info.resume) recorder.rewind(until);
+    recorder.step(until + 1, 1.0, applied());
+    recorder.finish({{"accuracy", 1.0}});
+    const std::string events = folder.read("run/events.out.tfevents.headroom");
+    for (const std::string tag : {"session_start_info", "session_end_info"}) {
+      const size_t first = events.find(tag);
+      EXPECT_NE(first, std::string::npos) << tag << " after " << until;
+      EXPECT_EQ(events.find(tag, first + 1), std::string::npos) << tag << " after " << until;
+    }
+  }
+}
+
 // A planted link must not be followed and a pipe must not block the run.
 TEST(Recorder, LinksAndPipesInPlaceOfItsFilesAreRefused) {
   RunInfo info;

@@ -1,6 +1,6 @@
 // Draws the report from the JSON in the page. The files of this folder are concatenated to one
-// script, in the order base, chart, layers, page. Text from a run is untrusted: it only ever
-// becomes text nodes, never HTML.
+// script, in the order base, table, axis, chart, export, curves, layers, page. Text from a run is
+// untrusted: it only ever becomes text nodes, never HTML.
 'use strict';
 
 // Control characters, including those that change the direction of text.
@@ -14,18 +14,24 @@ let data = parse(source.textContent);
 
 // The state of the page that survives a redraw.
 const view = {
-  run: null,        // index of the selected run
-  layer: null,      // name of the selected layer
-  unscaled: false,  // show gradients without the scale
-  gone: false,      // the server of a live report does not answer any more
-  open: new Set(),  // titles of the sections that are unfolded
+  run: null,          // index of the selected run
+  layer: null,        // name of the selected layer
+  unscaled: false,    // show gradients without the scale
+  gone: false,        // the server of a live report does not answer any more
+  open: new Set(),    // titles of the sections that are unfolded
+  hidden: new Set(),  // folders of the runs that the legend has switched off
+  zoom: null,         // [first, last] step of the charts; null: all
+  smooth: 0,          // steps over which curves are smoothed
+  axis: {},           // of a chart, if the reader has chosen it: 'log' or 'linear'
+  sort: {},           // of a table, if the reader has chosen it: {column, down}
+  choosing: false,    // a list of choices is open
+  dragging: false,    // a range of steps is being selected
 };
 
-const COLOURS = ['--blue', '--green', '--purple', '--gold', '--muted'];
+const RUN_COLOURS = 6;  // of the style sheet, see run_colours() in page.cc
 const DASHES = ['', '6 3', '2 3', '8 3 2 3'];
 const SHADES =  // must equal kShades in report_data.cc
     '0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz';
-const ZERO = -25, NORMAL = -14, OVER = 16;  // ends of FP16's zones, as powers of two
 
 // All plots have the same margins, so that the same steps are below each other. The left margin
 // grows with the longest tick label.
@@ -68,11 +74,11 @@ function number(x, digits = 5) {
     return x.toExponential(digits - 2).replace('e+', 'e').replace(/\.?0+e/, 'e');
   return String(Number(x.toPrecision(digits)));
 }
-// Large powers of two as 2^n.
+// Powers of two other than 1 as 2^n.
 function scaleText(x) {
   if (x === null || x === undefined) return 'not finite';
   const n = Math.log2(x);
-  return Number.isInteger(n) && Math.abs(n) > 9 ? power(n) : number(x);
+  return Number.isInteger(n) && n !== 0 ? power(n) : number(x);
 }
 function percent(x) {
   if (x === 0) return '0 %';
@@ -95,29 +101,39 @@ const result = (key, value) => key === 'gradients_lost' && value !== null ? perc
                                                                             number(value);
 const plural = (n, word) => count(n) + ' ' + word + (n === 1 ? '' : 's');
 
-// A table. Columns are [title, 'n' for numbers]; without columns there is no heading. Each row is
-// {cells, on}: cells are contents or <td> elements, `on` marks the selected row.
-function table(columns, rows) {
-  const cell = (content, i) => content instanceof HTMLTableCellElement ?
-      content :
-      h('td', {class: columns[i] ? columns[i][1] : null}, content);
-  return h(
-      'table', {},
-      columns.length ? h('tr', {}, columns.map(([title, kind]) => h('th', {class: kind}, title))) :
-                       null,
-      rows.map(({cells, on}) => h('tr', {class: on ? 'on' : null}, cells.map(cell))));
-}
-
 // A button that looks like a link, to choose a run or a layer.
 const pickButton = (text, title, onclick) => h('button', {class: 'pick', title, onclick}, text);
+
+// A group of buttons of which one is pressed: choices are [text, value].
+function toggle(id, name, choices, value, set) {
+  const button = ([text, choice]) =>
+      h('button', {
+        id: `${id}-${choice}`,
+        'aria-pressed': String(choice === value),
+        onclick: () => {
+          set(choice);
+          render();
+        }
+      },
+        text);
+  return h('span', {class: 'toggle', role: 'group', 'aria-label': name}, choices.map(button));
+}
+const smallButton = (id, text, title, onclick) =>
+    h('button', {id, class: 'small', title, onclick}, text);
+
+// The title of a section, with buttons at its end.
+const heading2 = (title, ...buttons) =>
+    h('div', {class: 'title'}, h('h2', {}, title), h('span', {class: 'bar'}, buttons));
 
 // ---- tooltip
 
 const tip = document.getElementById('tip');
-// Shows the tooltip beside the pointer, within the window.
+// Shows the tooltip beside the pointer, within the window. Each line is [text, class, colour].
 function showTip(x, y, title, lines) {
+  const mark = colour => colour ? h('i', {style: `background:var(${colour})`}) : null;
   tip.replaceChildren(
-      h('b', {}, title), ...lines.map(([text, kind]) => h('div', {class: kind}, text)));
+      h('b', {}, title),
+      ...lines.map(([text, kind, colour]) => h('div', {class: kind}, mark(colour), text)));
   tip.hidden = false;
   const box = tip.getBoundingClientRect();
   const left = x + 16 + box.width > innerWidth ? x - 16 - box.width : x + 16;
@@ -133,27 +149,33 @@ document.addEventListener('pointerdown', event => {
 });
 document.addEventListener('scroll', hideTip, {passive: true});
 
-// Calls `at` with positions in the plot: of the pointer while it hovers, taps or is dragged, and of
-// a cursor that the arrow keys move over the plot's width.
-function onPlace(plot, at) {
-  let key = 0.5;
-  const call = (x, y) => {
+// Calls `at` with positions in the plot: of the pointer while it hovers, taps or is dragged.
+function onPointer(plot, at) {
+  const call = event => {
     const box = plot.getBoundingClientRect();
-    at(x - box.left, y - box.top, x, y);
+    at(event.clientX - box.left, event.clientY - box.top, event.clientX, event.clientY);
   };
-  plot.addEventListener('pointermove', event => call(event.clientX, event.clientY));
-  plot.addEventListener('pointerdown', event => call(event.clientX, event.clientY));
+  plot.addEventListener('pointermove', call);
+  plot.addEventListener('pointerdown', call);
   plot.addEventListener('pointerleave', event => {
     if (event.pointerType === 'mouse') hideTip();
   });
   plot.addEventListener('blur', hideTip);
+}
+
+// Moves a cursor over `places`, which has a function that returns their number, with the arrow keys
+// (with Shift by tens), Home and End. Calls `at` with the place and a position for the tooltip.
+function onKeys(plot, places, at) {
+  let place = null;
   plot.addEventListener('keydown', event => {
-    const move = {ArrowLeft: -0.01, ArrowRight: 0.01, Home: -1, End: 1}[event.key];
-    if (!move) return;
+    const many = event.shiftKey ? 10 : 1, end = places() - 1;
+    const move = {ArrowLeft: -many, ArrowRight: many, Home: -Infinity, End: Infinity}[event.key];
+    if (!move || end < 0) return;
     event.preventDefault();
-    key = Math.min(1, Math.max(0, key + move));
+    if (place === null) place = Math.floor(end / 2);
+    place = Math.max(0, Math.min(end, place + move));
     const box = plot.getBoundingClientRect();
-    call(box.left + left + key * (box.width - left - RIGHT), box.top + box.height / 2);
+    at(place, x => box.left + x, box.top + box.height / 2);
   });
 }
 
