@@ -7,7 +7,7 @@ namespace headroom::internal {
 /// The files of report/, which CMake embeds in the library (see assets.cc.in). The scripts are
 /// concatenated in this order.
 extern const char* const kReportStyle;
-extern const char* const kReportScripts[4];
+extern const char* const kReportScripts[5];
 
 }  // namespace headroom::internal
 

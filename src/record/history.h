@@ -6,6 +6,8 @@
 #ifndef HEADROOM_SRC_RECORD_HISTORY_H_
 #define HEADROOM_SRC_RECORD_HISTORY_H_
 
+#include <headroom/layers.h>
+
 #include <cstdint>
 #include <limits>
 #include <map>
@@ -47,8 +49,11 @@ struct HistoryStep {
   double loss = 0.0;
   double scale = 1.0;
   double grad_norm = 0.0;
+  double amax = 0.0;  // the largest unscaled gradient; 0 if the step was skipped
   double seconds = 0.0;
   bool applied = true;
+  bool has_inf = false;  // in the gradients of a skipped step
+  bool has_nan = false;
   std::string culprit;
 };
 
@@ -61,6 +66,8 @@ struct HistoryLayer {
   int from = 0;                    // exponent of histogram[0]
   std::vector<int64_t> histogram;  // see GradDetail
 };
+
+Fp16Zones zones_of(const HistoryLayer& layer);
 
 /// The gradients of all layers at one step, as Recorder::layers() wrote them.
 struct LayerSnapshot {
@@ -85,15 +92,29 @@ struct HistoryNote {
   std::string text;
 };
 
+/// The policy at the start of the run, as far as a reader needs it.
+struct HistoryPolicy {
+  std::string rule;        // empty if the history does not say
+  double min_scale = 0.0;  // 0 if there is no such setting
+  double max_scale = 0.0;
+  double growth_interval = 0.0;
+  double hysteresis = 1.0;
+};
+
 struct History {
   std::string name, group, started;
+  HistoryPolicy policy;
   std::vector<std::pair<std::string, std::string>> settings;  // the most recent ones
   std::vector<HistoryStep> steps;
   int64_t skipped = 0;
   std::vector<LayerSnapshot> snapshots;  // evenly thinned out if there are many; includes the last
   std::map<std::string, LayerExtremes> extremes;
   std::vector<HistoryNote> notes;
-  std::string end;  // how the run ended; empty if it is running or was killed
+  /// Steps that were skipped in earlier attempts and dropped when the run was resumed from a
+  /// checkpoint before them, by attempt.
+  std::vector<std::vector<HistoryStep>> dropped;
+  std::vector<int64_t> dropped_at;  // the step of the checkpoint, for each attempt
+  std::string end;                  // how the run ended; empty if it is running or was killed
   std::vector<std::pair<std::string, double>> results;
 };
 
@@ -130,6 +151,8 @@ class HistoryReader {
   bool is_later(const nlohmann::ordered_json& line) const;
   void read_line(std::string_view text);
   void read_header(const nlohmann::ordered_json& line);
+  void read_policy(const nlohmann::ordered_json& line);
+  void read_note(const nlohmann::ordered_json& line);
   void read_step(const nlohmann::ordered_json& line);
   void read_snapshot(const nlohmann::ordered_json& line);
   void keep_snapshot(LayerSnapshot snapshot);

@@ -105,11 +105,58 @@ ordered_json bounds_json(const std::vector<LayerStats>& layers) {
   return object;
 }
 
+// Why a step was skipped, if no tensor is to blame.
+const char* skip_reason(const StepReport& report) {
+  return report.skip == Skip::kNormTooLarge ? "the gradient norm is above skip_above_norm"
+                                            : "the unscaled gradient would overflow";
+}
+
+// The skipped steps after `until`, by attempt: those that earlier notes list and are dropped with
+// them, and those of the history itself. The newest ones, if there are very many.
+std::vector<ordered_json> dropped_skips(const std::string& path, int64_t until) {
+  constexpr size_t kMostSteps = 32;
+  constexpr size_t kMostAttempts = 16;
+  internal::HistoryReader reader(path);
+  try {
+    reader.read_more();
+  } catch (const Error& error) {  // up to the damage
+    if (error.code() != ErrorCode::kBadState) throw;
+  }
+  const auto later = [&](const internal::HistoryStep& step) {
+    return !step.applied && step.step > until;
+  };
+  std::vector<ordered_json> attempts;
+  const auto add = [&](const std::vector<internal::HistoryStep>& steps) {
+    const auto skipped = static_cast<size_t>(std::count_if(steps.begin(), steps.end(), later));
+    size_t index = 0;
+    ordered_json attempt = ordered_json::array();
+    for (const internal::HistoryStep& step : steps) {
+      if (!later(step) || index++ + kMostSteps < skipped) continue;
+      attempt.push_back({{"step", step.step},
+                         {"loss", internal::number_json(step.loss)},
+                         {"scale", internal::number_json(step.scale)},
+                         {"inf", step.has_inf ? 1 : 0},
+                         {"nan", step.has_nan ? 1 : 0}});
+    }
+    if (!attempt.empty()) attempts.push_back(std::move(attempt));
+  };
+  const internal::History& history = reader.history();
+  for (size_t i = 0; i < history.dropped.size(); ++i) {
+    if (history.dropped_at[i] > until) add(history.dropped[i]);
+  }
+  add(history.steps);
+  if (attempts.size() > kMostAttempts) {
+    attempts.erase(attempts.begin(), attempts.end() - static_cast<std::ptrdiff_t>(kMostAttempts));
+  }
+  return attempts;
+}
+
 // The user's numbers must have distinct names, other than those that the history and the event file
 // use in any line.
 void check_names(const Scalars& more, const ordered_json& line) {
   static const std::set<std::string> kReserved = {"culprit", "amax", "layers",   "end",
-                                                  "note",    "log2", "settings", "skipped"};
+                                                  "note",    "log2", "settings", "skipped",
+                                                  "dropped", "inf",  "nan"};
   std::set<std::string> names;
   for (const Scalars::value_type& scalar : more) {
     const std::string& name = scalar.first;
@@ -295,8 +342,9 @@ void Recorder::step(int64_t step, double loss, const StepReport& report, const S
     summary.scalar(name, value);
   }
   if (!report.applied) {
-    line["culprit"] =
-        report.culprit.empty() ? "the unscaled gradient would overflow" : report.culprit;
+    line["culprit"] = report.culprit.empty() ? skip_reason(report) : report.culprit;
+    line["inf"] = report.stats.inf_count;
+    line["nan"] = report.stats.nan_count;
   }
   // If writing throws, the recorder is unchanged and can be used on.
   files.add(line, step, summary);
@@ -329,10 +377,28 @@ void Recorder::note(int64_t step, const std::string& text) {
   open("Recorder::note()").history.add(line_of({{"step", step}, {"note", text}}));
 }
 
+void Recorder::settings(std::vector<std::pair<std::string, std::string>> settings) {
+  Files& files = open("Recorder::settings()");
+  const ordered_json now = settings_json(settings);
+  files.history.add(line_of({{"step", std::max<int64_t>(files.last_step, 0)}, {"settings", now}}));
+  files.settings = std::move(settings);
+}
+
 void Recorder::rewind(int64_t step) {
   Files& files = open("Recorder::rewind()");
   std::string damage;  // everything after it is dropped anyway
+  const std::vector<ordered_json> dropped = dropped_skips(files.history.path(), step);
   files.truncate(step, &damage);
+  for (const ordered_json& attempt : dropped) {
+    std::string list;
+    for (const ordered_json& skipped : attempt) {
+      list += (list.empty() ? "" : ", ") + std::to_string(skipped["step"].get<int64_t>());
+    }
+    files.history.add(line_of(
+        {{"step", step},
+         {"note", "An earlier attempt went on from here and skipped these steps: " + list + "."},
+         {"dropped", attempt}}));
+  }
   if (files.events.has_value()) files.events->rewind(step);
 }
 

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <set>
 
+#include "diagnose/rules.h"
 #include "record/report.h"
 
 namespace headroom::internal {
@@ -219,6 +220,7 @@ ordered_json run_json(const ReportRun& source, size_t points, size_t columns) {
       thinned(history.steps, points, [](const HistoryStep& step) { return step.grad_norm; });
   run["scale"] = scale_points(history.steps, points);
   run["skips"] = skip_list(history);
+  run["advice"] = diagnosis_json(diagnose_run(history));
   add_layers(history, columns, &run);
   return run;
 }
