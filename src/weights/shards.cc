@@ -75,9 +75,12 @@ class IndexReader : public nlohmann::json_sax<Json> {
   }
   bool enter(bool object) {
     if (depth_ == 0 && !object) return stop("is no JSON object");
-    if (!other()) return false;
-    in_map_ = in_map_ || (map_next_ && object);
-    map_next_ = false;
+    if (map_next_ && object) {
+      map_next_ = false;
+      in_map_ = true;
+    } else if (!other()) {
+      return false;
+    }
     ++depth_;
     return true;
   }

@@ -14,7 +14,7 @@ using internal::percent;
 using internal::printable_line;
 
 constexpr size_t kTensorsShown = 20;
-constexpr int kNumbersWidth = 52;  // of all columns but the name
+constexpr int kNumbersWidth = 55;  // of all columns but the name
 
 std::string right(const std::string& text, size_t width) {
   return std::string(width - std::min(width, text.size()), ' ') + text;
@@ -51,7 +51,8 @@ std::string heading(const WeightReport& report) {
   std::string text;
   if (files.size() == 1) text = printable_line(*files.begin()) + ": ";
   if (files.size() > 1) text = std::to_string(files.size()) + " files: ";
-  return text + grouped(report.total.count) + " weights (" + list + ") in " +
+  return text + grouped(report.total.count) +
+         (report.total.count == 1 ? " weight (" : " weights (") + list + ") in " +
          std::to_string(report.tensors.size()) +
          (report.tensors.size() == 1 ? " tensor" : " tensors");
 }

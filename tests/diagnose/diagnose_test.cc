@@ -122,14 +122,13 @@ TEST(Diagnose, ShortRunIsNotCalledHealthy) {
 TEST(Diagnose, ScaleTooLowNeedsRoomAndUnderflow) {
   const double far = std::ldexp(65504.0, -21);
   Recorded run("static:1024");
-  run.steps(40, 1024, far).layers(0.999, far).steps(40, 1024, far).layers(0.999, far);
+  run.steps(40, 1024, far).layers(0.999, far).steps(4000, 1024, far).layers(0.999, far);
   ASSERT_EQ(run.found(), "scale-too-low");
   const Finding finding = run.diagnosis().findings[0];
   EXPECT_EQ(finding.command, "--loss-scale headroom");
-  EXPECT_EQ(
-      finding.problem,
-      "At scale 2^10 FP16 makes 99.90 % of the nonzero gradients subnormal, and there is room "
-      "for 21 doublings of the scale.");
+  EXPECT_EQ(finding.problem,
+            "At scale 2^10 99.90 % of the nonzero gradients are subnormal in FP16, and there is "
+            "room for 21 doublings of the scale.");
   EXPECT_EQ(Recorded("static:1024").steps(80, 1024, far).layers(0.2, far).found(), "")
       << "no underflow";
   EXPECT_EQ(Recorded("static:1024").steps(80, 1024).layers(0.2).found(), "") << "no room";
