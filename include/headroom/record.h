@@ -72,8 +72,8 @@ class HEADROOM_API Recorder {
   void settings(std::vector<std::pair<std::string, std::string>> settings);
 
   /// Drops everything after `step`, because the run continues from a checkpoint of that step. If
-  /// steps that were skipped are dropped, a note lists them, so that a batch that fails in every
-  /// attempt can be recognised.
+  /// steps are dropped whose loss or gradients were NaN, a note lists them, so that a batch that
+  /// fails in every attempt can be recognised.
   void rewind(int64_t step);
 
   /// Writes the last line: how the run ended ("finished", "stopped by hand", ...) and its results.

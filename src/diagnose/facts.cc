@@ -1,6 +1,7 @@
 #include "diagnose/facts.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <cstdio>
 #include <map>

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
-#include <map>
 
 namespace headroom::internal {
 namespace {
@@ -34,11 +33,14 @@ std::string if_fp16(const RunFacts& run) {
 
 // ---- trouble that no scale cures
 
-// The longest series of steps whose loss was not finite: index of the first, and length.
+// The longest series of steps whose loss was not finite: index of the first, and length. A loop
+// that never records a loss, but NaN, and whose gradients are finite, does not count.
 std::pair<size_t, size_t> longest_bad_losses(const RunFacts& run) {
+  const bool has_losses = !std::all_of(run.steps.begin(), run.steps.end(), bad_loss);
   size_t first = 0, longest = 0, length = 0;
   for (size_t i = 0; i < run.steps.size(); ++i) {
-    length = bad_loss(run.steps[i]) ? length + 1 : 0;
+    const bool failed = bad_loss(run.steps[i]) && (has_losses || !run.steps[i].applied);
+    length = failed ? length + 1 : 0;
     if (length > longest) {
       longest = length;
       first = i + 1 - length;
@@ -96,24 +98,19 @@ std::optional<Finding> forward_overflow(const RunFacts& run) {
   return finding;
 }
 
-// The loss was not finite, or the gradients were NaN without inf. An overflow by a scale that is
-// too high recurs after a resume, too, but shows inf and a finite loss.
-bool bad_batch(const HistoryStep& step) {
-  return !step.applied && (bad_loss(step) || only_nan(step));
-}
-
 std::optional<Finding> same_step(const RunFacts& run) {
-  if (run.history.dropped.empty()) return std::nullopt;
-  std::map<int64_t, size_t> times;
-  for (const std::vector<HistoryStep>& attempt : run.history.dropped) {
-    for (const HistoryStep& step : attempt) times[step.step] += bad_batch(step);
-  }
   for (const HistoryStep& step : run.steps) {
-    if (!bad_batch(step) || times[step.step] != run.history.dropped.size()) continue;
+    if (!is_bad_batch(step)) continue;
+    size_t attempts = 1, failed = 1;
+    for (const DroppedAttempt& attempt : run.history.dropped) {
+      attempts += attempt.reached >= step.step;
+      failed += std::any_of(attempt.bad_batches.begin(), attempt.bad_batches.end(),
+                            [&](const HistoryStep& bad) { return bad.step == step.step; });
+    }
+    if (failed < 2 || failed < attempts) continue;
     const std::string at = std::to_string(step.step);
     Finding finding;
-    finding.problem = "Step " + at + " gave NaN in all " +
-                      count_text(run.history.dropped.size() + 1, "attempt") +
+    finding.problem = "Step " + at + " gave NaN in all " + count_text(attempts, "attempt") +
                       " to train it: its batch is bad, not the scale.";
     finding.change = "Look at the data of step " + at +
                      ", and leave out samples that are not finite or have no valid target.";
@@ -242,7 +239,7 @@ std::optional<Finding> one_tensor(const RunFacts& run) {
   if (!run.narrow() || !run.scales() || !no_room(run) || !run.top.has_value()) return std::nullopt;
   const TopTensor& top = *run.top;
   const bool others_suffer =
-      top.others.lost >= 0.01 || top.others.lost + top.others.subnormal >= 0.25;
+      top.others.lost >= 0.05 || top.others.lost + top.others.subnormal >= 0.4;
   if (top.ahead < 4.0 || !others_suffer) return std::nullopt;
   const size_t dot = top.name.find_last_of('.');
   const std::string module = dot == std::string::npos ? top.name : top.name.substr(0, dot);
@@ -257,8 +254,13 @@ std::optional<Finding> one_tensor(const RunFacts& run) {
   return finding;
 }
 
+// Gradients that are computed in FP32, as those of embeddings often are, are not lost, although
+// they lie where FP16 loses them; so this rule wants more of them than underflows() does.
 std::optional<Finding> no_scale_left(const RunFacts& run) {
-  if (!run.narrow() || !run.scales() || !no_room(run) || !run.underflows()) return std::nullopt;
+  if (!run.narrow() || !run.scales() || !no_room(run) || !run.loss.has_value()) return std::nullopt;
+  const double casts = run.cast_to_zero.value_or(0.0);
+  const bool much = run.loss->lost >= 0.05 || run.loss->lost + run.loss->subnormal >= 0.4;
+  if (!much && casts < 0.05) return std::nullopt;
   Finding finding;
   finding.problem = if_fp16(run) +
                     "The scale is as high as the largest gradients allow (room for " +
@@ -352,8 +354,9 @@ const std::vector<Rule>& rules() {
        scale_too_low,
        {}},
       {{"one-tensor",
-        "no room is left, one tensor's gradients are 16 times larger than all others', and those "
-        "underflow",
+        "as `no-scale-left`, and one tensor's gradients are 16 times larger than those of every "
+        "other "
+        "tensor",
         "compute that tensor's module in FP32"},
        one_tensor,
        {"no-scale-left"}},

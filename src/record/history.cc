@@ -131,6 +131,10 @@ void update_extremes(const HistoryLayer& layer, LayerExtremes* extremes) {
 
 }  // namespace
 
+bool is_bad_batch(const HistoryStep& step) {
+  return !step.applied && (!std::isfinite(step.loss) || (step.has_nan && !step.has_inf));
+}
+
 Fp16Zones zones_of(const HistoryLayer& layer) {
   LayerStats stats;  // with what fp16_zones() reads
   stats.stats.inf_count = layer.not_finite;
@@ -306,9 +310,10 @@ void HistoryReader::read_note(const ordered_json& line) {
   const auto dropped = line.find("dropped");
   if (dropped == line.end()) return;
   if (!dropped->is_array()) throw BadLine{"its \"dropped\" is not an array"};
-  history_.dropped_at.push_back(integer(line, "step"));
-  std::vector<HistoryStep>& attempt = history_.dropped.emplace_back();
-  for (const ordered_json& step : *dropped) attempt.push_back(dropped_step(step));
+  DroppedAttempt& attempt = history_.dropped.emplace_back();
+  attempt.from = integer(line, "step");
+  attempt.reached = integer(line, "reached");
+  for (const ordered_json& step : *dropped) attempt.bad_batches.push_back(dropped_step(step));
 }
 
 // From the header, or from a line that a resumed run wrote because its settings had changed.

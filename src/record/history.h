@@ -57,6 +57,10 @@ struct HistoryStep {
   std::string culprit;
 };
 
+/// Whether a step was skipped because its loss was not finite, or because its gradients were NaN
+/// and none was inf: what a bad batch gives at any scale. A scale that is too high gives inf.
+bool is_bad_batch(const HistoryStep& step);
+
 /// One tensor of a snapshot.
 struct HistoryLayer {
   int64_t count = 0;
@@ -92,6 +96,13 @@ struct HistoryNote {
   std::string text;
 };
 
+/// Steps after a checkpoint that were dropped when the run was resumed from it.
+struct DroppedAttempt {
+  int64_t from = 0;                      // the step of the checkpoint
+  int64_t reached = 0;                   // the last step
+  std::vector<HistoryStep> bad_batches;  // see is_bad_batch()
+};
+
 /// The policy at the start of the run, as far as a reader needs it.
 struct HistoryPolicy {
   std::string rule;        // empty if the history does not say
@@ -110,11 +121,8 @@ struct History {
   std::vector<LayerSnapshot> snapshots;  // evenly thinned out if there are many; includes the last
   std::map<std::string, LayerExtremes> extremes;
   std::vector<HistoryNote> notes;
-  /// Steps that were skipped in earlier attempts and dropped when the run was resumed from a
-  /// checkpoint before them, by attempt.
-  std::vector<std::vector<HistoryStep>> dropped;
-  std::vector<int64_t> dropped_at;  // the step of the checkpoint, for each attempt
-  std::string end;                  // how the run ended; empty if it is running or was killed
+  std::vector<DroppedAttempt> dropped;
+  std::string end;  // how the run ended; empty if it is running or was killed
   std::vector<std::pair<std::string, double>> results;
 };
 

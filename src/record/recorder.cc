@@ -111,10 +111,11 @@ const char* skip_reason(const StepReport& report) {
                                             : "the unscaled gradient would overflow";
 }
 
-// The skipped steps after `until`, by attempt: those that earlier notes list and are dropped with
-// them, and those of the history itself. The newest ones, if there are very many.
-std::vector<ordered_json> dropped_skips(const std::string& path, int64_t until) {
-  constexpr size_t kMostSteps = 32;
+// Notes on the steps after `until` that a rewind drops, so that a batch which fails in every
+// attempt can be recognised: the history's own bad batches, and the notes of earlier attempts that
+// are dropped, too. An attempt without bad batches matters if there was one with.
+std::vector<ordered_json> notes_on_dropped(const std::string& path, int64_t until) {
+  constexpr size_t kMostSteps = 32;  // the first ones of an attempt
   constexpr size_t kMostAttempts = 16;
   internal::HistoryReader reader(path);
   try {
@@ -122,33 +123,41 @@ std::vector<ordered_json> dropped_skips(const std::string& path, int64_t until) 
   } catch (const Error& error) {  // up to the damage
     if (error.code() != ErrorCode::kBadState) throw;
   }
-  const auto later = [&](const internal::HistoryStep& step) {
-    return !step.applied && step.step > until;
-  };
-  std::vector<ordered_json> attempts;
-  const auto add = [&](const std::vector<internal::HistoryStep>& steps) {
-    const auto skipped = static_cast<size_t>(std::count_if(steps.begin(), steps.end(), later));
-    size_t index = 0;
-    ordered_json attempt = ordered_json::array();
-    for (const internal::HistoryStep& step : steps) {
-      if (!later(step) || index++ + kMostSteps < skipped) continue;
-      attempt.push_back({{"step", step.step},
-                         {"loss", internal::number_json(step.loss)},
-                         {"scale", internal::number_json(step.scale)},
-                         {"inf", step.has_inf ? 1 : 0},
-                         {"nan", step.has_nan ? 1 : 0}});
-    }
-    if (!attempt.empty()) attempts.push_back(std::move(attempt));
-  };
   const internal::History& history = reader.history();
-  for (size_t i = 0; i < history.dropped.size(); ++i) {
-    if (history.dropped_at[i] > until) add(history.dropped[i]);
+  std::vector<internal::DroppedAttempt> attempts;
+  for (const internal::DroppedAttempt& attempt : history.dropped) {
+    if (attempt.from > until) attempts.push_back(attempt);
   }
-  add(history.steps);
-  if (attempts.size() > kMostAttempts) {
-    attempts.erase(attempts.begin(), attempts.end() - static_cast<std::ptrdiff_t>(kMostAttempts));
+  internal::DroppedAttempt last;
+  for (const internal::HistoryStep& step : history.steps) {
+    if (step.step <= until) continue;
+    last.reached = step.step;
+    if (is_bad_batch(step) && last.bad_batches.size() < kMostSteps)
+      last.bad_batches.push_back(step);
   }
-  return attempts;
+  if (!last.bad_batches.empty() || (!history.dropped.empty() && last.reached > 0)) {
+    attempts.push_back(last);
+  }
+  const size_t first = attempts.size() - std::min(attempts.size(), kMostAttempts);
+  std::vector<ordered_json> notes;
+  for (size_t i = first; i < attempts.size(); ++i) {
+    std::string text =
+        "An earlier attempt went on from here to step " + std::to_string(attempts[i].reached);
+    ordered_json steps = ordered_json::array();
+    for (const internal::HistoryStep& step : attempts[i].bad_batches) {
+      text += (steps.empty() ? " and skipped as not finite: " : ", ") + std::to_string(step.step);
+      steps.push_back({{"step", step.step},
+                       {"loss", internal::number_json(step.loss)},
+                       {"scale", internal::number_json(step.scale)},
+                       {"inf", step.has_inf ? 1 : 0},
+                       {"nan", step.has_nan ? 1 : 0}});
+    }
+    notes.push_back({{"step", until},
+                     {"note", text + "."},
+                     {"reached", attempts[i].reached},
+                     {"dropped", std::move(steps)}});
+  }
+  return notes;
 }
 
 // The user's numbers must have distinct names, other than those that the history and the event file
@@ -387,18 +396,9 @@ void Recorder::settings(std::vector<std::pair<std::string, std::string>> setting
 void Recorder::rewind(int64_t step) {
   Files& files = open("Recorder::rewind()");
   std::string damage;  // everything after it is dropped anyway
-  const std::vector<ordered_json> dropped = dropped_skips(files.history.path(), step);
+  const std::vector<ordered_json> notes = notes_on_dropped(files.history.path(), step);
   files.truncate(step, &damage);
-  for (const ordered_json& attempt : dropped) {
-    std::string list;
-    for (const ordered_json& skipped : attempt) {
-      list += (list.empty() ? "" : ", ") + std::to_string(skipped["step"].get<int64_t>());
-    }
-    files.history.add(line_of(
-        {{"step", step},
-         {"note", "An earlier attempt went on from here and skipped these steps: " + list + "."},
-         {"dropped", attempt}}));
-  }
+  for (const ordered_json& note : notes) files.history.add(line_of(note));
   if (files.events.has_value()) files.events->rewind(step);
 }
 

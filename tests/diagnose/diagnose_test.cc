@@ -169,6 +169,12 @@ TEST(Diagnose, ForwardOverflowNeedsThreeBadLossesInARow) {
   EXPECT_EQ(with(4, 1.0), "");
 }
 
+TEST(Diagnose, LossThatIsNeverRecordedIsNoFailure) {
+  EXPECT_EQ(Recorded("dynamic").steps(60, 1024, 16384, kNan).found(), "");
+  EXPECT_EQ(Recorded("dynamic").steps(60, 1024).steps(10, 1024, 16384, kNan).found(),
+            "forward-overflow");
+}
+
 TEST(Diagnose, NanGradientsAtEveryScaleAreNoMatterOfTheScale) {
   const auto with = [](int64_t infs, int falls, bool recovers) {
     Recorded run("dynamic");
@@ -192,6 +198,8 @@ TEST(Diagnose, BadBatchIsTheStepThatFailsInEveryAttempt) {
             std::string::npos);
   run.rewind(50).steps(30, 1024);
   EXPECT_EQ(run.found(), "") << "the third attempt succeeded";
+  run.rewind(50).steps(4, 1024).skip(1024, 0, 3).steps(9, 512);
+  EXPECT_EQ(run.found(), "") << "not every attempt failed";
   Recorded grown("dynamic");  // the scale grows before step 55 in both attempts
   grown.steps(54, 1024).skip(2048, 3, 0).steps(5, 1024).rewind(50);
   grown.steps(4, 1024).skip(2048, 3, 0).steps(9, 1024);
@@ -255,7 +263,7 @@ TEST(Diagnose, GradientsThatNeedMoreRangeGetAnotherFormat) {
   Recorded run("dynamic");
   EXPECT_EQ(run.steps(80, 1024, 32768).layers(0.5, 32768).found(), "no-scale-left");
   EXPECT_EQ(run.diagnosis().findings[0].command, "--precision bf16");
-  EXPECT_EQ(Recorded("dynamic").steps(80, 1024, 32768).layers(0.1, 32768).found(), "");
+  EXPECT_EQ(Recorded("dynamic").steps(80, 1024, 32768).layers(0.35, 32768).found(), "");
 }
 
 TEST(Diagnose, FailedGrowthCountsIfItCostsSteps) {

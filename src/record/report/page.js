@@ -239,8 +239,8 @@ function render() {
         view.gone ? ' \u00b7 the server of this page has stopped; this is the last state' : ''));
   const groups = [...new Set(data.runs.map(one => one.group))];
   document.getElementById('main').replaceChildren(
-      ...[leftOut(), many ? groups.map(compareTable) : [], advice(run), facts(run), notes(run), charts(run),
-          layerSection(run)]
+      ...[leftOut(), many ? groups.map(compareTable) : [], advice(run), facts(run), notes(run),
+          charts(run), layerSection(run)]
           .flat()
           .filter(Boolean),
       h('footer', {},
