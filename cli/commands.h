@@ -19,6 +19,7 @@ inline constexpr const char* kAboutCompare =
 void add_train(CLI::App& app, Action* action);
 void add_compare(CLI::App& app, Action* action);
 void add_inspect(CLI::App& app, Action* action);
+void add_diagnose(CLI::App& app, Action* action);
 void add_policies(CLI::App& app, Action* action);
 void add_replay(CLI::App& app, Action* action);
 void add_state(CLI::App& app, Action* action);

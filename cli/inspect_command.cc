@@ -11,6 +11,8 @@
 namespace headroom::cli {
 namespace {
 
+constexpr double kLoseWeights = 0.01;  // unless --lose is given
+
 // Refuses to overwrite an input file with the page.
 void check_not_input(const InspectOptions& options) {
   for (const std::string& file : options.files) {
@@ -24,6 +26,7 @@ void check_not_input(const InspectOptions& options) {
 }
 
 int run(const InspectOptions& options) {
+  if (options.weights) return inspect_weights(options);
   check_not_input(options);
   const Inspection inspection = scan(options);
   if (!options.html.empty()) files::write_to(options.html, html_page(inspection));
@@ -36,11 +39,17 @@ int run(const InspectOptions& options) {
 void add_inspect(CLI::App& app, Action* action) {
   const auto options = std::make_shared<InspectOptions>();
   CLI::App* const command = app.add_subcommand(
-      "inspect", "Show what a 16-bit format does to saved gradients, and recommend a scale.");
+      "inspect",
+      "Show what a 16-bit format does to saved gradients, and recommend a scale; or say whether a "
+      "checkpoint is safe in FP16 (--weights)");
   command
       ->add_option("files", options->files,
-                   "gradients of f16, bf16, f32 or f64: safetensors, .npy, .npz")
+                   "gradients of f16, bf16, f32 or f64: safetensors, .npy, .npz; with --weights: "
+                   "safetensors, *.safetensors.index.json, or a folder of them")
       ->required();
+  CLI::Option* const weights = command->add_flag(
+      "--weights", options->weights,
+      "the files are a checkpoint: is it safe in FP16? Exits with 3 if it is not");
   command
       ->add_option("--format", options->format,
                    "format of the gradients in training: fp16, bf16, e5m2, e4m3")
@@ -58,7 +67,9 @@ void add_inspect(CLI::App& app, Action* action) {
                     : "a scale is a number from 2^-126 to 2^126, not '" + text + "'";
       });
   command
-      ->add_option("--lose", options->lose, "share of the nonzero gradients that may become zero")
+      ->add_option("--lose", options->lose,
+                   "share of the nonzero gradients, or of a tensor's weights (then 0.01), that may "
+                   "become zero")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
   command
@@ -71,7 +82,13 @@ void add_inspect(CLI::App& app, Action* action) {
   command->add_flag("--all", options->all, "print every tensor and every power of two");
   command->add_flag("--json", options->json, "print everything as one JSON object");
   command->add_option("--html", options->html, "also write a page to this file")->type_name("FILE");
-  command->callback([action, options] { *action = [options] { return run(*options); }; });
+  for (const char* name : {"--format", "--scale", "--tensor", "--as", "--html"}) {
+    weights->excludes(command->get_option(name));
+  }
+  command->callback([=] {
+    if (options->weights && command->count("--lose") == 0) options->lose = kLoseWeights;
+    *action = [options] { return run(*options); };
+  });
 }
 
 }  // namespace headroom::cli

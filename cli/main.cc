@@ -9,6 +9,6 @@ int main(int argc, char** argv) {
   const std::string_view command = argc > 1 ? argv[1] : "";
   if (command == "train" || command == "compare") argc = 2;
   return run_program(argc, argv,
-                     {add_train, add_compare, add_report, add_inspect, add_policies, add_replay,
-                      add_state, add_bench});
+                     {add_train, add_compare, add_report, add_diagnose, add_inspect, add_policies,
+                      add_replay, add_state, add_bench});
 }

@@ -12,8 +12,6 @@
 #include <new>
 #include <nlohmann/json.hpp>
 
-#include "record/text.h"
-
 namespace headroom::cli {
 namespace {
 
@@ -25,17 +23,6 @@ void write_error(std::string_view text) noexcept {
 }
 
 }  // namespace
-
-std::string printable(std::string_view text) {
-  std::string safe;
-  safe.reserve(text.size());
-  internal::for_each_character(text, [&](std::string_view character, bool valid) {
-    const bool whitespace = character == "\n" || character == "\t";
-    const bool shown = valid && (whitespace || !internal::is_control_character(character));
-    safe += shown ? character : "?";
-  });
-  return safe;
-}
 
 void print_error(const std::string& text) noexcept {
   try {

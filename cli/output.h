@@ -10,12 +10,11 @@
 #include <utility>
 #include <vector>
 
+#include "record/text.h"
+
 namespace headroom::cli {
 
-/// Makes untrusted text safe for a terminal: text from files must not clear the screen, change the
-/// window title or reverse the direction of text. Control characters other than newlines and tabs,
-/// and invalid UTF-8, become '?'.
-std::string printable(std::string_view text);
+using internal::printable;
 
 /// Writes a message to standard error, made printable() and put on one line. Never throws: if
 /// standard error is closed or full, the text is lost.

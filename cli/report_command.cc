@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/diagnose.h"
 #include "cli/output.h"
 #include "cli/serve.h"
 
@@ -44,6 +45,7 @@ int report(const ReportOptions& options) {
   print_left_out(left_out);
   const auto path = std::filesystem::path(options.folder) / "report.html";
   print_error(fmt::format("{}\n", options.out.empty() ? path.string() : options.out));
+  print_diagnoses(options.folder);
   return 0;
 }
 

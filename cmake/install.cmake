@@ -7,7 +7,7 @@ set(_other_headers libtorch libtorch.h mpi.h nccl.h)  # installed below, if thei
 if(HEADROOM_BUILD_TOOLS)
   install(TARGETS headroom_tools EXPORT headroom-targets)
 else()
-  list(APPEND _other_headers checkpoint.h inject.h inspect.h layers.h record.h tools.h)
+  list(APPEND _other_headers checkpoint.h diagnose.h inject.h inspect.h layers.h record.h tools.h weights.h)
 endif()
 if(NOT HEADROOM_BUILD_C)
   list(APPEND _other_headers c.h)

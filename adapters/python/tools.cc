@@ -1,6 +1,8 @@
-// Recorder, write_report() and advise().
+// Recorder, write_report(), diagnose(), advise() and inspect().
+#include <headroom/diagnose.h>
 #include <headroom/inspect.h>
 #include <headroom/record.h>
+#include <headroom/weights.h>
 #include <pybind11/stl.h>
 
 #include <utility>
@@ -45,6 +47,7 @@ void bind_recorder(py::module_& m) {
              self.layers(step, scale, stats);
            })
       .def("note", &Recorder::note)
+      .def("settings", &Recorder::settings)
       .def("rewind", &Recorder::rewind)
       .def("finish", &Recorder::finish);
   m.def("write_report", [](const std::string& folder, const std::string& path) {
@@ -54,10 +57,94 @@ void bind_recorder(py::module_& m) {
   });
 }
 
+void bind_diagnose(py::module_& m) {
+  py::class_<Finding>(m, "Finding", "What one rule has found in a run.")
+      .def_readonly("rule", &Finding::rule)
+      .def_readonly("problem", &Finding::problem, "One sentence, with the evidence.")
+      .def_readonly("change", &Finding::change, "One sentence.")
+      .def_readonly("command", &Finding::command, "The option of headroom train, or empty.")
+      .def_readonly("code", &Finding::code, "The line of Python, or empty.")
+      .def("__repr__",
+           [](const Finding& f) { return "<Finding " + f.rule + ": " + f.change + ">"; });
+  py::class_<Diagnosis>(m, "Diagnosis", "Advice on a run, the most important first. Print it.")
+      .def_readonly("place", &Diagnosis::place)
+      .def_readonly("name", &Diagnosis::name)
+      .def_readonly("findings", &Diagnosis::findings)
+      .def_readonly("summary", &Diagnosis::summary)
+      .def("__str__", [](const Diagnosis& d) { return d.to_string(); })
+      .def("__repr__", [](const Diagnosis& d) { return "<Diagnosis: " + d.summary + ">"; });
+  m.def("diagnose", [](const std::string& folder) { return diagnose(folder); });
+}
+
+void bind_weights(py::module_& m) {
+  py::class_<WeightTensor>(m, "WeightTensor",
+                           "One tensor of weights, and what a conversion to FP16 does to it.")
+      .def_readonly("file", &WeightTensor::file)
+      .def_readonly("name", &WeightTensor::name)
+      .def_property_readonly("dtype", [](const WeightTensor& t) { return to_string(t.dtype); })
+      .def_readonly("shape", &WeightTensor::shape)
+      .def_readonly("count", &WeightTensor::count)
+      .def_readonly("zeros", &WeightTensor::zeros)
+      .def_readonly("infs", &WeightTensor::infs)
+      .def_readonly("nans", &WeightTensor::nans)
+      .def_readonly("largest", &WeightTensor::largest, "Magnitude of the finite weights.")
+      .def_readonly("smallest", &WeightTensor::smallest, "Likewise, without zeros.")
+      .def_property_readonly(
+          "flushed", [](const WeightTensor& t) { return t.fp16.flushed; },
+          "Weights that become zero.")
+      .def_property_readonly(
+          "subnormal", [](const WeightTensor& t) { return t.fp16.subnormal; },
+          "Weights that lose some of their bits.")
+      .def_property_readonly(
+          "overflow", [](const WeightTensor& t) { return t.fp16.overflow; },
+          "Weights that become inf.")
+      .def("__repr__", [](const WeightTensor& t) { return "<WeightTensor " + t.name + ">"; });
+  py::class_<WeightReport>(m, "WeightReport", "Whether weights are safe in FP16. Print it.")
+      .def_readonly("safe", &WeightReport::safe)
+      .def_readonly("verdict", &WeightReport::verdict, "One sentence.")
+      .def_readonly("tensors", &WeightReport::tensors)
+      .def_readonly("total", &WeightReport::total)
+      .def_readonly("keep_fp32", &WeightReport::keep_fp32,
+                    "Names of the tensors that FP16 damages, the worst first.")
+      .def_readonly("lose", &WeightReport::lose)
+      .def_property_readonly(
+          "left_out",
+          [](const WeightReport& report) {
+            std::vector<std::tuple<std::string, std::string, std::string>> list;
+            for (const auto& left : report.left_out) {
+              list.emplace_back(left.file, left.name, left.dtype);
+            }
+            return list;
+          },
+          "(file, name, type) of tensors that were not inspected.")
+      .def("to_string", &WeightReport::to_string, py::arg("width") = 80, py::arg("all") = false)
+      .def("__str__", [](const WeightReport& report) { return report.to_string(); })
+      .def("__repr__",
+           [](const WeightReport& report) { return "<WeightReport: " + report.verdict + ">"; });
+  py::class_<WeightInspector>(m, "WeightInspector")
+      .def(py::init<double>())
+      .def("add",
+           [](WeightInspector& self, const std::string& name, py::handle weights,
+              std::vector<int64_t> shape) {
+             const TensorView view = view_of(weights);
+             const Work work(0);
+             self.add(name, view, std::move(shape));
+           })
+      .def("leave_out", &WeightInspector::leave_out)
+      .def("add_files",
+           [](WeightInspector& self, const std::vector<std::string>& paths) {
+             const Work work(0);
+             self.add_files(paths);
+           })
+      .def("finish", &WeightInspector::finish);
+}
+
 }  // namespace
 
 void bind_tools(py::module_& m) {
   bind_recorder(m);
+  bind_diagnose(m);
+  bind_weights(m);
   py::class_<ScaleAdvice>(m, "ScaleAdvice", "A recommendation for a static scale.")
       .def_property_readonly(
           "verdict", [](const ScaleAdvice& a) { return name_of(a.verdict); },

@@ -26,27 +26,6 @@ std::optional<int> exact_power(float scale) {
   return exponent - 1;
 }
 
-double share(int64_t part, int64_t whole) {
-  return whole == 0 ? 0.0 : static_cast<double>(part) / static_cast<double>(whole);
-}
-
-std::string percent(int64_t part, int64_t whole) {
-  const double value = 100.0 * share(part, whole);
-  if (part == 0) return "0";
-  if (part == whole) return "100 %";
-  if (value < 0.0001) return "<1e-4 %";
-  if (value < 0.01) return fmt::format("{:.4f} %", value);
-  return value > 99.99 ? ">99.99 %" : fmt::format("{:.2f} %", value);
-}
-
-std::string grouped(int64_t number) {
-  std::string digits = std::to_string(number);
-  for (int at = static_cast<int>(digits.size()) - 3; at > 0; at -= 3) {
-    digits.insert(static_cast<size_t>(at), ",");
-  }
-  return digits;
-}
-
 Outcome Inspection::outcome(const Row& row) const {
   const std::optional<int> power = exact_power(scale());
   return power ? row.magnitudes.at(format, *power) : row.exact;

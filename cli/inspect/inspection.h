@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "inspect/numbers.h"
+
 namespace headroom::cli {
 
 struct InspectOptions {
@@ -16,7 +18,8 @@ struct InspectOptions {
   std::string format = "fp16";
   std::optional<float> scale;
   double lose = 1e-3;
-  std::string as;  // "bf16": interpret 16-bit integers as bf16
+  bool weights = false;  // see inspect_weights()
+  std::string as;        // "bf16": interpret 16-bit integers as bf16
   bool all = false;
   bool json = false;
   std::string html;
@@ -59,12 +62,9 @@ struct Inspection {
 /// The exponent of a scale that is a power of two; otherwise nothing.
 std::optional<int> exact_power(float scale);
 
-/// part / whole; 0 if both are 0.
-double share(int64_t part, int64_t whole);
-/// "0", "<1e-4 %", "0.0012 %", "12.34 %": eight characters at most.
-std::string percent(int64_t part, int64_t whole);
-/// "1,234,567".
-std::string grouped(int64_t number);
+using internal::grouped;
+using internal::percent;
+using internal::share;
 
 /// "recommended", or what the scale in the advice is if none fits.
 std::string advice_label(const Inspection& inspection);
@@ -79,6 +79,9 @@ Inspection scan(const InspectOptions& options);
 void print_table(const Inspection& inspection);
 void print_json(const Inspection& inspection);
 std::string html_page(const Inspection& inspection);
+
+/// `inspect --weights`: whether a checkpoint is safe in FP16. Returns the exit status.
+int inspect_weights(const InspectOptions& options);
 
 }  // namespace headroom::cli
 

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <set>
-#include <string_view>
 
 #include "cli/inspect/inspection.h"
 #include "cli/output.h"
@@ -15,72 +14,10 @@ namespace {
 constexpr size_t kTensorsShown = 20;
 constexpr int kNumbersWidth = 54;  // of all columns but the name
 
-/// A name from a file, made printable on one line.
-std::string printable_name(std::string_view name) {
-  std::string line = printable(name);
-  for (char& c : line) c = c == '\n' || c == '\t' ? '?' : c;
-  return line;
-}
-
-/// The width of UTF-8 text in columns, assuming one per character.
-size_t columns(std::string_view text) {
-  return static_cast<size_t>(
-      std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
-}
-
-/// The byte offset of the character number `index`; the size of the text if it has fewer.
-size_t offset_of(std::string_view text, size_t index) {
-  size_t at = 0;
-  for (; at < text.size(); ++at) {
-    if ((text[at] & 0xC0) != 0x80 && index-- == 0) break;
-  }
-  return at;
-}
-
-/// The length of the longest common prefix of all names that ends with a dot.
-size_t common_prefix(const std::vector<std::string>& names) {
-  size_t common = names.empty() ? 0 : names[0].size();
-  for (const std::string& name : names) {
-    common = std::min(common, name.size());
-    common = static_cast<size_t>(std::mismatch(name.begin(),
-                                               name.begin() + static_cast<std::ptrdiff_t>(common),
-                                               names[0].begin())
-                                     .first -
-                                 name.begin());
-  }
-  while (common > 0 && names[0][common - 1] != '.') --common;
-  return common;
-}
-
-/// Shortens or pads a name to `width` columns. A name that is too long loses the common prefix,
-/// then its middle: names usually differ near their beginning or end.
-std::string fitted(std::string name, size_t width, size_t common) {
-  if (columns(name) > width && common > 2) name.replace(0, common, "..");
-  if (columns(name) > width) {
-    const size_t head = (width - 2) / 3;
-    const size_t from = offset_of(name, head);
-    const size_t to = offset_of(name, columns(name) - (width - 2 - head));
-    name.replace(from, to - from, "..");
-  }
-  return name + std::string(width - columns(name), ' ');
-}
+using internal::printable_line;
 
 void print_wrapped(const std::string& sentence, int width) {
-  std::string line;
-  std::string word;
-  for (const char c : sentence + " ") {
-    if (c != ' ') {
-      word += c;
-      continue;
-    }
-    if (!line.empty() && line.size() + 1 + word.size() > static_cast<size_t>(width)) {
-      print("{}\n", line);
-      line.clear();
-    }
-    line += (line.empty() ? "" : " ") + word;
-    word.clear();
-  }
-  print("{}\n", line);
+  print_text(internal::wrapped(sentence, static_cast<size_t>(width)));
 }
 
 void print_head(const Inspection& inspection, int width) {
@@ -91,7 +28,7 @@ void print_head(const Inspection& inspection, int width) {
   const std::string where = inspection.files.size() == 1
                                 ? inspection.files[0].path
                                 : fmt::format("{} files", inspection.files.size());
-  const std::string line = printable_name(where);
+  const std::string line = printable_line(where);
   std::string text =
       fmt::format("{}: {} gradients ({}) in {} tensor{}, {} of them zeros", line,
                   grouped(seen.count()), list, inspection.rows.size(),
@@ -157,10 +94,10 @@ void print_tensors(const Inspection& inspection, int width) {
   std::vector<std::string> names;
   size_t longest = 6;
   for (size_t i = 0; i < shown; ++i) {
-    names.push_back(printable_name(inspection.label(inspection.rows[order[i]])));
-    longest = std::max(longest, columns(names.back()));
+    names.push_back(printable_line(inspection.label(inspection.rows[order[i]])));
+    longest = std::max(longest, internal::column_count(names.back()));
   }
-  const size_t common = common_prefix(names);
+  const size_t common = internal::common_prefix(names);
   const size_t name_width =
       std::min(longest, static_cast<size_t>(std::max(width - kNumbersWidth, 20)));
   print("\n{} at scale {}", inspection.options.format, scale_text(inspection.scale()));
@@ -170,10 +107,11 @@ void print_tensors(const Inspection& inspection, int width) {
   print("\n{:<{}} {:>7} {:>8} {:>8} {:>9} {:>8} {:>8}\n", "tensor", name_width, "count", "zeros",
         "flushed", "subnormal", "overflow", "lost");
   for (size_t i = 0; i < shown; ++i) {
-    print_row(inspection, inspection.rows[order[i]], fitted(names[i], name_width, common));
+    print_row(inspection, inspection.rows[order[i]],
+              internal::fitted(names[i], name_width, common));
   }
   if (order.size() > 1) {
-    print_row(inspection, inspection.total, fitted("total", name_width, 0));
+    print_row(inspection, inspection.total, internal::fitted("total", name_width, 0));
   }
 }
 
@@ -190,7 +128,7 @@ void print_table(const Inspection& inspection) {
   const std::string range = range_sentence(inspection);
   if (!range.empty()) print_wrapped(range, width);
   for (const std::string& note : notes(inspection)) {
-    print_wrapped(printable_name(note), width);
+    print_wrapped(printable_line(note), width);
   }
 }
 

@@ -1,4 +1,6 @@
 #include <fmt/format.h>
+#include <headroom/diagnose.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -70,6 +72,16 @@ void print_bounds(const RunResult& result) {
                name(bounds.first_to_underflow), 100.0 * bounds.lost, 100.0 * bounds.subnormal,
                when);
   }
+}
+
+// Prints the most important advice on the run in the folder.
+void print_advice(const std::string& folder) {
+  constexpr size_t kMost = 2;
+  Diagnosis diagnosis = diagnose(folder).at(0);
+  const size_t more = diagnosis.findings.size() - std::min(kMost, diagnosis.findings.size());
+  diagnosis.findings.resize(diagnosis.findings.size() - more);
+  print("\n{}", diagnosis.to_string(terminal_width(STDOUT_FILENO)));
+  if (more > 0) print("   headroom diagnose {} has {} more.\n", folder, more);
 }
 
 // Takes settings that are missing on the command line from the checkpoint.
@@ -145,6 +157,7 @@ int train(const TrainConfig& config, Checkpoints* checkpoints, Team* team) {
       write_report(config.out);
       print_fact("report", "{}/report.html", config.out);
     });
+    attempt([&] { print_advice(config.out); });
   }
   return report_end(result, not_written);
 }

@@ -151,6 +151,7 @@ RunResult run_with_progress(const TrainConfig& config, Task& task, const RunInfo
     checkpoints->escape(config.escape);
     const TrainConfig other = in_precision(config, config.escape);
     const auto fresh = make_task(other);
+    if (recorder.has_value()) recorder->settings(named_settings(other));
     result = run(other, *fresh, context, on_step, why);
     result.escaped = why;
   }

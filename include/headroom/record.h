@@ -24,8 +24,9 @@ struct RunInfo {
   std::string name;    // for the report; empty: the folder's name
   std::string group;   // a report of several runs compares those of one group
   ScalePolicy policy;  // recorded
-  /// Recorded in this order. The report uses two of them: "precision" (fp16, bf16 or fp32), the
-  /// format of the backward pass, and "steps", the number of steps that the run is going to have.
+  /// Recorded in this order. The report and diagnose() use two of them: "precision" (fp16, bf16 or
+  /// fp32), the format of the backward pass, and "steps", the number of steps that the run is going
+  /// to have.
   std::vector<std::pair<std::string, std::string>> settings;
   bool tensorboard = false;  // also write an event file for TensorBoard
   /// Continue an existing history, if there is one; see rewind(). A damaged line and everything
@@ -69,7 +70,12 @@ class HEADROOM_API Recorder {
   /// Records a remark for the reader of the report: "continued in bf16, because ...".
   void note(int64_t step, const std::string& text);
 
-  /// Drops everything after `step`, because the run continues from a checkpoint of that step.
+  /// Records that the run continues with other settings, for example in another precision.
+  void settings(std::vector<std::pair<std::string, std::string>> settings);
+
+  /// Drops everything after `step`, because the run continues from a checkpoint of that step. If
+  /// steps are dropped whose loss or gradients were NaN, a note lists them, so that a batch that
+  /// fails in every attempt can be recognised.
   void rewind(int64_t step);
 
   /// Writes the last line: how the run ended ("finished", "stopped by hand", ...) and its results.

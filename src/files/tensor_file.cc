@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <memory>
-#include <new>
 
 #include "files/npy.h"
 #include "files/zip.h"
@@ -11,42 +9,10 @@
 namespace headroom::files {
 namespace {
 
-// Small enough to stay in the L2 cache until the callback has processed it.
-constexpr size_t kBlockBytes = size_t{1} << 18;
-
-struct AlignedDelete {
-  void operator()(char* p) const { ::operator delete (p, std::align_val_t{64}); }
-};
-std::unique_ptr<char, AlignedDelete> make_buffer() {
-  return std::unique_ptr<char, AlignedDelete>(
-      static_cast<char*>(::operator new (kBlockBytes, std::align_val_t{64})));
-}
-
-// Reverses the bytes of every element of `size` bytes.
-void swap_bytes(char* data, size_t bytes, size_t size) {
-  for (size_t i = 0; i + size <= bytes; i += size) std::reverse(data + i, data + i + size);
-}
-
-// Reads uncompressed elements, block by block.
-void read_plain(const File& file, const Tensor& tensor, int64_t first, int64_t count,
-                const Block& block) {
-  const size_t size = size_of(tensor.dtype);
-  const auto buffer = make_buffer();
-  uint64_t offset = tensor.offset + static_cast<uint64_t>(first) * size;
-  for (uint64_t left = static_cast<uint64_t>(count) * size; left > 0;) {
-    const size_t now = std::min<uint64_t>(left, kBlockBytes);
-    file.read(offset, buffer.get(), now);
-    if (tensor.big_endian) swap_bytes(buffer.get(), now, size);
-    block(buffer.get(), static_cast<int64_t>(now / size));
-    offset += now;
-    left -= now;
-  }
-}
-
 // inflate_member() may split an element between two pieces, so pieces are copied into whole blocks.
 void read_packed(const File& file, const Tensor& tensor, const Block& block) {
   const size_t size = size_of(tensor.dtype);
-  const auto buffer = make_buffer();
+  const BlockBuffer buffer = make_block_buffer();
   size_t filled = 0;
   uint64_t skip = tensor.skip;
   const auto flush = [&] {

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -65,6 +66,22 @@ struct OpenOptions {
 
 /// Receives `count` elements in host byte order, aligned to 64 bytes, valid during the call only.
 using Block = std::function<void(const void* data, int64_t count)>;
+
+/// Small enough to stay in the L2 cache until the callback has processed it.
+constexpr size_t kBlockBytes = size_t{1} << 18;
+
+struct AlignedDelete {
+  void operator()(char* p) const;
+};
+using BlockBuffer = std::unique_ptr<char, AlignedDelete>;
+BlockBuffer make_block_buffer();
+
+/// Reverses the bytes of every element of `size` bytes.
+void swap_bytes(char* data, size_t bytes, size_t size);
+
+/// read_elements() for tensors that are not packed.
+void read_plain(const File& file, const Tensor& tensor, int64_t first, int64_t count,
+                const Block& block);
 
 /// Passes elements [first, first + count) of a tensor to block(), in order and in several calls. A
 /// packed tensor must be read as a whole. Thread-safe.

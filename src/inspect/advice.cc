@@ -1,10 +1,10 @@
 #include <headroom/inspect.h>
 
-#include <charconv>
 #include <cmath>
 #include <string>
 
 #include "core/check.h"
+#include "inspect/numbers.h"
 
 namespace headroom {
 namespace {
@@ -12,17 +12,14 @@ namespace {
 constexpr int kLowestPower = -126;
 constexpr int kHighestPower = 126;
 
-std::string short_number(double value) {
-  char text[32];
-  return {text, std::to_chars(text, text + sizeof(text), value, std::chars_format::general, 3).ptr};
-}
+using internal::three_digits;
 
 std::string power_text(int power) { return "2^" + std::to_string(power); }
 
 // A share with three digits: "0 %", "0.012 %", "3.4 %". "100 %" only if `part` equals `whole`.
 std::string percent(int64_t part, int64_t whole) {
   const double value = 100.0 * static_cast<double>(part) / static_cast<double>(whole);
-  return part < whole && value >= 99.95 ? ">99.9 %" : short_number(value) + " %";
+  return part < whole && value >= 99.95 ? ">99.9 %" : three_digits(value) + " %";
 }
 
 // The outcomes of the gradients at scales of 2^power. With growing power, scales become less safe
@@ -77,20 +74,20 @@ std::string losses(const Outcome& outcome, int64_t nonzero) {
 std::string none_fits(const Magnitudes& gradients, const AdviceOptions& options, int top,
                       const ScaleAdvice& advice) {
   const std::string format = limits(options.format).name;
-  const std::string margin = short_number(std::ldexp(1.0, options.margin));
+  const std::string margin = three_digits(std::ldexp(1.0, options.margin));
   const std::string there = "; at that scale " + losses(advice.outcome, gradients.nonzero()) + ".";
   if (!Scales(gradients, options).safe(top)) {
-    return "No scale fits: the largest gradient, " + short_number(gradients.largest()) +
+    return "No scale fits: the largest gradient, " + three_digits(gradients.largest()) +
            ", is not " + margin + " times below overflow in " + format + " even at " +
            power_text(top) + ", the smallest possible scale" + there;
   }
   if (top == kHighestPower) {
-    return "No scale fits: gradients reach down to " + short_number(gradients.smallest()) +
+    return "No scale fits: gradients reach down to " + three_digits(gradients.smallest()) +
            ", too small for " + format + " even at " + power_text(top) +
            ", the largest possible scale" + there;
   }
-  return "No scale fits: gradients reach from " + short_number(gradients.smallest()) + " to " +
-         short_number(gradients.largest()) + ", more than " + format + " can hold " + margin +
+  return "No scale fits: gradients reach from " + three_digits(gradients.smallest()) + " to " +
+         three_digits(gradients.largest()) + ", more than " + format + " can hold " + margin +
          " times below overflow; " + power_text(top) +
          " is the largest power of two with that distance" + there;
 }
@@ -114,8 +111,8 @@ ScaleAdvice advise(const Magnitudes& gradients, const AdviceOptions& options) {
   }
   const Scales scales(gradients, options);
   find_range(scales, &advice);
-  const std::string margin = short_number(std::ldexp(1.0, options.margin));
-  const std::string largest = "the largest gradient, " + short_number(gradients.largest()) + ",";
+  const std::string margin = three_digits(std::ldexp(1.0, options.margin));
+  const std::string largest = "the largest gradient, " + three_digits(gradients.largest()) + ",";
 
   if (scales.safe(0) && scales.loses_little(scales.not_normal(0))) {
     advice.verdict = ScaleAdvice::Verdict::kUnneeded;

@@ -7,7 +7,7 @@ namespace headroom::internal {
 /// The files of report/, which CMake embeds in the library (see assets.cc.in). The scripts are
 /// concatenated in this order.
 extern const char* const kReportStyle;
-extern const char* const kReportScripts[8];
+extern const char* const kReportScripts[9];
 
 }  // namespace headroom::internal
 

@@ -1,7 +1,6 @@
 #include "record/history.h"
 
 #include <headroom/error.h>
-#include <headroom/layers.h>
 
 #include <algorithm>
 #include <array>
@@ -101,6 +100,24 @@ HistoryLayer layer_of(const ordered_json& object) {
   return layer;
 }
 
+// Whether a skipped step had inf or nan; neither in histories of older versions.
+void read_not_finite(const ordered_json& line, HistoryStep* step) {
+  step->has_inf = line.contains("inf") && count(line, "inf") > 0;
+  step->has_nan = line.contains("nan") && count(line, "nan") > 0;
+}
+
+// A step of an attempt that was dropped.
+HistoryStep dropped_step(const ordered_json& object) {
+  if (!object.is_object()) throw BadLine{"one of its \"dropped\" is not an object"};
+  HistoryStep step;
+  step.applied = false;
+  step.step = integer(object, "step");
+  step.loss = number(object, "loss");
+  step.scale = number(object, "scale");
+  read_not_finite(object, &step);
+  return step;
+}
+
 // Raises the extremes of a tensor to those of a snapshot.
 void update_extremes(const FloatRange& range, const HistoryLayer& layer, LayerExtremes* extremes) {
   const Fp16Zones zones = zones_in(range, stats_of("", layer));
@@ -114,6 +131,10 @@ void update_extremes(const FloatRange& range, const HistoryLayer& layer, LayerEx
 
 }  // namespace
 
+bool is_bad_batch(const HistoryStep& step) {
+  return !step.applied && (!std::isfinite(step.loss) || (step.has_nan && !step.has_inf));
+}
+
 LayerStats stats_of(const std::string& name, const HistoryLayer& layer) {
   LayerStats stats;
   stats.name = name;
@@ -125,6 +146,8 @@ LayerStats stats_of(const std::string& name, const HistoryLayer& layer) {
             stats.detail.histogram.begin() + (layer.from - GradDetail::kMinExponent));
   return stats;
 }
+
+Fp16Zones zones_of(const HistoryLayer& layer) { return fp16_zones(stats_of("", layer)); }
 
 ordered_json number_json(double value) {
   if (std::isnan(value)) return "nan";
@@ -240,7 +263,7 @@ void HistoryReader::read_line(std::string_view content) {
     } else if (line.contains("settings")) {
       read_settings(line);
     } else if (line.contains("note")) {
-      history_.notes.push_back({integer(line, "step"), text(line, "note")});
+      read_note(line);
     } else {
       read_step(line);
     }
@@ -267,7 +290,35 @@ void HistoryReader::read_header(const ordered_json& line) {
   history_.name = text(line, "name");
   history_.group = text(line, "group");
   history_.started = text(line, "started");
+  read_policy(line);
   read_settings(line);
+}
+
+// Reads what it can: a policy of another version is no damage.
+void HistoryReader::read_policy(const ordered_json& line) {
+  const auto policy = line.find("policy");
+  if (policy == line.end() || !policy->is_object()) return;
+  const auto number = [&](const char* key, double* value) {
+    const auto found = policy->find(key);
+    if (found != policy->end() && found->is_number()) *value = found->get<double>();
+  };
+  const auto rule = policy->find("rule");
+  if (rule != policy->end() && rule->is_string()) history_.policy.rule = rule->get<std::string>();
+  number("min_scale", &history_.policy.min_scale);
+  number("max_scale", &history_.policy.max_scale);
+  number("growth_interval", &history_.policy.growth_interval);
+  number("hysteresis", &history_.policy.hysteresis);
+}
+
+void HistoryReader::read_note(const ordered_json& line) {
+  history_.notes.push_back({integer(line, "step"), text(line, "note")});
+  const auto dropped = line.find("dropped");
+  if (dropped == line.end()) return;
+  if (!dropped->is_array()) throw BadLine{"its \"dropped\" is not an array"};
+  DroppedAttempt& attempt = history_.dropped.emplace_back();
+  attempt.from = integer(line, "step");
+  attempt.reached = integer(line, "reached");
+  for (const ordered_json& step : *dropped) attempt.bad_batches.push_back(dropped_step(step));
 }
 
 // From the header, or from a line that a resumed run wrote because its settings had changed.
@@ -289,8 +340,13 @@ void HistoryReader::read_step(const ordered_json& line) {
   step.seconds = number(line, "seconds");
   const ordered_json& overflow = member(line, "overflow");
   if (!overflow.is_boolean()) throw BadLine{"its \"overflow\" is neither true nor false"};
-  step.applied = !overflow.get<bool>();  // only skipped steps have a culprit
-  if (!step.applied) step.culprit = text(line, "culprit");
+  step.applied = !overflow.get<bool>();
+  if (step.applied) {
+    if (line.contains("amax")) step.amax = number(line, "amax");
+  } else {
+    step.culprit = text(line, "culprit");
+    read_not_finite(line, &step);
+  }
   history_.skipped += !step.applied;
   history_.steps.push_back(std::move(step));
 }

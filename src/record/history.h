@@ -6,6 +6,8 @@
 #ifndef HEADROOM_SRC_RECORD_HISTORY_H_
 #define HEADROOM_SRC_RECORD_HISTORY_H_
 
+#include <headroom/layers.h>
+
 #include <cstdint>
 #include <limits>
 #include <map>
@@ -49,10 +51,17 @@ struct HistoryStep {
   double loss = 0.0;
   double scale = 1.0;
   double grad_norm = 0.0;
+  double amax = 0.0;  // the largest unscaled gradient; 0 if the step was skipped
   double seconds = 0.0;
   bool applied = true;
+  bool has_inf = false;  // in the gradients of a skipped step
+  bool has_nan = false;
   std::string culprit;
 };
+
+/// Whether a step was skipped because its loss was not finite, or because its gradients were NaN
+/// and none was inf: what a bad batch gives at any scale. A scale that is too high gives inf.
+bool is_bad_batch(const HistoryStep& step);
 
 /// One tensor of a snapshot.
 struct HistoryLayer {
@@ -66,6 +75,7 @@ struct HistoryLayer {
 
 /// What a tensor's line has of its LayerStats: enough for zones_in() and bounds_in().
 LayerStats stats_of(const std::string& name, const HistoryLayer& layer);
+Fp16Zones zones_of(const HistoryLayer& layer);
 
 /// The gradients of all layers at one step, as Recorder::layers() wrote them. Its bounds of the
 /// scale are those of FP16, whatever the precision of the run.
@@ -91,14 +101,32 @@ struct HistoryNote {
   std::string text;
 };
 
+/// Steps after a checkpoint that were dropped when the run was resumed from it.
+struct DroppedAttempt {
+  int64_t from = 0;                      // the step of the checkpoint
+  int64_t reached = 0;                   // the last step
+  std::vector<HistoryStep> bad_batches;  // see is_bad_batch()
+};
+
+/// The policy at the start of the run, as far as a reader needs it.
+struct HistoryPolicy {
+  std::string rule;        // empty if the history does not say
+  double min_scale = 0.0;  // 0 if there is no such setting
+  double max_scale = 0.0;
+  double growth_interval = 0.0;
+  double hysteresis = 1.0;
+};
+
 struct History {
   std::string name, group, started;
+  HistoryPolicy policy;
   std::vector<std::pair<std::string, std::string>> settings;  // the most recent ones
   std::vector<HistoryStep> steps;
   int64_t skipped = 0;
   std::vector<LayerSnapshot> snapshots;  // evenly thinned out if there are many; includes the last
   std::map<std::string, LayerExtremes> extremes;
   std::vector<HistoryNote> notes;
+  std::vector<DroppedAttempt> dropped;
   std::string end;  // how the run ended; empty if it is running or was killed
   std::vector<std::pair<std::string, double>> results;
 };
@@ -136,6 +164,8 @@ class HistoryReader {
   bool is_later(const nlohmann::ordered_json& line) const;
   void read_line(std::string_view text);
   void read_header(const nlohmann::ordered_json& line);
+  void read_policy(const nlohmann::ordered_json& line);
+  void read_note(const nlohmann::ordered_json& line);
   void read_step(const nlohmann::ordered_json& line);
   void read_snapshot(const nlohmann::ordered_json& line);
   void keep_snapshot(LayerSnapshot snapshot);

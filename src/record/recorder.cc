@@ -112,12 +112,67 @@ std::string tag_of(const std::string& name) {
   return name.find('/') == std::string::npos ? "train/" + name : name;
 }
 
+// Why a step was skipped, if no tensor is to blame.
+const char* skip_reason(const StepReport& report) {
+  return report.skip == Skip::kNormTooLarge ? "the gradient norm is above skip_above_norm"
+                                            : "the unscaled gradient would overflow";
+}
+
+// Notes on the steps after `until` that a rewind drops, so that a batch which fails in every
+// attempt can be recognised: the history's own bad batches, and the notes of earlier attempts that
+// are dropped, too. An attempt without bad batches matters if there was one with.
+std::vector<ordered_json> notes_on_dropped(const std::string& path, int64_t until) {
+  constexpr size_t kMostSteps = 32;  // the first ones of an attempt
+  constexpr size_t kMostAttempts = 16;
+  internal::HistoryReader reader(path);
+  try {
+    reader.read_more();
+  } catch (const Error& error) {  // up to the damage
+    if (error.code() != ErrorCode::kBadState) throw;
+  }
+  const internal::History& history = reader.history();
+  std::vector<internal::DroppedAttempt> attempts;
+  for (const internal::DroppedAttempt& attempt : history.dropped) {
+    if (attempt.from > until) attempts.push_back(attempt);
+  }
+  internal::DroppedAttempt last;
+  for (const internal::HistoryStep& step : history.steps) {
+    if (step.step <= until) continue;
+    last.reached = step.step;
+    if (is_bad_batch(step) && last.bad_batches.size() < kMostSteps)
+      last.bad_batches.push_back(step);
+  }
+  if (!last.bad_batches.empty() || (!history.dropped.empty() && last.reached > 0)) {
+    attempts.push_back(last);
+  }
+  const size_t first = attempts.size() - std::min(attempts.size(), kMostAttempts);
+  std::vector<ordered_json> notes;
+  for (size_t i = first; i < attempts.size(); ++i) {
+    std::string text =
+        "An earlier attempt went on from here to step " + std::to_string(attempts[i].reached);
+    ordered_json steps = ordered_json::array();
+    for (const internal::HistoryStep& step : attempts[i].bad_batches) {
+      text += (steps.empty() ? " and skipped as not finite: " : ", ") + std::to_string(step.step);
+      steps.push_back({{"step", step.step},
+                       {"loss", internal::number_json(step.loss)},
+                       {"scale", internal::number_json(step.scale)},
+                       {"inf", step.has_inf ? 1 : 0},
+                       {"nan", step.has_nan ? 1 : 0}});
+    }
+    notes.push_back({{"step", until},
+                     {"note", text + "."},
+                     {"reached", attempts[i].reached},
+                     {"dropped", std::move(steps)}});
+  }
+  return notes;
+}
+
 // The user's numbers must have distinct names, other than those that the history and the event file
 // use in any line.
 void check_names(const Scalars& more, const ordered_json& line) {
   static const std::set<std::string> kReserved = {
-      "culprit", "amax",     "layers",  "end",        "note",
-      "log2",    "settings", "skipped", "train/loss", "train/grad_norm"};
+      "culprit", "amax",    "layers", "end", "note",       "log2",           "settings",
+      "skipped", "dropped", "inf",    "nan", "train/loss", "train/grad_norm"};
   static const char* const kReservedGroups[] = {
       "scaler/", "underflow_lost/", "underflow_subnormal/", "grad_log2/", "results/", "_hparams_/"};
   std::set<std::string> tags;
@@ -332,8 +387,9 @@ void Recorder::step(int64_t step, double loss, const StepReport& report, const S
     summary.scalar(tag_of(name), value);
   }
   if (!report.applied) {
-    line["culprit"] =
-        report.culprit.empty() ? "the unscaled gradient would overflow" : report.culprit;
+    line["culprit"] = report.culprit.empty() ? skip_reason(report) : report.culprit;
+    line["inf"] = report.stats.inf_count;
+    line["nan"] = report.stats.nan_count;
   }
   // If writing throws, the recorder is unchanged and can be used on.
   files.add(line, step, summary);
@@ -374,10 +430,19 @@ void Recorder::note(int64_t step, const std::string& text) {
   open("Recorder::note()").history.add(line_of({{"step", step}, {"note", text}}));
 }
 
+void Recorder::settings(std::vector<std::pair<std::string, std::string>> settings) {
+  Files& files = open("Recorder::settings()");
+  const ordered_json now = settings_json(settings);
+  files.history.add(line_of({{"step", std::max<int64_t>(files.last_step, 0)}, {"settings", now}}));
+  files.settings = std::move(settings);
+}
+
 void Recorder::rewind(int64_t step) {
   Files& files = open("Recorder::rewind()");
   std::string damage;  // everything after it is dropped anyway
+  const std::vector<ordered_json> notes = notes_on_dropped(files.history.path(), step);
   files.truncate(step, &damage);
+  for (const ordered_json& note : notes) files.history.add(line_of(note));
   if (files.events.has_value()) files.rewind_events(step);
 }
 

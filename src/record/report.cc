@@ -4,7 +4,6 @@
 #include <headroom/record.h>
 
 #include <algorithm>
-#include <deque>
 #include <filesystem>
 
 #include "core/check.h"
@@ -83,47 +82,47 @@ std::string folder_name(const std::string& folder) {
   return inside.lexically_normal().parent_path().filename().string();
 }
 
+FoundRuns read_runs(const std::string& folder) {
+  namespace fs = std::filesystem;
+  FoundRuns found;
+  std::vector<Error> errors;
+  for (const std::string& history : find_histories(folder)) {
+    HistoryReader& reader = found.readers.emplace_back(history);
+    try {
+      reader.read_more();
+      require(reader.lines() > 0, ErrorCode::kBadState,
+              [&] { return history + ":1: the history's first line is missing or incomplete."; });
+      found.runs.push_back({fs::path(history).parent_path().lexically_relative(folder).string(),
+                            &reader.history(), reader.cut()});
+    } catch (const Error& error) {  // a damaged run is left out as long as there is another one
+      errors.push_back(error);
+      found.left_out.emplace_back(error.what());
+    }
+  }
+  if (found.runs.empty()) throw errors.front();
+  std::stable_sort(found.runs.begin(), found.runs.end(),
+                   [](const ReportRun& a, const ReportRun& b) {
+                     return a.history->started < b.history->started;
+                   });
+  return found;
+}
+
 }  // namespace internal
 
 void write_report(const std::string& folder, const std::string& path,
                   std::vector<std::string>* left_out) {
-  namespace fs = std::filesystem;
-  std::deque<internal::HistoryReader> readers;  // a deque, because `runs` points into it
-  std::vector<internal::ReportRun> runs;
-  // A damaged run is left out as long as there is another one.
-  std::vector<Error> errors;
-  std::vector<std::string> reasons;
-  for (const std::string& history : internal::find_histories(folder)) {
-    internal::HistoryReader& reader = readers.emplace_back(history);
-    try {
-      reader.read_more();
-      internal::require(reader.lines() > 0, ErrorCode::kBadState, [&] {
-        return history + ":1: the history's first line is missing or incomplete.";
-      });
-      runs.push_back({fs::path(history).parent_path().lexically_relative(folder).string(),
-                      &reader.history(), reader.cut()});
-    } catch (const Error& error) {
-      errors.push_back(error);
-      reasons.emplace_back(error.what());
-    }
-  }
-  if (runs.empty()) throw errors.front();
-  // In the order in which the runs were started.
-  std::stable_sort(runs.begin(), runs.end(),
-                   [](const internal::ReportRun& a, const internal::ReportRun& b) {
-                     return a.history->started < b.history->started;
-                   });
+  internal::FoundRuns found = internal::read_runs(folder);
   const std::string title =
-      runs.size() == 1 ? runs[0].history->name : internal::folder_name(folder);
+      found.runs.size() == 1 ? found.runs[0].history->name : internal::folder_name(folder);
   const std::string page =
-      internal::report_page(title, internal::report_data(title, runs, reasons), false);
+      internal::report_page(title, internal::report_data(title, found.runs, found.left_out), false);
   // report.html is our own name; `path` is the user's and may be a link or device.
   if (path.empty()) {
-    files::replace_file((fs::path(folder) / internal::kReportFile).string(), {page});
+    files::replace_file((std::filesystem::path(folder) / internal::kReportFile).string(), {page});
   } else {
     files::write_to(path, page);
   }
-  if (left_out != nullptr) *left_out = reasons;
+  if (left_out != nullptr) *left_out = std::move(found.left_out);
 }
 
 }  // namespace headroom

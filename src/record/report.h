@@ -3,6 +3,7 @@
 #ifndef HEADROOM_SRC_RECORD_REPORT_H_
 #define HEADROOM_SRC_RECORD_REPORT_H_
 
+#include <deque>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,17 @@ std::string report_page(const std::string& title, const std::string& data, bool 
 
 /// The last component of the absolute path of a folder, without a trailing slash.
 std::string folder_name(const std::string& folder);
+
+/// The runs in a folder, in the order in which they were started.
+struct FoundRuns {
+  std::deque<HistoryReader> readers;  // a deque, because `runs` points into it
+  std::vector<ReportRun> runs;
+  std::vector<std::string> left_out;  // a sentence for each run that could not be read
+};
+
+/// Reads all runs in `folder` or below it. Throws Error(kFile) if there are none, and the first
+/// error if none of them could be read.
+FoundRuns read_runs(const std::string& folder);
 
 /// The sorted paths of the histories in `folder` or below it. Throws Error(kFile) if there are
 /// none.

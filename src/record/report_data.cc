@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <set>
 
+#include "diagnose/rules.h"
 #include "record/report.h"
 
 namespace headroom::internal {
@@ -273,6 +274,7 @@ ordered_json run_json(const ReportRun& source, size_t points, size_t columns) {
   run["norm"] = curve(history.steps, kept_steps(history.steps, points, norm), norm);
   run["scale"] = scale_points(history.steps, points);
   run["skips"] = skip_list(history, kept);
+  run["advice"] = diagnosis_json(diagnose_run(history));
   add_layers(history, columns, &run);
   return run;
 }

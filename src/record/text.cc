@@ -3,6 +3,18 @@
 #include <cstdint>
 
 namespace headroom::internal {
+namespace {
+
+/// The byte offset of the character number `index`; the size of the text if it has fewer.
+size_t offset_of(std::string_view text, size_t index) {
+  size_t at = 0;
+  for (; at < text.size(); ++at) {
+    if ((text[at] & 0xC0) != 0x80 && index-- == 0) break;
+  }
+  return at;
+}
+
+}  // namespace
 
 size_t character_length(std::string_view text) {
   const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
@@ -39,6 +51,74 @@ std::string valid_utf8(std::string_view text) {
     result += valid ? character : kReplacementCharacter;
   });
   return result;
+}
+
+std::string printable(std::string_view text) {
+  std::string safe;
+  safe.reserve(text.size());
+  for_each_character(text, [&](std::string_view character, bool valid) {
+    const bool whitespace = character == "\n" || character == "\t";
+    const bool shown = valid && (whitespace || !is_control_character(character));
+    safe += shown ? character : "?";
+  });
+  return safe;
+}
+
+std::string printable_line(std::string_view text) {
+  std::string line = printable(text);
+  for (char& c : line) c = c == '\n' || c == '\t' ? '?' : c;
+  return line;
+}
+
+size_t column_count(std::string_view text) {
+  return static_cast<size_t>(
+      std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
+}
+
+size_t common_prefix(const std::vector<std::string>& names) {
+  size_t common = names.empty() ? 0 : names[0].size();
+  for (const std::string& name : names) {
+    common = std::min(common, name.size());
+    common = static_cast<size_t>(std::mismatch(name.begin(),
+                                               name.begin() + static_cast<std::ptrdiff_t>(common),
+                                               names[0].begin())
+                                     .first -
+                                 name.begin());
+  }
+  while (common > 0 && names[0][common - 1] != '.') --common;
+  return common;
+}
+
+std::string fitted(std::string name, size_t width, size_t common) {
+  if (column_count(name) > width && common > 2) name.replace(0, common, "..");
+  if (column_count(name) > width) {
+    const size_t head = (width - 2) / 3;
+    const size_t from = offset_of(name, head);
+    const size_t to = offset_of(name, column_count(name) - (width - 2 - head));
+    name.replace(from, to - from, "..");
+  }
+  return name + std::string(width - column_count(name), ' ');
+}
+
+std::string wrapped(std::string_view sentence, size_t width, std::string_view indent) {
+  std::string text;
+  std::string line;
+  while (!sentence.empty()) {
+    size_t end = std::min(sentence.find(' '), sentence.size());
+    // A number and its percent sign stay together.
+    if (sentence.substr(end).starts_with(" %"))
+      end = std::min(sentence.find(' ', end + 1), sentence.size());
+    const std::string_view word = sentence.substr(0, end);
+    sentence.remove_prefix(std::min(end + 1, sentence.size()));
+    const bool begun = !line.empty() && line != indent;
+    if (begun && column_count(line) + 1 + column_count(word) > width) {
+      text += line + "\n";
+      line = indent;
+    }
+    if (!line.empty() && line != indent) line += " ";
+    line += word;
+  }
+  return text + line + "\n";
 }
 
 }  // namespace headroom::internal

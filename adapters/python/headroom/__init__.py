@@ -9,7 +9,9 @@
 
 from headroom._core import (
     AlarmReport,
+    Diagnosis,
     DynamicScale,
+    Finding,
     GradDetail,
     GradStats,
     HeadroomScale,
@@ -19,6 +21,8 @@ from headroom._core import (
     StaticScale,
     StepReport,
     Tensor,
+    WeightReport,
+    WeightTensor,
     cuda_available,
     num_threads,
     preset,
@@ -28,18 +32,21 @@ from headroom._core import (
 )
 from headroom._core import version as __version__
 from headroom._errors import Error, InvalidArgument
+from headroom._inspect import inspect
 from headroom._optim import SGD, Adam, AdamW, Optimizer
 from headroom._scaler import GradScaler, measure, measure_detail, unscale_
 from headroom._tensor import tensor
-from headroom._tools import Recorder, advise, write_report
+from headroom._tools import Recorder, advise, diagnose, write_report
 
 __all__ = [
     "SGD",
     "Adam",
     "AdamW",
     "AlarmReport",
+    "Diagnosis",
     "DynamicScale",
     "Error",
+    "Finding",
     "GradScaler",
     "GradDetail",
     "GradStats",
@@ -53,9 +60,13 @@ __all__ = [
     "StaticScale",
     "StepReport",
     "Tensor",
+    "WeightReport",
+    "WeightTensor",
     "__version__",
     "advise",
     "cuda_available",
+    "diagnose",
+    "inspect",
     "measure",
     "measure_detail",
     "num_threads",

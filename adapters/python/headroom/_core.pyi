@@ -189,10 +189,26 @@ class Recorder:
     def step(self, step: int, loss: float, report: StepReport, more: list[tuple[str, float]]) -> None: ...
     def layers(self, step: int, scale: float, layers: list[tuple[str, GradStats, GradDetail]]) -> None: ...
     def note(self, step: int, text: str) -> None: ...
+    def settings(self, settings: list[tuple[str, str]]) -> None: ...
     def rewind(self, step: int) -> None: ...
     def finish(self, results: list[tuple[str, float]], how: str) -> None: ...
 
 def write_report(folder: str, path: str) -> list[str]: ...
+
+class Finding:
+    rule: str
+    problem: str
+    change: str
+    command: str
+    code: str
+
+class Diagnosis:
+    place: str
+    name: str
+    findings: list[Finding]
+    summary: str
+
+def diagnose(folder: str) -> list[Diagnosis]: ...
 
 class ScaleAdvice:
     verdict: str
@@ -206,6 +222,38 @@ class Magnitudes:
     def __init__(self) -> None: ...
     def add(self, grad: View) -> None: ...
     def advise(self, format: str, lose: float, margin: int) -> ScaleAdvice: ...
+
+class WeightTensor:
+    file: str
+    name: str
+    dtype: str
+    shape: list[int]
+    count: int
+    zeros: int
+    infs: int
+    nans: int
+    largest: float
+    smallest: float
+    flushed: int
+    subnormal: int
+    overflow: int
+
+class WeightReport:
+    safe: bool
+    verdict: str
+    tensors: list[WeightTensor]
+    total: WeightTensor
+    keep_fp32: list[str]
+    left_out: list[tuple[str, str, str]]
+    lose: float
+    def to_string(self, width: int = 80, all: bool = False) -> str: ...
+
+class WeightInspector:
+    def __init__(self, lose: float) -> None: ...
+    def add(self, name: str, weights: View, shape: list[int]) -> None: ...
+    def leave_out(self, name: str, dtype: str) -> None: ...
+    def add_files(self, paths: list[str]) -> None: ...
+    def finish(self) -> WeightReport: ...
 
 class Places:
     def __init__(self, api: Any, plain: list[type]) -> None: ...

@@ -1,4 +1,4 @@
-"""Recorder, write_report and advise for arrays."""
+"""Recorder, write_report, diagnose, and advise for arrays."""
 
 from __future__ import annotations
 
@@ -19,6 +19,15 @@ def write_report(folder: Path, path: Path = "") -> list[str]:
     return _core.write_report(os.fspath(folder), os.fspath(path))
 
 
+def diagnose(folder: Path) -> _core.Diagnosis:
+    """Says what is wrong with the loss scaling of the run in ``folder`` and what to change, as ``headroom diagnose``
+    does. Print the result. The run may still be training. docs/diagnose.md lists the rules."""
+    found = _core.diagnose(os.fspath(folder))
+    if len(found) > 1:
+        raise ValueError(f"There are {len(found)} runs below '{os.fspath(folder)}'; name the folder of one.")
+    return found[0]
+
+
 def advise(grads: Iterable[Any], format: str = "fp16", lose: float = 1e-3, margin: int = 3) -> _core.ScaleAdvice:
     """Picks a static scale for unscaled gradients: the largest one stays 2^margin times below overflow, and at
     most the share ``lose`` becomes zero. ``format`` is "fp16", "bf16", "e5m2" or "e4m3".
@@ -37,7 +46,8 @@ def advise(grads: Iterable[Any], format: str = "fp16", lose: float = 1e-3, margi
 class Recorder:
     """Writes the history of a run to a folder: ``history.jsonl``, at the end ``report.html``, and with
     ``tensorboard=True`` an event file. Every step is on disk as soon as it is recorded. ``settings`` are shown in the
-    report. With ``resume=True`` an existing history is continued; ``rewind(step)`` drops what a checkpoint
+    report; diagnose() uses "precision" ("fp16", "bf16" or "fp32") among them. With ``resume=True`` an existing history is
+    continued; ``rewind(step)`` drops what a checkpoint
     does not have.
 
     >>> import tempfile, os, headroom, numpy as np
@@ -63,9 +73,9 @@ class Recorder:
         resume: bool = False,
     ) -> None:
         self._folder = os.fspath(folder)
-        listed = [(key, str(value)) for key, value in (settings or {}).items()]
+        self._settings = [(key, str(value)) for key, value in (settings or {}).items()]
         self._core: Optional[_core.Recorder] = _core.Recorder(
-            self._folder, name, group, policy or _core.ScalePolicy("torch"), listed, tensorboard, resume)
+            self._folder, name, group, policy or _core.ScalePolicy("torch"), self._settings, tensorboard, resume)
 
     def _open(self) -> _core.Recorder:
         if self._core is None:
@@ -81,6 +91,12 @@ class Recorder:
         measured = [(name, *_core.measure_detail([tensor(grad)])) for name, grad in grads.items()]
         self._open().layers(step, scale, measured)
 
+    def settings(self, **changed: Any) -> None:
+        """Records other settings from here on: ``precision="bf16"``."""
+        kept = [(key, value) for key, value in self._settings if key not in changed]
+        self._settings = kept + [(key, str(value)) for key, value in changed.items()]
+        self._open().settings(self._settings)
+
     def note(self, step: int, text: str) -> None:
         """Records a remark for the reader of the report."""
         self._open().note(step, text)
@@ -88,6 +104,10 @@ class Recorder:
     def rewind(self, step: int) -> None:
         """Drops everything after ``step``."""
         self._open().rewind(step)
+
+    def diagnose(self) -> _core.Diagnosis:
+        """What diagnose() says about the run so far."""
+        return diagnose(self._folder)
 
     def finish(self, how: str = "finished", **results: float) -> None:
         """Writes how the run ended, and the report. Nothing can be recorded afterwards."""

@@ -176,8 +176,8 @@ function render() {
   drawHead(run, many);
   const groups = [...new Set(data.runs.map(one => one.group))];
   document.getElementById('main').replaceChildren(
-      ...[leftOut(), many ? groups.map(compareTable) : [], facts(run), notes(run), charts(run),
-          layerSection(run)]
+      ...[leftOut(), many ? groups.map(compareTable) : [], advice(run), facts(run), notes(run),
+          charts(run), layerSection(run)]
           .flat()
           .filter(Boolean),
       h('footer', {},

@@ -63,6 +63,7 @@ class Recorder(ArrayRecorder):
         """Records where gradients, which are in memory times ``scale``, lie in FP16's range."""
         self._measured = self._next
         params = [param for group in optimizer.param_groups for param in group["params"]]
+        self._note_precision({param.dtype for param in params})
         measured = []
         for name, param in zip(names, params):
             grad = None if param.grad is None else local(param.grad)
@@ -70,6 +71,13 @@ class Recorder(ArrayRecorder):
             if grad is not None and view is not None:
                 measured.append((name, *_core.measure_detail([view], stream_of(grad.device))))
         self._open().layers(self._next, scale, measured)
+
+    def _note_precision(self, dtypes: set[torch.dtype]) -> None:
+        """Records the precision of a 16-bit model for diagnose(). FP32 parameters may be under autocast of any type."""
+        known = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+        found = [name for dtype, name in known.items() if dtype in dtypes]
+        if len(found) == 1 and not any(key == "precision" for key, _ in self._settings):
+            self.settings(precision=found[0])
 
     def _write(self) -> None:
         """Writes the step that waits, whose report is the scaler's last one."""

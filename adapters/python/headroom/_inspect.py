@@ -1,0 +1,68 @@
+"""inspect(): is a checkpoint or a model safe in FP16?"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any, Union
+
+from headroom import _core
+from headroom._tensor import tensor
+from headroom._tools import Path
+
+
+def inspect(weights: Union[Path, Iterable[Path], Mapping[str, Any], Any], *, lose: float = 0.01) -> _core.WeightReport:
+    """Says whether weights are safe in FP16, as ``headroom inspect --weights`` does. Print the result.
+
+    ``weights`` is a safetensors file, an index of shards, a folder of them, a list of such paths, a PyTorch module,
+    or a dict of arrays or tensors. Weights are unsafe if one overflows, if there is inf or NaN, or if more than the
+    share ``lose`` of a tensor's nonzero weights become zero. Tensors of integers are left out. Tensors on a device
+    are copied to host memory, one at a time; of a DTensor the local shard is read.
+
+    >>> import numpy as np
+    >>> report = inspect({"w": np.array([1.0, 7e4], np.float32), "b": np.zeros(2, np.float32)})
+    >>> report.safe, report.keep_fp32
+    (False, ['w'])
+    >>> report.verdict
+    'Unsafe in FP16: 1 weight overflows (the largest is 7e+04 in w, FP16 ends at 65504). Keep in FP32: w.'
+    """
+    inspector = _core.WeightInspector(lose)
+    if isinstance(weights, (str, os.PathLike)):
+        inspector.add_files([os.fspath(weights)])
+    elif isinstance(weights, (list, tuple)) and all(isinstance(path, (str, os.PathLike)) for path in weights):
+        inspector.add_files([os.fspath(path) for path in weights])
+    else:
+        for name, array in _named_tensors(weights).items():
+            _add(inspector, name, array)
+    return inspector.finish()
+
+
+def _named_tensors(weights: Any) -> Mapping[str, Any]:
+    if isinstance(weights, Mapping):
+        return weights
+    if hasattr(weights, "named_parameters"):  # state_dict() may hold other things than tensors
+        found = dict(weights.named_parameters())
+        found.update(weights.named_buffers())
+        return found
+    raise TypeError(f"inspect() takes paths, a torch module or a dict of arrays, not {type(weights).__name__}.")
+
+
+def _add(inspector: _core.WeightInspector, name: str, array: Any) -> None:
+    dtype = str(getattr(array, "dtype", type(array).__name__)).rpartition(".")[2]
+    shape = [int(extent) for extent in getattr(array, "shape", ())]
+    if dtype not in ("float16", "bfloat16", "float32", "float64") or getattr(array, "is_sparse", False):
+        inspector.leave_out(name, dtype)
+        return
+    if hasattr(array, "detach"):
+        array = array.detach()
+        if hasattr(array, "to_local"):
+            array = array.to_local()
+        if array.device.type == "meta":
+            raise ValueError(f"'{name}' is on the meta device and has no values; load the weights first.")
+        array = array.cpu().contiguous()
+    elif hasattr(array, "flags") and not getattr(array.flags, "c_contiguous", True):
+        array = array.copy(order="C")
+    view = tensor(array)
+    if view.device != "cpu":
+        raise ValueError(f"'{name}' is on {view.device}; copy it to host memory first.")
+    inspector.add(name, view, shape)

@@ -1,0 +1,381 @@
+#include "diagnose/rules.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+
+namespace headroom::internal {
+namespace {
+
+constexpr double kMuchRoom = 3.0;     // doublings; fewer may be needed for the next larger gradient
+constexpr double kFarRoom = 6.0;      // doublings that no policy leaves on purpose
+constexpr size_t kManySkips = 5;      // in a row: gradients grew 32 times, not twice
+constexpr size_t kBadLosses = 3;      // that are inf or nan
+constexpr double kFarBelow = 1024.0;  // a scale that is this much smaller would have helped
+
+const char* const kUseHeadroom = "--loss-scale headroom";
+const char* const kUseHeadroomCode = "GradScaler(policy=\"headroom\")";
+
+std::string count_text(size_t count, const std::string& noun) {
+  return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
+}
+
+// A scale as a policy's text has it: "1.15292e+18" would not be a power of two.
+std::string scale_value(double scale) { return std::to_string(static_cast<int64_t>(scale)); }
+
+bool bad_loss(const HistoryStep& step) { return !std::isfinite(step.loss); }
+
+// Advice on FP16 names its condition where the precision is not recorded.
+std::string if_fp16(const RunFacts& run) {
+  return run.precision.empty() ? "If this run trains in FP16 (its precision is not recorded): "
+                               : "";
+}
+
+// ---- trouble that no scale cures
+
+// The longest series of steps whose loss was not finite: index of the first, and length. A loop
+// that never records a loss, but NaN, and whose gradients are finite, does not count.
+std::pair<size_t, size_t> longest_bad_losses(const RunFacts& run) {
+  const bool has_losses = !std::all_of(run.steps.begin(), run.steps.end(), bad_loss);
+  size_t first = 0, longest = 0, length = 0;
+  for (size_t i = 0; i < run.steps.size(); ++i) {
+    const bool failed = bad_loss(run.steps[i]) && (has_losses || !run.steps[i].applied);
+    length = failed ? length + 1 : 0;
+    if (length > longest) {
+      longest = length;
+      first = i + 1 - length;
+    }
+  }
+  return {first, longest};
+}
+
+// A series of skipped steps that did not end, in which the gradients were NaN and never inf, while
+// the scale fell to a thousandth or less.
+const SkipStreak* nan_at_any_scale(const RunFacts& run) {
+  if (run.streaks.empty() || !run.streaks.back().open) return nullptr;
+  const SkipStreak& streak = run.streaks.back();
+  const auto first = run.steps.begin() + static_cast<std::ptrdiff_t>(streak.begin);
+  const bool all_nan = std::all_of(first, run.steps.end(), only_nan);
+  const bool fell = first->scale >= kFarBelow * run.last_scale();
+  return all_nan && fell ? &streak : nullptr;
+}
+
+std::optional<Finding> forward_overflow(const RunFacts& run) {
+  Finding finding;
+  const auto [first, length] = longest_bad_losses(run);
+  const SkipStreak* const nan = nan_at_any_scale(run);
+  if (length >= kBadLosses) {
+    const size_t last = first + length - 1;
+    finding.problem = "The loss was inf or NaN in " + count_text(length, "step") +
+                      " in a row, from step " + std::to_string(run.steps[first].step) + " on" +
+                      (run.steps[first].scale > run.steps[last].scale
+                           ? ", at every scale from " + scale_text(run.steps[first].scale) +
+                                 " down to " + scale_text(run.steps[last].scale)
+                           : "") +
+                      ": the forward pass has failed, which no loss scale changes.";
+  } else if (nan != nullptr) {
+    finding.problem = "From step " + std::to_string(run.steps[nan->begin].step) +
+                      " on the gradients were NaN at every scale from " +
+                      scale_text(run.steps[nan->begin].scale) + " down to " +
+                      scale_text(run.last_scale()) + ": no loss scale cures that.";
+  } else {
+    return std::nullopt;
+  }
+  if (run.narrow()) {
+    finding.change =
+        "Find the first operation that leaves FP16's range with the range watch, and keep its "
+        "module "
+        "in FP32, or train in BF16; if the loss had been rising, lower the learning rate first.";
+    finding.command = "--precision bf16";
+    finding.code = "watch = headroom.torch.watch(model)  # later: print(watch.report())";
+  } else {
+    finding.change =
+        "Lower the learning rate, and look for a division by 0 or a logarithm of 0; the range "
+        "watch names the first operation that fails.";
+    finding.command = "--clip 1";
+    finding.code = "watch = headroom.torch.watch(model)  # later: print(watch.report())";
+  }
+  return finding;
+}
+
+std::optional<Finding> same_step(const RunFacts& run) {
+  for (const HistoryStep& step : run.steps) {
+    if (!is_bad_batch(step)) continue;
+    size_t attempts = 1, failed = 1;
+    for (const DroppedAttempt& attempt : run.history.dropped) {
+      attempts += attempt.reached >= step.step;
+      failed += std::any_of(attempt.bad_batches.begin(), attempt.bad_batches.end(),
+                            [&](const HistoryStep& bad) { return bad.step == step.step; });
+    }
+    if (failed < 2 || failed < attempts) continue;
+    const std::string at = std::to_string(step.step);
+    Finding finding;
+    finding.problem = "Step " + at + " gave NaN in all " + count_text(attempts, "attempt") +
+                      " to train it: its batch is bad, not the scale.";
+    finding.change = "Look at the data of step " + at +
+                     ", and leave out samples that are not finite or have no valid target.";
+    finding.code = "assert torch.isfinite(batch).all()";
+    return finding;
+  }
+  return std::nullopt;
+}
+
+// ---- the scale and its bounds
+
+std::optional<Finding> at_floor(const RunFacts& run) {
+  if (!run.narrow() || run.streaks.empty()) return std::nullopt;
+  const bool constant = run.history.policy.rule == "static";
+  const double floor = constant ? run.last_scale() : run.history.policy.min_scale;
+  if (!(floor > 0.0)) return std::nullopt;
+  size_t skipped = 0;
+  for (const HistoryStep& step : run.steps) {
+    skipped += !step.applied && step.has_inf && !bad_loss(step) && step.scale <= floor;
+  }
+  const bool often = static_cast<double>(skipped) >= 0.02 * static_cast<double>(run.steps.size());
+  const bool stopped = !constant && run.streaks.back().open && skipped > 0;
+  if (!stopped && (skipped < 3 || !often)) return std::nullopt;
+  Finding finding;
+  finding.problem = if_fp16(run) + count_text(skipped, "step") + " overflowed at scale " +
+                    scale_text(floor) +
+                    (constant ? ", which is constant" : ", the policy's floor") +
+                    ": the scale would have to be smaller.";
+  finding.change = constant ? "Let the scale follow the gradients."
+                            : "Use the policy whose floor is 2^-24, or a smaller min_scale.";
+  finding.command = kUseHeadroom;
+  finding.code = kUseHeadroomCode;
+  return finding;
+}
+
+std::optional<Finding> skips_in_row(const RunFacts& run) {
+  const SkipStreak* longest = nullptr;
+  for (const SkipStreak& streak : run.streaks) {
+    if (streak.begin < run.settled) continue;
+    if (longest == nullptr || streak.length() > longest->length()) longest = &streak;
+  }
+  const auto hysteresis = static_cast<size_t>(std::clamp(run.history.policy.hysteresis, 1.0, 1e6));
+  if (longest == nullptr || longest->length() < kManySkips * hysteresis) return std::nullopt;
+  Finding finding;
+  std::string steps = steps_text(run, *longest);
+  steps[0] = 'S';
+  finding.problem = steps + " were skipped in a row, after the scale had settled at " +
+                    scale_text(run.steps[longest->begin].scale) + ", and lowering it to " +
+                    scale_text(run.steps[longest->end - 1].scale) + " did not help.";
+  finding.change = "Clip the gradients, and lower the learning rate or lengthen its warm-up.";
+  finding.command = "--clip 1";
+  finding.code = "scaler.step(optimizer, max_norm=1.0)";
+  return finding;
+}
+
+// Whether the scale has reached the policy's ceiling and stayed there.
+bool stays_at_ceiling(const RunFacts& run) {
+  const double ceiling = run.history.policy.max_scale;
+  if (!(ceiling > 0.0) || run.recent >= run.steps.size()) return false;
+  size_t there = 0;
+  for (size_t i = run.recent; i < run.steps.size(); ++i) there += run.steps[i].scale >= ceiling;
+  return 2 * there > run.steps.size() - run.recent;
+}
+
+std::optional<Finding> at_ceiling(const RunFacts& run) {
+  if (!run.narrow() || !stays_at_ceiling(run)) return std::nullopt;
+  if (run.room.value_or(0.0) < kMuchRoom || !run.underflows()) return std::nullopt;
+  const double ceiling = run.history.policy.max_scale;
+  const bool own = run.history.policy.rule == "headroom";
+  const double wanted =
+      std::min(0x1p62, std::exp2(std::floor(std::log2(ceiling) + *run.room - 2.0)));
+  Finding finding;
+  finding.problem = if_fp16(run) + "The scale stays at " + scale_text(ceiling) +
+                    ", the policy's ceiling, although " + run.underflow_text() +
+                    " and there is room for " + doublings_text(*run.room) + ".";
+  finding.change =
+      own ? "Raise max_scale." : "Use a policy with a higher ceiling, or raise max_scale.";
+  finding.command = own ? "--loss-scale headroom:max_scale=" + scale_value(wanted) : kUseHeadroom;
+  finding.code = own ? "GradScaler(policy=\"headroom:max_scale=" + scale_value(wanted) + "\")"
+                     : kUseHeadroomCode;
+  return finding;
+}
+
+// The policy that raises the scale of this run. HeadroomScale follows the gradients at once up to
+// 2^16 and by one doubling in 256 steps above it; a run that is too short for that has to start
+// higher.
+std::string raising_policy(const RunFacts& run) {
+  constexpr double kFollowed = 16.0, kInterval = 256.0, kHighest = 31.0;
+  const double target = std::floor(std::log2(run.last_scale()) + *run.room - kMuchRoom);
+  if (kInterval * (target - kFollowed) <= static_cast<double>(run.steps.size())) return "headroom";
+  return "headroom:init_scale=" + scale_value(std::exp2(std::min(target, kHighest)));
+}
+
+std::optional<Finding> scale_too_low(const RunFacts& run) {
+  const bool fp16 = run.precision == "fp16" || (run.precision.empty() && run.scales());
+  if (!fp16 || run.room.value_or(0.0) < kMuchRoom || !run.underflows()) return std::nullopt;
+  const std::string policy = raising_policy(run);
+  // A short distance is left by HeadroomScale on purpose.
+  if (run.history.policy.rule == "headroom" && (policy == "headroom" || *run.room < kFarRoom)) {
+    return std::nullopt;
+  }
+  Finding finding;
+  finding.problem =
+      if_fp16(run) +
+      (run.scales() ? "at scale " + scale_text(run.last_scale()) + " " : "without a loss scale ") +
+      run.underflow_text() + ", and there is room for " + doublings_text(*run.room) +
+      " of the scale.";
+  finding.problem[0] = static_cast<char>(std::toupper(finding.problem[0]));
+  finding.change = policy == "headroom"
+                       ? "Let the scale follow the largest gradient."
+                       : "Let the scale follow the largest gradient, and begin higher: this run is "
+                         "too short to find the scale.";
+  finding.command = "--loss-scale " + policy;
+  finding.code = "GradScaler(policy=\"" + policy + "\")";
+  return finding;
+}
+
+// Whether the scale is as high as the gradients allow. HeadroomScale keeps a distance of its own.
+bool no_room(const RunFacts& run) {
+  return run.room.has_value() && *run.room < (run.history.policy.rule == "headroom" ? 5.0 : 3.0);
+}
+
+// ---- the gradients need more range than FP16 has
+
+std::optional<Finding> one_tensor(const RunFacts& run) {
+  if (!run.narrow() || !run.scales() || !no_room(run) || !run.top.has_value()) return std::nullopt;
+  const TopTensor& top = *run.top;
+  const bool others_suffer =
+      top.others.lost >= 0.05 || top.others.lost + top.others.subnormal >= 0.4;
+  if (top.ahead < 4.0 || !others_suffer) return std::nullopt;
+  const size_t dot = top.name.find_last_of('.');
+  const std::string module = dot == std::string::npos ? top.name : top.name.substr(0, dot);
+  Finding finding;
+  finding.problem = if_fp16(run) + "The gradients of " + top.name + " are at least " +
+                    doublings_text(top.ahead) +
+                    " larger than those of every other tensor and bound the scale for all, while " +
+                    share_text(top.others.lost + top.others.subnormal) +
+                    " of the others' nonzero gradients are lost or subnormal.";
+  finding.change = "Compute " + module + " in FP32, so that the scale can rise.";
+  finding.code = "headroom.torch.keep_fp32(model, [\"" + module + "\"])";
+  return finding;
+}
+
+// Gradients that are computed in FP32, as those of embeddings often are, are not lost, although
+// they lie where FP16 loses them; so this rule wants more of them than underflows() does.
+std::optional<Finding> no_scale_left(const RunFacts& run) {
+  if (!run.narrow() || !run.scales() || !no_room(run) || !run.loss.has_value()) return std::nullopt;
+  const double casts = run.cast_to_zero.value_or(0.0);
+  const bool much = run.loss->lost >= 0.05 || run.loss->lost + run.loss->subnormal >= 0.4;
+  if (!much && casts < 0.05) return std::nullopt;
+  Finding finding;
+  finding.problem = if_fp16(run) +
+                    "The scale is as high as the largest gradients allow (room for " +
+                    doublings_text(*run.room) + "), and still " + run.underflow_text() +
+                    ": the gradients need more range than FP16 has.";
+  finding.change = "Train in BF16, or keep the layers that lose most in FP32.";
+  finding.command = "--precision bf16";
+  finding.code = "torch.autocast(device, dtype=torch.bfloat16)";
+  return finding;
+}
+
+// ---- waste
+
+std::optional<Finding> growth_fails(const RunFacts& run) {
+  size_t grown = 0, failed = 0;
+  for (size_t i = std::max<size_t>(run.settled, 1); i < run.steps.size(); ++i) {
+    if (run.steps[i].scale <= run.steps[i - 1].scale) continue;
+    ++grown;
+    const size_t end = std::min(i + 2, run.steps.size());
+    bool fails = false;
+    for (size_t j = i; j < end; ++j) fails = fails || !run.steps[j].applied;
+    failed += fails;
+  }
+  const double cost = static_cast<double>(failed) / static_cast<double>(run.steps.size());
+  if (failed < 5 || 10 * failed < 7 * grown || cost < 0.02) return std::nullopt;
+  Finding finding;
+  finding.problem = std::to_string(failed) + " of " + count_text(grown, "attempt") +
+                    " to raise the scale overflowed within two steps, and cost " +
+                    share_text(cost) + " of all steps.";
+  finding.change =
+      "Use the policy that follows the largest gradient and does not have to try, or a "
+      "growth_interval of 1000 or more.";
+  finding.command = kUseHeadroom;
+  finding.code = kUseHeadroomCode;
+  return finding;
+}
+
+std::optional<Finding> no_scaler_needed(const RunFacts& run) {
+  if (run.narrow() || !run.scales()) return std::nullopt;
+  Finding finding;
+  finding.problem =
+      std::string(run.precision == "bf16" ? "BF16" : "FP32") +
+      " has the range of FP32, and this run scales its loss by " + scale_text(run.last_scale()) +
+      ", which gains nothing" +
+      (run.history.skipped > 0
+           ? " and cost " + count_text(static_cast<size_t>(run.history.skipped), "step")
+           : "") +
+      ".";
+  finding.change = "Train without a loss scale.";
+  finding.command = "--loss-scale none";
+  finding.code = "GradScaler(enabled=False)";
+  return finding;
+}
+
+}  // namespace
+
+const std::vector<Rule>& rules() {
+  static const std::vector<Rule> list = {
+      {{"forward-overflow",
+        "the loss is inf or NaN in 3 steps in a row; or gradients are NaN, never inf, until the "
+        "run "
+        "ends, while the scale falls to a thousandth",
+        "the range watch and FP32 for the module it names, or BF16; no loss scale helps"},
+       forward_overflow,
+       {"skips-in-row", "at-floor"}},
+      {{"same-step", "the same step gives NaN before and after every resume",
+        "inspect the data of that step"},
+       same_step,
+       {}},
+      {{"at-floor",
+        "gradients overflow at the smallest scale of the policy: the run ends there, or 3 steps "
+        "and "
+        "2 % of all are skipped; also at a static scale",
+        "`--loss-scale headroom`, whose floor is 2^-24, or a smaller `min_scale`"},
+       at_floor,
+       {"skips-in-row"}},
+      {{"skips-in-row",
+        "5 steps in a row are skipped (times `hysteresis`), later than 10 steps after the first "
+        "applied one",
+        "clip the gradients, lower the learning rate"},
+       skips_in_row,
+       {}},
+      {{"at-ceiling",
+        "the scale stays at the largest one of the policy, gradients underflow, and there is room "
+        "for 3 doublings",
+        "`--loss-scale headroom`, whose ceiling is 2^32, or a larger `max_scale`"},
+       at_ceiling,
+       {"scale-too-low"}},
+      {{"scale-too-low", "gradients underflow, and there is room for 3 doublings",
+        "`--loss-scale headroom`, in a short run with a higher `init_scale`"},
+       scale_too_low,
+       {}},
+      {{"one-tensor",
+        "as `no-scale-left`, and one tensor's gradients are 16 times larger than those of every "
+        "other "
+        "tensor",
+        "compute that tensor's module in FP32"},
+       one_tensor,
+       {"no-scale-left"}},
+      {{"no-scale-left", "no room is left, and gradients underflow",
+        "BF16, or FP32 for the layers that lose most"},
+       no_scale_left,
+       {}},
+      {{"growth-fails",
+        "5 attempts to raise the scale, at least 70 % of them, overflow within two steps and cost "
+        "2 % of all steps",
+        "`--loss-scale headroom`, or a `growth_interval` of 1000 or more"},
+       growth_fails,
+       {}},
+      {{"no-scaler-needed", "a BF16 or FP32 run has a loss scale other than 1",
+        "`--loss-scale none`"},
+       no_scaler_needed,
+       {}},
+  };
+  return list;
+}
+
+}  // namespace headroom::internal

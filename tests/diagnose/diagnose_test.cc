@@ -1,0 +1,306 @@
+// The rules on histories made for them: where each must speak, and where it must not. Recorded runs
+// of the trainer are in tests/cli/diagnose_test.py.
+#include <gtest/gtest.h>
+#include <headroom/diagnose.h>
+#include <headroom/record.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <optional>
+
+#include "tests/record/folder.h"
+
+namespace headroom {
+namespace {
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+
+/// Writes a history step by step.
+class Recorded {
+ public:
+  explicit Recorded(const std::string& policy, const std::string& precision = "fp16",
+                    bool resume = false, const Folder* folder = nullptr)
+      : own_(folder == nullptr ? std::make_unique<Folder>() : nullptr),
+        folder_(folder == nullptr ? *own_ : *folder) {
+    RunInfo info;
+    info.policy = parse_policy(policy);
+    if (!precision.empty()) info.settings = {{"precision", precision}};
+    info.resume = resume;
+    recorder_.emplace(folder_.path("run"), info);
+  }
+
+  /// Steps whose largest scaled gradient is `largest`.
+  Recorded& steps(int count, double scale, double largest = 16384.0, double loss = 1.0) {
+    for (int i = 0; i < count; ++i) {
+      StepReport report;
+      report.applied = true;
+      report.scale = static_cast<float>(scale);
+      report.grad_norm = largest / scale;
+      report.stats.amax = largest;
+      report.stats.squares[1] = largest * largest;
+      recorder_->step(++step_, loss, report);
+    }
+    return *this;
+  }
+  Recorded& skip(double scale, int64_t infs = 1, int64_t nans = 0, double loss = 1.0) {
+    StepReport report;
+    report.scale = static_cast<float>(scale);
+    report.skip = Skip::kNotFinite;
+    report.stats.inf_count = infs;
+    report.stats.nan_count = nans;
+    report.culprit = "w: bad";
+    recorder_->step(++step_, loss, report);
+    return *this;
+  }
+  /// A record of layers, of which a share is subnormal and the rest `largest`.
+  Recorded& layers(double subnormal, double largest = 16384.0, double other = 0.0) {
+    LayerStats layer;
+    layer.name = "block.top.weight";
+    layer.stats.count = 1000;
+    layer.stats.amax = largest;
+    fill(subnormal, largest, &layer);
+    std::vector<LayerStats> all = {layer};
+    if (other > 0.0) {
+      all.push_back(layer);
+      all[1].name = "block.other.weight";
+      all[1].stats.amax = other;
+      fill(subnormal, other, &all[1]);
+    }
+    layers_step_ = std::max(layers_step_ + 1, step_);
+    recorder_->layers(layers_step_, 1.0, all);
+    return *this;
+  }
+  Recorded& rewind(int64_t step) {
+    recorder_->rewind(step);
+    step_ = step;
+    return *this;
+  }
+  Diagnosis diagnosis() const { return diagnose(folder_.path("run")).at(0); }
+  /// The ids of the findings, the most important first.
+  std::string found() const {
+    std::string ids;
+    for (const Finding& finding : diagnosis().findings)
+      ids += (ids.empty() ? "" : " ") + finding.rule;
+    return ids;
+  }
+
+ private:
+  static void fill(double subnormal, double largest, LayerStats* layer) {
+    layer->detail.histogram = {};
+    const auto bin = [&](int exponent) -> int64_t& {
+      return layer->detail.histogram[static_cast<size_t>(exponent - GradDetail::kMinExponent)];
+    };
+    const auto small = static_cast<int64_t>(std::lround(1000.0 * subnormal));
+    bin(-20) += small;
+    bin(std::ilogb(largest)) += 1000 - small;
+  }
+
+  std::unique_ptr<Folder> own_;
+  const Folder& folder_;
+  std::optional<Recorder> recorder_;
+  int64_t step_ = 0;
+  int64_t layers_step_ = 0;
+};
+
+TEST(Diagnose, HealthyRunGetsNoAdvice) {
+  Recorded run("dynamic");
+  run.skip(65536).skip(32768).steps(50, 16384).layers(0.1).steps(50, 16384).layers(0.2);
+  EXPECT_EQ(run.found(), "");
+  EXPECT_EQ(
+      run.diagnosis().summary,
+      "Nothing is wrong: 2 of 102 steps were skipped, the scale ended at 2^14 with room for 1 "
+      "doubling.");
+}
+
+TEST(Diagnose, ShortRunIsNotCalledHealthy) {
+  EXPECT_NE(Recorded("dynamic").steps(3, 1024).diagnosis().summary.find("too short"),
+            std::string::npos);
+}
+
+TEST(Diagnose, ScaleTooLowNeedsRoomAndUnderflow) {
+  const double far = std::ldexp(65504.0, -21);
+  Recorded run("static:1024");
+  run.steps(40, 1024, far).layers(0.999, far).steps(4000, 1024, far).layers(0.999, far);
+  ASSERT_EQ(run.found(), "scale-too-low");
+  const Finding finding = run.diagnosis().findings[0];
+  EXPECT_EQ(finding.command, "--loss-scale headroom");
+  EXPECT_EQ(finding.problem,
+            "At scale 2^10 99.90 % of the nonzero gradients are subnormal in FP16, and there is "
+            "room for 21 doublings of the scale.");
+  EXPECT_EQ(Recorded("static:1024").steps(80, 1024, far).layers(0.2, far).found(), "")
+      << "no underflow";
+  EXPECT_EQ(Recorded("static:1024").steps(80, 1024).layers(0.2).found(), "") << "no room";
+  EXPECT_EQ(Recorded("static:1", "bf16").steps(80, 1, far).layers(0.999, far).found(), "");
+  EXPECT_EQ(Recorded("none", "fp32").steps(80, 1, far).layers(0.999, far).found(), "");
+  EXPECT_EQ(Recorded("none", "fp16").steps(80, 1, far).layers(0.999, far).found(), "scale-too-low");
+  EXPECT_EQ(Recorded("none", "").steps(80, 1, far).layers(0.999, far).found(), "")
+      << "unknown, no scaler";
+  const Diagnosis unknown =
+      Recorded("static:8", "").steps(80, 8, far).layers(0.999, far).diagnosis();
+  EXPECT_EQ(unknown.findings.at(0).problem.substr(0, 29), "If this run trains in FP16 (i");
+}
+
+TEST(Diagnose, ShortRunHasToBeginWithAHigherScale) {
+  // Above 2^16 the policy doubles the scale in 256 steps: it would need 13 * 256.
+  const double far = std::ldexp(65504.0, -16);
+  const auto with = [&](const char* policy, int steps) {
+    return Recorded(policy).steps(steps, 65536, far).layers(0.5, far).diagnosis();
+  };
+  EXPECT_EQ(with("dynamic", 200).findings.at(0).command,
+            "--loss-scale headroom:init_scale=536870912");
+  EXPECT_EQ(with("headroom", 200).findings.at(0).command,
+            "--loss-scale headroom:init_scale=536870912");
+  EXPECT_EQ(with("dynamic", 4000).findings.at(0).command, "--loss-scale headroom");
+  EXPECT_TRUE(with("headroom", 4000).findings.empty());
+}
+
+TEST(Diagnose, ForwardOverflowNeedsThreeBadLossesInARow) {
+  const auto with = [](int count, double loss) {
+    Recorded run("dynamic");
+    run.steps(40, 1024);
+    for (int i = 0; i < count; ++i) run.skip(std::ldexp(1024.0, -i), 1, 1, loss);
+    return run.steps(5, 32).found();
+  };
+  EXPECT_EQ(with(3, kNan), "forward-overflow");
+  EXPECT_EQ(with(8, HUGE_VAL), "forward-overflow") << "and not skips-in-row";
+  EXPECT_EQ(with(2, kNan), "");
+  EXPECT_EQ(with(4, 1.0), "");
+}
+
+TEST(Diagnose, LossThatIsNeverRecordedIsNoFailure) {
+  EXPECT_EQ(Recorded("dynamic").steps(60, 1024, 16384, kNan).found(), "");
+  EXPECT_EQ(Recorded("dynamic").steps(60, 1024).steps(10, 1024, 16384, kNan).found(),
+            "forward-overflow");
+}
+
+TEST(Diagnose, NanGradientsAtEveryScaleAreNoMatterOfTheScale) {
+  const auto with = [](int64_t infs, int falls, bool recovers) {
+    Recorded run("dynamic");
+    run.steps(40, 65536);
+    for (int i = 0; i < falls; ++i) run.skip(std::ldexp(65536.0, -i), infs, 5);
+    if (recovers) run.steps(5, 32);
+    return run.found();
+  };
+  EXPECT_EQ(with(0, 12, false), "forward-overflow");
+  EXPECT_EQ(with(1, 12, false), "skips-in-row");
+  EXPECT_EQ(with(0, 12, true), "skips-in-row");
+  EXPECT_EQ(with(0, 4, false), "");
+}
+
+TEST(Diagnose, BadBatchIsTheStepThatFailsInEveryAttempt) {
+  Recorded run("dynamic");
+  run.steps(54, 1024).skip(1024, 0, 3).steps(5, 512).rewind(50);
+  run.steps(4, 1024).skip(1024, 0, 3).steps(9, 512);
+  EXPECT_EQ(run.found(), "same-step");
+  EXPECT_NE(run.diagnosis().findings[0].problem.find("Step 55 gave NaN in all 2 attempts"),
+            std::string::npos);
+  run.rewind(50).steps(30, 1024);
+  EXPECT_EQ(run.found(), "") << "the third attempt succeeded";
+  run.rewind(50).steps(4, 1024).skip(1024, 0, 3).steps(9, 512);
+  EXPECT_EQ(run.found(), "") << "not every attempt failed";
+  Recorded grown("dynamic");  // the scale grows before step 55 in both attempts
+  grown.steps(54, 1024).skip(2048, 3, 0).steps(5, 1024).rewind(50);
+  grown.steps(4, 1024).skip(2048, 3, 0).steps(9, 1024);
+  EXPECT_EQ(grown.found(), "");
+}
+
+TEST(Diagnose, EarlierAttemptsAreKeptWhenTheRunGoesFurtherBack) {
+  Recorded run("dynamic");
+  run.steps(54, 1024).skip(1024, 0, 3).rewind(50).steps(4, 1024).skip(1024, 0, 3);
+  run.rewind(20).steps(34, 1024).skip(1024, 0, 3).steps(3, 512);
+  EXPECT_NE(run.diagnosis().findings.at(0).problem.find("in all 3 attempts"), std::string::npos);
+}
+
+TEST(Diagnose, FloorIsNamedWhereGradientsOverflowAtIt) {
+  EXPECT_EQ(Recorded("dynamic:min_scale=1024").skip(2048).skip(1024).found(), "at-floor");
+  EXPECT_EQ(Recorded("dynamic:min_scale=1024").skip(2048).steps(40, 1024).found(), "");
+  Recorded run("static:65536");
+  for (int i = 0; i < 20; ++i) run.steps(4, 65536).skip(65536);
+  EXPECT_EQ(run.found(), "at-floor");
+  EXPECT_EQ(Recorded("static:65536").steps(300, 65536).skip(65536).steps(9, 65536).found(), "");
+}
+
+TEST(Diagnose, SkipsInARowCountAfterWarmUpOnly) {
+  const auto with = [](int before, int skips, const char* policy) {
+    Recorded run(policy);
+    run.steps(before, 65536);
+    for (int i = 0; i < skips; ++i) run.skip(std::ldexp(65536.0, -i));
+    return run.steps(20, 64).found();
+  };
+  EXPECT_EQ(with(40, 5, "dynamic"), "skips-in-row");
+  EXPECT_EQ(with(40, 4, "dynamic"), "");
+  EXPECT_EQ(with(0, 9, "dynamic"), "") << "the search for the first scale";
+  EXPECT_EQ(with(40, 8, "deepspeed"), "") << "a hysteresis of 2 skips twice as often";
+}
+
+TEST(Diagnose, CeilingIsNamedWhereItHurts) {
+  Recorded run("dynamic:init_scale=16,max_scale=16");
+  run.steps(60, 16, 16).layers(0.9, 16);
+  EXPECT_EQ(run.found(), "at-ceiling");
+  Recorded fine("dynamic:init_scale=16,max_scale=16");
+  EXPECT_EQ(fine.steps(60, 16, 16).layers(0.0, 16).found(), "");
+  Recorded own("headroom");
+  own.steps(60, 0x1p32, 16).layers(0.9, 16);
+  EXPECT_EQ(own.found(), "at-ceiling");
+  EXPECT_EQ(own.diagnosis().findings[0].command, "--loss-scale headroom:max_scale=2199023255552");
+}
+
+TEST(Diagnose, TensorThatBoundsTheScaleIsNamed) {
+  const auto with = [](double other) {
+    Recorded run("dynamic");
+    run.steps(40, 1024, 32768).layers(0.5, 32768, other).steps(40, 1024, 32768);
+    return run.layers(0.5, 32768, other).diagnosis();
+  };
+  EXPECT_EQ(with(1024.0).findings.at(0).rule, "one-tensor");
+  EXPECT_EQ(with(1024.0).findings.size(), 1u);
+  EXPECT_EQ(with(1024.0).findings[0].code, "headroom.torch.keep_fp32(model, [\"block.top\"])");
+  EXPECT_EQ(with(4096.0).findings.at(0).rule, "no-scale-left") << "only 8 times larger";
+}
+
+TEST(Diagnose, GradientsThatNeedMoreRangeGetAnotherFormat) {
+  Recorded run("dynamic");
+  EXPECT_EQ(run.steps(80, 1024, 32768).layers(0.5, 32768).found(), "no-scale-left");
+  EXPECT_EQ(run.diagnosis().findings[0].command, "--precision bf16");
+  EXPECT_EQ(Recorded("dynamic").steps(80, 1024, 32768).layers(0.35, 32768).found(), "");
+}
+
+TEST(Diagnose, FailedGrowthCountsIfItCostsSteps) {
+  const auto with = [](int interval) {
+    Recorded run("dynamic");
+    run.steps(30, 1024);
+    for (int i = 0; i < 8; ++i) run.skip(2048).steps(interval, 1024);
+    return run.found();
+  };
+  EXPECT_EQ(with(10), "growth-fails");
+  EXPECT_EQ(with(200), "") << "one step in 200 is the price of every dynamic scale";
+}
+
+TEST(Diagnose, WideFormatsNeedNoScaler) {
+  EXPECT_EQ(Recorded("dynamic", "bf16").steps(60, 65536).found(), "no-scaler-needed");
+  EXPECT_EQ(Recorded("dynamic", "fp32").steps(60, 65536).found(), "no-scaler-needed");
+  EXPECT_EQ(Recorded("none", "bf16").steps(60, 1).found(), "");
+  EXPECT_EQ(Recorded("dynamic", "").steps(60, 65536).found(), "");
+}
+
+TEST(Diagnose, SettingsAfterAChangeOfPrecisionCount) {
+  const Folder folder;
+  RunInfo info;
+  info.settings = {{"precision", "fp16"}};
+  Recorder recorder(folder.path("run"), info);
+  recorder.step(1, 1.0, applied(65536.0f));
+  recorder.settings({{"precision", "bf16"}});
+  recorder.rewind(0);
+  for (int step = 1; step <= 30; ++step) recorder.step(step, 1.0, applied(1.0f));
+  EXPECT_TRUE(diagnose(folder.path("run")).at(0).findings.empty());
+}
+
+TEST(Diagnose, NamesFromAHistoryAreMadePrintable) {
+  Diagnosis diagnosis;
+  diagnosis.findings = {{"x", "The tensor \x1b[2J is bad.", "Change\nit.", "", "a\x07"}};
+  EXPECT_EQ(diagnosis.to_string(), "1. The tensor ?[2J is bad. [x]\n   Change?it.\n     a?\n");
+}
+
+}  // namespace
+}  // namespace headroom

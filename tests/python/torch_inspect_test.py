@@ -1,0 +1,42 @@
+"""headroom.inspect for PyTorch modules and tensors."""
+
+import math
+
+import pytest
+import torch
+
+import headroom
+
+
+def oracle(tensor):
+    values = tensor.detach().double().flatten()
+    values = values[values != 0]
+    half = values.to(torch.float16).abs()
+    return (int((half == 0).sum()), int(((half > 0) & (half < 2.0**-14)).sum()), int(half.isinf().sum()))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_counts_of_a_module_equal_those_of_torchs_conversion(dtype):
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.BatchNorm1d(64)).to(dtype)
+    with torch.no_grad():
+        model[0].weight.copy_(torch.randn(64, 64) * 2.0 ** (torch.rand(64, 64) * 47 - 30))
+    report = headroom.inspect(model)
+    names = [name for name, _ in model.named_parameters()] + ["1.running_mean", "1.running_var"]
+    assert [tensor.name for tensor in report.tensors] == names
+    first = report.tensors[0]
+    assert (first.flushed, first.subnormal, first.overflow) == oracle(model[0].weight) and first.overflow > 0
+    assert report.keep_fp32[0] == "0.weight" and report.left_out == [("", "1.num_batches_tracked", "int64")]
+
+
+def test_a_healthy_model_is_safe_also_as_a_state_dict_and_transposed():
+    model = torch.nn.Linear(8, 4)
+    assert headroom.inspect(model).safe and headroom.inspect(model.state_dict()).safe
+    report = headroom.inspect({"w": model.weight.T, "v": model.weight[:, ::2]})
+    assert [tensor.count for tensor in report.tensors] == [32, 16]
+
+
+def test_a_model_without_values_is_refused():
+    with pytest.raises(ValueError, match="meta device"):
+        headroom.inspect(torch.nn.Linear(2, 2, device="meta"))
+    assert not headroom.inspect({"w": torch.tensor([math.nan])}).safe
