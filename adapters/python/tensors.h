@@ -69,6 +69,7 @@ void bind_scaler(py::module_& m);
 void bind_places(py::module_& m);
 void bind_callbacks(py::module_& m);
 void bind_tools(py::module_& m);
+void bind_ranges(py::module_& m);
 
 }  // namespace headroom::python
 

@@ -7,6 +7,7 @@
 #include <headroom/inject.h>
 #include <headroom/inspect.h>
 #include <headroom/layers.h>
+#include <headroom/ranges.h>
 #include <headroom/record.h>
 
 #endif  // HEADROOM_TOOLS_H_

@@ -1,0 +1,258 @@
+"""Follows one forward and backward pass operation by operation, and measures every result on its device.
+
+A TorchFunctionMode sees each call of the torch API after autograd has recorded it: its name, its inputs and its
+result. A hook on the result measures the gradient that backward brings. Inside backward the mode is off, so that
+activations which are computed again there (checkpointing) do not appear twice.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, Optional
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from headroom import _core
+from headroom.torch._memory import _CODES, local, view_of
+
+# RangeSource
+OPERATION, INPUT, PARAMETER, CONSTANT = range(4)
+
+# Operations whose results hold elements of their first argument, or elements that are no larger: they cannot be
+# the first to leave the range. Their results share the row of that argument.
+_SHARING = frozenset(
+    "view view_as reshape reshape_as transpose permute swapaxes swapdims movedim moveaxis expand expand_as unsqueeze "
+    "squeeze flatten unflatten ravel contiguous detach detach_ chunk split split_with_sizes tensor_split unbind narrow "
+    "select __getitem__ t alias clone index_select gather repeat repeat_interleave flip roll diagonal unfold "
+    "as_strided requires_grad_ pin_memory tanh sigmoid relu relu_ movedim rot90 take_along_dim topk sort".split()
+)
+_CASTS = frozenset("to float half double bfloat16 type type_as cpu cuda".split())
+# Operations that write constants, which may be infinite on purpose.
+_FILLING = frozenset(
+    "full full_like new_full fill_ masked_fill masked_fill_ where triu tril triu_ tril_ tensor as_tensor scalar_tensor "
+    "zeros zeros_like ones ones_like empty empty_like new_zeros new_ones new_tensor new_empty arange".split()
+)
+_PRODUCTS = frozenset("mul mul_ multiply __mul__ __rmul__ __imul__".split())
+_QUOTIENTS = frozenset("div div_ divide true_divide __div__ __truediv__ __itruediv__".split())
+_VIEWING = frozenset("T mT H mH data real".split())  # attributes
+_PLAIN_NAMES = {"__rdiv__": "div", "__rsub__": "sub", "__rpow__": "pow", "__rmod__": "remainder",
+                "__rmatmul__": "matmul", "__setitem__": "setitem"}
+# Backward hands the gradient on as it is: not a suspect where a gradient is the sum of several.
+_ADDING = frozenset("add add_ sub sub_ cat stack sum mean".split())
+
+_SHARE, _CAST, _FILL, _PRODUCT, _QUOTIENT, _SET, _BACKWARD, _IGNORE, _PLAIN = range(9)
+
+
+class Op:
+    """An operation, parameter or input of the watched pass."""
+
+    __slots__ = ("consumers", "grad_row", "inputs", "module", "operation", "row", "source", "tensor", "trace", "types")
+
+    def __init__(self, trace: Trace, module: str, operation: str, tensor: str, source: int, inputs: list[Op]) -> None:
+        self.trace = trace
+        self.module = module
+        self.operation = operation
+        self.tensor = tensor
+        self.source = source
+        self.inputs = inputs
+        self.consumers: list[Op] = []
+        self.row = self.grad_row = -1
+        self.types = [2, 2]  # of the result and of its gradient
+        for op in inputs:
+            op.consumers.append(self)
+
+
+@functools.cache
+def _kind_of(func: Callable[..., Any]) -> tuple[int, str]:
+    """What to do with the result of a function, and its name in reports."""
+    name = getattr(func, "__name__", type(func).__name__)
+    if func in _BACKWARDS:
+        return _BACKWARD, name
+    if name == "__get__":
+        return _SHARE if getattr(func.__self__, "__name__", "") in _VIEWING else _IGNORE, name
+    kinds = ((_SHARING, _SHARE), (_CASTS, _CAST), (_FILLING, _FILL), (_PRODUCTS, _PRODUCT), (_QUOTIENTS, _QUOTIENT),
+             ({"__setitem__"}, _SET))
+    kind = next((kind for names, kind in kinds if name in names), _PLAIN)
+    return kind, _PLAIN_NAMES.get(name) or name.strip("_") or name
+
+
+_BACKWARDS = (torch.Tensor.backward, torch.autograd.backward)
+
+
+class Trace(TorchFunctionMode):
+    """The operations of one watched step. ``done`` is called in the thread of the forward pass once backward
+    has been enqueued."""
+
+    def __init__(self, table: _core.RangeTable, names: dict[int, str], done: Callable[[], None]) -> None:
+        super().__init__()
+        self._table = table
+        self._names = names  # of parameters and buffers, by id
+        self._inputs: dict[int, str] = {}  # names of the model's arguments, by id
+        self._known: dict[int, Op] = {}  # parameters and buffers that were used
+        self._done = done
+        self._rows: dict[int, tuple[Op, bool]] = {}
+        self._hooks: list[Any] = []
+        self.modules: list[tuple[str, Any]] = []  # that are running, outermost first
+        self.active = True
+
+    def name_inputs(self, names: Iterable[tuple[str, Any]]) -> None:
+        self._inputs.update((id(value), name) for name, value in names)
+
+    # Forward.
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kind, name = _kind_of(func)
+        if kind == _BACKWARD:
+            return self._run_backward(func, args, kwargs or {})
+        result = func(*args, **kwargs) if kwargs else func(*args)
+        if self.active and kind != _IGNORE and (kind == _SET or isinstance(result, (torch.Tensor, tuple, list))):
+            self._follow(kind, name, args, kwargs, result)
+        return result
+
+    def _follow(self, kind: int, name: str, args: Any, kwargs: Any, result: Any) -> None:
+        if kind == _SET:
+            result = args[0]
+        results = [result] if isinstance(result, torch.Tensor) else [t for t in result if isinstance(t, torch.Tensor)]
+        results = [t for t in results if t.dtype in _CODES]
+        if not results:
+            return
+        if _shares(kind, args, result):
+            op = self._op_of(args[0])
+            if op is not None:
+                for tensor in results:
+                    self._mark(tensor, op)
+                return
+        inputs = [op for op in map(self._op_of, _tensors(args, kwargs)) if op is not None]
+        for tensor in results:
+            source = CONSTANT if kind == _FILL else OPERATION
+            op = Op(self, self.modules[-1][0] if self.modules else "", name, "", source, inputs)
+            self._mark(tensor, op)
+            if source == OPERATION or inputs:
+                self._measure(tensor, op)
+
+    def _mark(self, tensor: torch.Tensor, op: Op) -> None:
+        if id(tensor) not in self._names:
+            tensor._headroom_op = op  # type: ignore[attr-defined]
+
+    def _measure(self, tensor: torch.Tensor, op: Op) -> None:
+        """Measures a result now and its gradient when backward brings it."""
+        op.row = self._measured(tensor, op, False)
+        if tensor.requires_grad:
+            handle = tensor.register_hook(functools.partial(self._gradient, op))
+            if tensor.is_leaf:
+                self._hooks.append(handle)  # others vanish with the graph
+
+    def _op_of(self, tensor: Any) -> Optional[Op]:
+        """The operation that computed a tensor. Others are measured when they are first used: parameters,
+        inputs, and results of autograd functions, which the mode does not see."""
+        op = self._known.get(id(tensor)) or getattr(tensor, "_headroom_op", None)
+        if op is None or op.trace is not self:
+            if not isinstance(tensor, torch.Tensor) or tensor.dtype not in _CODES:
+                return None
+            op = self._source(tensor)
+        if op.row < 0 and op.source != OPERATION:
+            self._measure(tensor, op)
+        return op
+
+    def _source(self, tensor: torch.Tensor) -> Op:
+        module, running = self.modules[-1] if self.modules else ("", None)
+        name = self._names.get(id(tensor))
+        if name is None and running is not None:  # FSDP's unsharded parameters
+            found = next((key for key, value in running._parameters.items() if value is tensor), None)
+            name = None if found is None else f"{module}.{found}" if module else found
+        if name is not None:
+            owner, _, last = name.rpartition(".")
+            if isinstance(tensor, torch.nn.Parameter) or tensor.requires_grad:
+                op = Op(self, owner, "", last, PARAMETER, [])
+            else:
+                op = Op(self, owner, f"buffer {last}", last, CONSTANT, [])
+            self._known[id(tensor)] = op
+            return op
+        if tensor.grad_fn is not None:
+            op = Op(self, module, tensor.grad_fn.name().removesuffix("Backward"), "", OPERATION, [])
+            self._measure(tensor, op)
+        else:
+            op = Op(self, module, "", self._inputs.get(id(tensor), "from outside"), INPUT, [])
+        self._mark(tensor, op)
+        return op
+
+    # Backward.
+
+    def _run_backward(self, func: Any, args: Any, kwargs: Any) -> Any:
+        try:
+            return func(*args, **kwargs)
+        finally:
+            if self.active:
+                self._done()
+
+    def _gradient(self, op: Op, grad: torch.Tensor) -> None:
+        if self.active:
+            op.grad_row = self._measured(grad, op, True)
+
+    def _measured(self, tensor: torch.Tensor, op: Op, backward: bool) -> int:
+        tensor = local(tensor)
+        if tensor.dtype not in _CODES or tensor.layout is not torch.strided:
+            return -1
+        view = view_of(tensor) or view_of(_compact(tensor.detach()))
+        row = -1 if view is None else self._table.measure(view, _core.CURRENT_STREAMS)
+        if row >= 0:
+            op.types[backward] = view[1]  # type: ignore[index]
+            self._rows[row] = (op, backward)
+        return row
+
+    def stop(self) -> None:
+        """Measures no more. The rows remain."""
+        self.active = False
+        for handle in self._hooks:
+            handle.remove()
+        self._hooks.clear()
+
+    # The report.
+
+    def report(self) -> _core.RangeReport:
+        stats = self._table.read()
+        rows = [self._described(*self._rows[i], i) for i in range(len(stats))]
+        return _core.RangeReport(rows, stats)
+
+    def _described(self, op: Op, backward: bool, row: int) -> tuple[Any, ...]:
+        if not backward:
+            inputs = sorted({i.row for i in op.inputs if 0 <= i.row < row})
+            return (op.module, op.operation, op.tensor, False, op.source, op.types[0], inputs)
+        users = [user for user in op.consumers if 0 <= user.grad_row < row]
+        inputs = sorted({user.grad_row for user in users})
+        suspects = [user for user in users if user.operation not in _ADDING] or users
+        target = op.tensor or op.operation
+        module = suspects[0].module if suspects else op.module
+        names = dict.fromkeys(
+            user.operation if user.module == module else f"{user.module}: {user.operation}" for user in suspects)
+        return (module, " or ".join(names), target, True, OPERATION, op.types[1], inputs)
+
+
+def _shares(kind: int, args: Any, result: Any) -> bool:
+    """Whether no element of the result can be larger than the largest of the first argument (or than 1)."""
+    if kind == _SHARE:
+        return True
+    if kind == _CAST:  # to a type with at least the same range
+        before, after = args[0].dtype, result.dtype
+        return before == after or (result.element_size() > 2 and args[0].element_size() <= result.element_size())
+    if kind in (_PRODUCT, _QUOTIENT) and len(args) == 2 and isinstance(args[1], (int, float)):
+        return abs(args[1]) <= 1 if kind == _PRODUCT else abs(args[1]) >= 1
+    return False
+
+
+def _tensors(args: Any, kwargs: Any) -> Iterable[Any]:
+    for value in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (tuple, list)):
+            yield from (item for item in value if isinstance(item, torch.Tensor))
+
+
+def _compact(tensor: torch.Tensor) -> torch.Tensor:
+    """A dense tensor with the same elements; those of expanded dimensions once."""
+    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride())):
+        if stride == 0 and size > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor.contiguous()
