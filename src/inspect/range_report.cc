@@ -57,9 +57,10 @@ bool is_mask(const RangeRow& row, bool masked) {
          stats.positive_inf == 0 && (stats.negative_inf > 0 || stats.amax > 0.99 * kLargestF16);
 }
 
+// Gradients of FP32 parameters are computed in FP16 under autocast, and cast afterwards.
 bool overflowed(const RangeRow& row) {
-  return row.dtype == DType::kF16 && row.stats.inf() > 0 &&
-         row.stats.headroom_bits() <= kOverflowEvidence;
+  const double bits = row.stats.headroom_bits();
+  return row.stats.inf() > 0 && bits >= 0.0 && bits <= kOverflowEvidence;
 }
 
 }  // namespace
@@ -149,6 +150,13 @@ std::vector<std::string> RangeReport::islands() const {
       modules.push_back(row.module);
     }
   }
+  // A module in FP32 includes its children.
+  const std::vector<std::string> all = modules;
+  const auto has_parent = [&](const std::string& name) {
+    return std::any_of(all.begin(), all.end(),
+                       [&](const std::string& other) { return name.rfind(other + ".", 0) == 0; });
+  };
+  modules.erase(std::remove_if(modules.begin(), modules.end(), has_parent), modules.end());
   return modules;
 }
 
@@ -177,10 +185,14 @@ std::string RangeReport::advice_for(int64_t index) const {
              ": the gradient overflows FP16. A lower loss scale cures it; a dynamic scale "
              "finds one by itself.";
     }
+    const std::string pole =
+        "No loss scale cures the derivative of sqrt, log or division at 0: add an epsilon or clamp "
+        "the "
+        "argument.";
+    if (row.stats.inf() == 0) return what + ": finite gradients became NaN. " + pole;
     return what +
-           ": finite gradients became inf or NaN, with room left in the range, as by the "
-           "derivative of sqrt, log or division at 0. No loss scale cures it: add an epsilon "
-           "or clamp the argument.";
+           ": finite gradients became inf. If they overflow FP16, a lower loss scale cures it. " +
+           pole;
   }
   if (row.dtype == DType::kF16 && row.stats.nan == 0 && !row.module.empty()) {
     const std::string guard =
@@ -211,9 +223,10 @@ std::vector<std::string> RangeReport::advice() const {
     if (row.direction != RangeDirection::kBackward || row.dtype != DType::kF16) continue;
     small += row.stats.subnormal;
     nonzero += row.stats.count - row.stats.zeros;
-    room = std::min(room, row.stats.finite() ? row.stats.headroom_bits() : 0.0);
+    room = std::min(room, row.stats.headroom_bits());
   }
-  if (nonzero > 0 && static_cast<double>(small) > kManyLost * static_cast<double>(nonzero)) {
+  if (first_bad_ < 0 && nonzero > 0 &&
+      static_cast<double>(small) > kManyLost * static_cast<double>(nonzero)) {
     const std::string lost =
         percent(small, nonzero) + " % of the nonzero FP16 gradients are subnormal";
     const double doublings = std::floor(room - 3.0);

@@ -143,8 +143,9 @@ void RangeTable::begin(Stream stream) {
   impl_->host.clear();
   impl_->finished = false;
   for (auto& [device, table] : impl_->devices) {
-    table.clear(static_cast<size_t>(std::exchange(impl_->used[device], 0)));
+    table.clear(static_cast<size_t>(impl_->used[device]));
   }
+  impl_->used.clear();
 }
 
 int64_t RangeTable::measure(const TensorView& tensor, Stream stream) {

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any, Optional
@@ -48,9 +50,11 @@ class Watch:
             self._table.prepare(device.index, stream_of(device))
         self._trace: Optional[Trace] = None  # of the step that is being watched
         self._finished: Optional[Trace] = None  # whose table is on its way to the host
+        self._read: Optional[tuple[Trace, list[_core.RangeStats]]] = None  # of which no report was made yet
         self._latest: Optional[_core.RangeReport] = None
+        self._module_names: dict[int, str] = {}
         self._forwards = 0
-        self._depth = 0
+        self._backward: Optional[_BackwardHook] = None
         self._global_hooks: list[Any] = []
         self._stance: Any = None
         self._warned_of_capture = False
@@ -75,15 +79,16 @@ class Watch:
         if self._trace is not None:
             self._finish()
         self._collect()
-        if self._latest is None:
+        report = self._newest()
+        if report is None:
             raise make("wrong order", "No step was watched yet.")
-        return self._latest
+        return report
 
     def try_report(self) -> Optional[_core.RangeReport]:
         """The newest report that can be had without waiting; None if there is none."""
         if self._trace is None and self._table.ready():
             self._collect()
-        return self._latest
+        return self._newest()
 
     def remove(self) -> None:
         """Stops watching. Reports remain."""
@@ -125,23 +130,23 @@ class Watch:
 
     def _begin(self) -> None:
         self._wanted = False
-        if self._finished is not None and self._table.ready():
+        if self._table.ready():
             self._collect()
         self._finished = None
         self._forwards = 1
         self._table.begin(_core.CURRENT_STREAMS)
-        names = {id(tensor): name for name, tensor in (*self._model.named_parameters(), *self._model.named_buffers())}
         self._module_names = {id(module): name for name, module in self._model.named_modules()}
-        self._trace = Trace(self._table, names, self._finish)
+        self._trace = Trace(self._table, self._model)
         self._global_hooks = [
             register_module_forward_pre_hook(self._enter_module),
             register_module_forward_hook(self._leave_module, always_call=True),
         ]
-        if any(_is_compiled(module) for module in self._model.modules()):
+        if any(map(_is_compiled, self._model.modules())):
             # Compiled code has no operations to see: this step runs eagerly. Nothing is compiled again.
             self._stance = torch.compiler.set_stance("force_eager")
         self._enter_module(self._model, None)
         _insert(self._trace)
+        self._backward = _BackwardHook(self._end_forward, self._finish)
 
     def _after_forward(self, model: torch.nn.Module, args: Any, result: Any) -> None:
         if self._trace is None or torch.compiler.is_compiling():
@@ -154,32 +159,46 @@ class Watch:
 
     def _enter_module(self, module: torch.nn.Module, args: Any) -> None:
         if self._trace is not None:
-            self._trace.modules.append((self._module_names.get(id(module), type(module).__name__), module))
+            modules = self._trace.modules
+            outer = modules[-1][0] if modules else ""  # modules that the model does not list belong to their caller
+            modules.append((self._module_names.get(id(module), outer), module))
 
     def _leave_module(self, module: torch.nn.Module, args: Any, result: Any) -> None:
         if self._trace is not None and self._trace.modules:
             self._trace.modules.pop()
 
-    def _finish(self) -> None:
-        """Enqueues the copy of the table to the host, once nothing more will be measured."""
-        trace, self._trace = self._trace, None
-        if trace is None:
-            return
-        trace.stop()
-        _take_out(trace)
+    def _end_forward(self) -> None:
+        if self._trace is not None:
+            _take_out(self._trace)
         for hook in self._global_hooks:
             hook.remove()
+        self._global_hooks.clear()
+
+    def _finish(self) -> None:
+        """Enqueues the copy of the table to the host, once nothing more will be measured."""
+        if self._trace is None:
+            return
+        self._end_forward()
+        if self._backward is not None:
+            self._backward.remove()
+        self._trace.stop()
         self._table.finish(_core.CURRENT_STREAMS)
-        self._finished = trace
+        self._finished, self._trace = self._trace, None
 
     def _collect(self) -> None:
         """Reads the table, waiting for it if need be."""
-        if self._finished is None:
-            return
-        self._latest = self._finished.report()
-        self._finished = None
-        if self._on_report is not None:
-            self._on_report(self._latest)
+        if self._finished is not None:
+            self._read = (self._finished, self._table.read())
+            self._finished = None
+            if self._on_report is not None:
+                self._on_report(self._newest())  # type: ignore[arg-type]
+
+    def _newest(self) -> Optional[_core.RangeReport]:
+        if self._read is not None:
+            trace, stats = self._read
+            self._latest = trace.report(stats)
+            self._read = None
+        return self._latest
 
 
 def watch(
@@ -223,6 +242,38 @@ def _named_arguments(model: torch.nn.Module, args: Any, kwargs: Any) -> list[tup
         inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (tuple, list)) else ()
         named += [(name, value), *((f"{name}[{key!r}]", item) for key, item in inner)]
     return named
+
+
+class _BackwardHook:
+    """Calls ``before`` and ``after`` the next backward pass that this thread starts. Torch has no hook for that which
+    runs in the thread of the program: until then it replaces the functions that start one."""
+
+    def __init__(self, before: Callable[[], None], after: Callable[[], None]) -> None:
+        self._before, self._after = before, after
+        self._thread = threading.get_ident()
+        self._places = [(torch.Tensor, torch.Tensor.backward), (torch.autograd, torch.autograd.backward)]
+        self._replacements = [self._replacement(original) for _, original in self._places]
+        for (place, _), replacement in zip(self._places, self._replacements):
+            setattr(place, "backward", replacement)
+
+    def _replacement(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != self._thread:
+                return original(*args, **kwargs)
+            self.remove()
+            self._before()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._after()
+
+        return backward
+
+    def remove(self) -> None:
+        for (place, original), replacement in zip(self._places, self._replacements):
+            if place.__dict__["backward"] is replacement:
+                setattr(place, "backward", original)
 
 
 # The mode stays on after the forward pass, to see the loss. It is put at the bottom of torch's stack of modes, so
