@@ -125,7 +125,7 @@ class HEADROOM_API RangeReport {
   /// if nothing is wrong.
   std::vector<std::string> advice() const;
 
-  /// A short table and the advice.
+  /// A short table and the advice: several lines, without an end of the last one.
   std::string to_string() const;
 
  private:

@@ -266,6 +266,7 @@ std::string RangeReport::to_string() const {
   if (sentences.empty() && shown.empty()) {
     text += "All results are finite and at least 3 doublings below FP16's limit.\n";
   }
+  text.pop_back();  // the last line's end
   return text;
 }
 

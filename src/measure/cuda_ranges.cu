@@ -22,7 +22,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kResident = 4;               // blocks per multiprocessor
-constexpr int64_t kBlockBytes = 64 << 10;  // that are worth another block
+constexpr int64_t kBlockBytes = 32 << 10;  // that are worth another block
 constexpr int kTurns = 4;                  // outstanding loads per thread
 
 // Counts of one thread. Elements of 32 and 64 bits are counted one at a time.

@@ -191,6 +191,48 @@ class Magnitudes:
     def add(self, grad: View) -> None: ...
     def advise(self, format: str, lose: float, margin: int) -> ScaleAdvice: ...
 
+class RangeStats:
+    count: int
+    zeros: int
+    flushed: int
+    subnormal: int
+    overflow: int
+    positive_inf: int
+    negative_inf: int
+    nan: int
+    amax: float
+    finite: bool
+    headroom_bits: float
+
+class RangeRow:
+    module: str
+    operation: str
+    tensor: str
+    backward: bool
+    source: str
+    dtype: str
+    inputs: list[int]
+    stats: RangeStats
+    finite: bool
+
+class RangeReport:
+    rows: list[RangeRow]
+    first_bad: Optional[RangeRow]
+    inputs_finite: bool
+    near_overflow: list[RangeRow]
+    def __init__(self, descriptions: list[tuple[Any, ...]], stats: list[RangeStats]) -> None: ...
+    def islands(self) -> list[str]: ...
+    def advice(self) -> list[str]: ...
+
+class RangeTable:
+    def __init__(self, rows: int) -> None: ...
+    def prepare(self, device: int, stream: int) -> None: ...
+    def begin(self, stream: int) -> None: ...
+    def measure(self, tensor: View, stream: int) -> int: ...
+    def finish(self, stream: int) -> None: ...
+    def ready(self) -> bool: ...
+    def read(self) -> list[RangeStats]: ...
+
 class Places:
     def __init__(self, api: Any, plain: list[type]) -> None: ...
     @staticmethod

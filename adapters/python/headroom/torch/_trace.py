@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Optional
 
 import torch
@@ -67,7 +67,7 @@ class Op:
 
 
 @functools.cache
-def _kind_of(func: Callable[..., Any]) -> tuple[int, str]:
+def _kind_of(func: Any) -> tuple[int, str]:
     """What to do with the result of a function, and its name in reports."""
     name = getattr(func, "__name__", type(func).__name__)
     if name == "__get__":
@@ -92,6 +92,7 @@ class Trace(TorchFunctionMode):
         self._hooks: list[Any] = []
         self.modules: list[tuple[str, Any]] = []  # that are running, outermost first
         self.active = True
+        self.paused = False  # while FSDP gathers parameters
 
     def name_inputs(self, names: Iterable[tuple[str, Any]]) -> None:
         self._inputs.update((id(value), name) for name, value in names)
@@ -101,7 +102,7 @@ class Trace(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kind, name = _kind_of(func)
         result = func(*args, **kwargs) if kwargs else func(*args)
-        if self.active and kind != _IGNORE and (kind == _SET or isinstance(result, (_TENSOR, tuple, list))):
+        if not self.paused and kind != _IGNORE and (kind == _SET or isinstance(result, (_TENSOR, tuple, list))):
             self._follow(kind, name, args, kwargs, result)
         return result
 

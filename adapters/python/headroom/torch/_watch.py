@@ -37,7 +37,9 @@ class Watch:
     ) -> None:
         if every < 0:
             raise make("invalid argument", f"every is {every}; it has to be 0 (only after next_step() and alarms) or more.")
-        if getattr(model, "_compiled_call_impl", None) is not None:
+        if not hasattr(torch.compiler, "set_stance") and any(map(_is_compiled, model.modules())):
+            raise make("unsupported", "A compiled model can be watched with PyTorch 2.6 and later.")
+        if model._compiled_call_impl is not None:
             raise make("unsupported", "model.compile() has replaced the call of this model, which would compile the "
                        "watch, too; use torch.compile(model) and watch its result.")
         self._model = model
@@ -55,11 +57,12 @@ class Watch:
         self._module_names: dict[int, str] = {}
         self._forwards = 0
         self._backward: Optional[_BackwardHook] = None
-        self._global_hooks: list[Any] = []
+        self._step_hooks: list[Any] = []
         self._stance: Any = None
         self._warned_of_capture = False
         self._hooks = [
             model.register_forward_pre_hook(self._before_forward, with_kwargs=True, prepend=True),
+            model.register_forward_pre_hook(self._resume),
             model.register_forward_hook(self._after_forward, always_call=True),
         ]
 
@@ -137,10 +140,14 @@ class Watch:
         self._table.begin(_core.CURRENT_STREAMS)
         self._module_names = {id(module): name for name, module in self._model.named_modules()}
         self._trace = Trace(self._table, self._model)
-        self._global_hooks = [
+        self._step_hooks = [
             register_module_forward_pre_hook(self._enter_module),
             register_module_forward_hook(self._leave_module, always_call=True),
         ]
+        for module in self._model.modules():
+            if _is_sharded(module) and module is not self._model:
+                self._step_hooks += [module.register_forward_pre_hook(self._resume),
+                                     module.register_forward_hook(self._resume, always_call=True)]
         if any(map(_is_compiled, self._model.modules())):
             # Compiled code has no operations to see: this step runs eagerly. Nothing is compiled again.
             self._stance = torch.compiler.set_stance("force_eager")
@@ -162,17 +169,24 @@ class Watch:
             modules = self._trace.modules
             outer = modules[-1][0] if modules else ""  # modules that the model does not list belong to their caller
             modules.append((self._module_names.get(id(module), outer), module))
+            self._trace.paused = _is_sharded(module)
 
     def _leave_module(self, module: torch.nn.Module, args: Any, result: Any) -> None:
         if self._trace is not None and self._trace.modules:
             self._trace.modules.pop()
+            self._trace.paused = _is_sharded(module) and module is not self._model
+
+    def _resume(self, *args: Any) -> None:
+        """Runs after FSDP's hooks, which gather and free parameters: copies that are no operations of the model."""
+        if self._trace is not None:
+            self._trace.paused = False
 
     def _end_forward(self) -> None:
         if self._trace is not None:
             _take_out(self._trace)
-        for hook in self._global_hooks:
+        for hook in self._step_hooks:
             hook.remove()
-        self._global_hooks.clear()
+        self._step_hooks.clear()
 
     def _finish(self) -> None:
         """Enqueues the copy of the table to the host, once nothing more will be measured."""
@@ -227,7 +241,11 @@ def watch(
 
 
 def _is_compiled(module: torch.nn.Module) -> bool:
-    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+    return "_orig_mod" in module._modules or module._compiled_call_impl is not None
+
+
+def _is_sharded(module: torch.nn.Module) -> bool:
+    return hasattr(type(module), "set_requires_gradient_sync")  # FSDP2's FSDPModule
 
 
 def _named_arguments(model: torch.nn.Module, args: Any, kwargs: Any) -> list[tuple[str, Any]]:
@@ -251,10 +269,11 @@ class _BackwardHook:
     def __init__(self, before: Callable[[], None], after: Callable[[], None]) -> None:
         self._before, self._after = before, after
         self._thread = threading.get_ident()
-        self._places = [(torch.Tensor, torch.Tensor.backward), (torch.autograd, torch.autograd.backward)]
+        self._places: list[tuple[Any, Any]] = [
+            (torch.Tensor, torch.Tensor.backward), (torch.autograd, torch.autograd.backward)]
         self._replacements = [self._replacement(original) for _, original in self._places]
         for (place, _), replacement in zip(self._places, self._replacements):
-            setattr(place, "backward", replacement)
+            place.backward = replacement
 
     def _replacement(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -273,7 +292,7 @@ class _BackwardHook:
     def remove(self) -> None:
         for (place, original), replacement in zip(self._places, self._replacements):
             if place.__dict__["backward"] is replacement:
-                setattr(place, "backward", original)
+                place.backward = original
 
 
 # The mode stays on after the forward pass, to see the loss. It is put at the bottom of torch's stack of modes, so
