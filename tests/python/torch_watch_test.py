@@ -1,6 +1,7 @@
 """The range watch and keep_fp32."""
 
 import copy
+import io
 import os
 import pathlib
 import subprocess
@@ -148,6 +149,44 @@ def test_next_step_watches_a_forward_pass_without_gradients():
         model(batch())
     assert "a.mlp: mul" in labels(watch.report()) and not labels(watch.report(), backward=True)
     watch.remove()
+
+
+def test_results_of_a_watched_step_can_be_pickled_and_freed_ones_are_not_read():
+    kept = []
+
+    class Odd(nn.Module):
+        def forward(self, x):
+            kept.append(torch.cumsum(x, -1))
+            empty = x * 2
+            empty.untyped_storage().resize_(0)
+            torch.ops.aten.view(empty, x.shape).detach().requires_grad_()
+            torch.vmap(lambda row: row * 3)(x)
+            torch.ones(2, device="meta") * 2
+            torch.ones(0, device=x.device) * 2
+            return x * x.new_ones(1).expand(16) * 2
+
+    model = nn.Sequential(nn.Linear(16, 16), Odd()).to(DEVICE)
+    report = watched(model, train(model, batch()))
+    assert report.first_bad is None and "1: cumsum" in labels(report)
+    assert "_headroom_op" not in kept[0].__dict__
+    file = io.BytesIO()
+    torch.save(kept[0].detach(), file)
+    file.seek(0)
+    assert torch.equal(torch.load(file, weights_only=True), kept[0])
+
+
+def test_a_compiled_loss_is_not_compiled_again():
+    model = Layers().to(DEVICE)
+    loss = torch.compile(lambda y: y.square().mean(), backend="aot_eager")
+
+    def step():
+        loss(model(batch())).backward()
+
+    step()
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert "square" in labels(watched(model, step))
+    step()
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
 
 
 def test_the_loss_outside_of_the_model_is_watched():

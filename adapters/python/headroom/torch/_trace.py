@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import weakref
 from collections.abc import Iterable
 from typing import Any, Optional
 
@@ -16,7 +17,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from headroom import _core
-from headroom.torch._memory import _CODES, _EMPTY, View, local, stream_of, view_of
+from headroom.torch._memory import _CODES, View, local, stream_of, view_of
 
 # RangeSource
 OPERATION, INPUT, PARAMETER, CONSTANT = range(4)
@@ -88,6 +89,7 @@ class Trace(TorchFunctionMode):
         self._inputs: dict[int, str] = {}  # names of the model's arguments, by id
         self._known: dict[int, Op] = {}  # parameters, buffers and inputs that were used, by id
         self._kept: list[torch.Tensor] = []
+        self._marked: list[weakref.ref[torch.Tensor]] = []
         self._rows: dict[int, tuple[Op, bool]] = {}
         self._hooks: list[Any] = []
         self.modules: list[tuple[str, Any]] = []  # that are running, outermost first
@@ -133,6 +135,7 @@ class Trace(TorchFunctionMode):
     def _mark(self, tensor: torch.Tensor, op: Op) -> None:
         if type(tensor) is not torch.nn.Parameter:  # which outlives the trace
             tensor._headroom_op = op  # type: ignore[attr-defined]
+            self._marked.append(weakref.ref(tensor))
 
     def _measure(self, tensor: torch.Tensor, op: Op) -> None:
         """Measures a result now and its gradient when backward brings it."""
@@ -197,12 +200,10 @@ class Trace(TorchFunctionMode):
             op.grad_row = self._measured(grad, op, True)
 
     def _measured(self, tensor: torch.Tensor, op: Op, backward: bool) -> int:
-        if type(tensor) is _TENSOR and tensor.layout is torch.strided and tensor.is_contiguous():
-            code, device = _CODES.get(tensor.dtype, -1), tensor.get_device()  # -1 for the CPU
-            view: Optional[View] = (tensor.data_ptr() or _EMPTY, code, tensor.numel(), device) if code >= 0 else None
-        else:
-            tensor = local(tensor).detach()
-            view = view_of(tensor) or view_of(_compact(tensor))
+        try:
+            view = _view(tensor)
+        except RuntimeError:  # no memory of its own, as inside of vmap
+            view = None
         if view is None:
             return -1
         row = self._table.measure(view, stream_of(tensor.device) if view[3] >= 0 else 0)
@@ -216,9 +217,12 @@ class Trace(TorchFunctionMode):
         self.active = False
         for handle in self._hooks:
             handle.remove()
-        self._hooks.clear()
-        self._known.clear()
-        self._kept.clear()
+        for marked in self._marked:  # a program may pickle its tensors
+            tensor = marked()
+            if tensor is not None:
+                tensor.__dict__.pop("_headroom_op", None)
+        for collection in (self._hooks, self._known, self._kept, self._marked):
+            collection.clear()  # type: ignore[attr-defined]
 
     # The report.
 
@@ -262,6 +266,19 @@ def _tensors(args: Any, kwargs: Any) -> list[Any]:
         elif isinstance(value, (tuple, list)):
             found += [item for item in value if isinstance(item, _TENSOR)]
     return found
+
+
+def _view(tensor: torch.Tensor) -> Optional[View]:
+    """The memory of any tensor; of a copy if its elements are not in one block."""
+    plain = type(tensor) is _TENSOR and tensor.layout is torch.strided and tensor.is_contiguous()
+    if plain and (tensor.is_cuda or tensor.is_cpu):
+        view: Optional[View] = (tensor.data_ptr(), _CODES[tensor.dtype], tensor.numel(), tensor.get_device())
+    else:
+        tensor = local(tensor).detach()
+        view = view_of(tensor) or view_of(_compact(tensor))
+    if view is None or tensor.data_ptr() or not view[2]:
+        return view
+    return None  # the storage was freed
 
 
 def _compact(tensor: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -148,7 +149,7 @@ class Watch:
             if _is_sharded(module) and module is not self._model:
                 self._step_hooks += [module.register_forward_pre_hook(self._resume),
                                      module.register_forward_hook(self._resume, always_call=True)]
-        if any(map(_is_compiled, self._model.modules())):
+        if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
             # Compiled code has no operations to see: this step runs eagerly. Nothing is compiled again.
             self._stance = torch.compiler.set_stance("force_eager")
         self._enter_module(self._model, None)
@@ -158,9 +159,6 @@ class Watch:
     def _after_forward(self, model: torch.nn.Module, args: Any, result: Any) -> None:
         if self._trace is None or torch.compiler.is_compiling():
             return
-        if self._stance is not None:
-            self._stance.__exit__(None, None, None)
-            self._stance = None
         if not torch.is_grad_enabled():
             self._finish()
 
@@ -187,6 +185,9 @@ class Watch:
         for hook in self._step_hooks:
             hook.remove()
         self._step_hooks.clear()
+        if self._stance is not None:
+            self._stance.__exit__(None, None, None)
+            self._stance = None
 
     def _finish(self) -> None:
         """Enqueues the copy of the table to the host, once nothing more will be measured."""
