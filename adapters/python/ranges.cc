@@ -96,6 +96,7 @@ void bind_ranges(py::module_& m) {
       .def_property_readonly("finite", &RangeStats::finite)
       .def_property_readonly("headroom_bits", &RangeStats::headroom_bits,
                              "Doublings of amax until FP16 overflows.");
+  m.def("fills_constants", &fills_constants);
   bind_report(m);
   py::class_<RangeTable>(m, "RangeTable")
       .def(py::init<int64_t>())

@@ -84,6 +84,10 @@ enum class RangeSource : uint8_t {
   kConstant,  // created or filled on purpose, such as an attention mask: may contain inf
 };
 
+/// Whether an operation of torch writes constants, which may be infinite on purpose (kConstant):
+/// "masked_fill", "full", "where", ...
+HEADROOM_API bool fills_constants(const std::string& operation);
+
 /// A measured tensor and the operation that computed it.
 struct RangeRow {
   std::string module;     // of the operation or parameter; empty outside of all modules

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <bit>
 #include <map>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "core/check.h"
@@ -123,6 +125,16 @@ class Ranges {
 };
 
 }  // namespace internal
+
+bool fills_constants(const std::string& operation) {
+  static const std::set<std::string> kNames = {
+      "arange",        "as_tensor", "empty",      "empty_like",  "empty_strided", "fill",
+      "fill_",         "full",      "full_like",  "masked_fill", "masked_fill_",  "new_empty",
+      "new_full",      "new_ones",  "new_tensor", "new_zeros",   "ones",          "ones_like",
+      "scalar_tensor", "tensor",    "tril",       "tril_",       "triu",          "triu_",
+      "where",         "zero_",     "zeros",      "zeros_like"};
+  return kNames.count(operation) > 0;
+}
 
 RangeTable::RangeTable(int64_t rows) {
   internal::check_value(rows > 0, "rows", static_cast<double>(rows), "above 0");

@@ -31,11 +31,6 @@ _SHARING = frozenset(
     "as_strided requires_grad_ pin_memory tanh sigmoid relu relu_ movedim rot90 take_along_dim topk sort".split()
 )
 _CASTS = frozenset("to float half double bfloat16 type type_as cpu cuda".split())
-# Operations that write constants, which may be infinite on purpose.
-_FILLING = frozenset(
-    "full full_like new_full fill_ masked_fill masked_fill_ where triu tril triu_ tril_ tensor as_tensor scalar_tensor "
-    "zeros zeros_like ones ones_like empty empty_like new_zeros new_ones new_tensor new_empty arange".split()
-)
 _PRODUCTS = frozenset("mul mul_ multiply __mul__ __rmul__ __imul__".split())
 _QUOTIENTS = frozenset("div div_ divide true_divide __div__ __truediv__ __itruediv__".split())
 _VIEWING = frozenset("T mT H mH data real".split())  # attributes
@@ -73,7 +68,9 @@ def _kind_of(func: Any) -> tuple[int, str]:
     name = getattr(func, "__name__", type(func).__name__)
     if name == "__get__":
         return _SHARE if getattr(func.__self__, "__name__", "") in _VIEWING else _IGNORE, name
-    kinds = ((_SHARING, _SHARE), (_CASTS, _CAST), (_FILLING, _FILL), (_PRODUCTS, _PRODUCT), (_QUOTIENTS, _QUOTIENT),
+    if _core.fills_constants(name):  # may be infinite on purpose
+        return _FILL, name
+    kinds = ((_SHARING, _SHARE), (_CASTS, _CAST), (_PRODUCTS, _PRODUCT), (_QUOTIENTS, _QUOTIENT),
              ({"__setitem__"}, _SET))
     kind = next((kind for names, kind in kinds if name in names), _PLAIN)
     return kind, _PLAIN_NAMES.get(name) or name.strip("_") or name
