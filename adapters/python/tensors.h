@@ -70,6 +70,7 @@ void bind_scale_state(py::module_& m);
 void bind_places(py::module_& m);
 void bind_callbacks(py::module_& m);
 void bind_tools(py::module_& m);
+void bind_ranges(py::module_& m);
 
 }  // namespace headroom::python
 

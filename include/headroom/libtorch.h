@@ -9,5 +9,6 @@
 #include <headroom/libtorch/module.h>
 #include <headroom/libtorch/ops.h>
 #include <headroom/libtorch/optim.h>
+#include <headroom/libtorch/watch.h>
 
 #endif  // HEADROOM_LIBTORCH_H_

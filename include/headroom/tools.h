@@ -8,6 +8,7 @@
 #include <headroom/inject.h>
 #include <headroom/inspect.h>
 #include <headroom/layers.h>
+#include <headroom/ranges.h>
 #include <headroom/record.h>
 #include <headroom/weights.h>
 

@@ -44,6 +44,16 @@ void CudaMeasure::set_list(const std::vector<TensorView>&) { no_cuda(); }
 void CudaMeasure::enqueue(const MeasureJob&) { no_cuda(); }
 void CudaMeasure::enqueue_clear(const bool*) { no_cuda(); }
 
+struct CudaRanges::Event {};
+CudaRanges::CudaRanges(int, size_t) : host_(0) { no_cuda(); }
+CudaRanges::~CudaRanges() = default;
+void CudaRanges::clear(size_t) { no_cuda(); }
+void CudaRanges::measure(const TensorView&, size_t) { no_cuda(); }
+void CudaRanges::copy_to_host(size_t) { no_cuda(); }
+bool CudaRanges::ready() const { no_cuda(); }
+void CudaRanges::wait() const { no_cuda(); }
+RangeStats CudaRanges::read(size_t, int64_t) const { no_cuda(); }
+
 // NOLINTNEXTLINE(performance-unnecessary-value-param): the CUDA version moves from it
 void CudaApply::set_slots(int, std::vector<CudaSlot>, size_t, uint64_t) { no_cuda(); }
 void CudaApply::set_groups(const std::vector<RuleSettings>&) { no_cuda(); }

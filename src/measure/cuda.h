@@ -2,6 +2,9 @@
 #ifndef HEADROOM_SRC_MEASURE_CUDA_H_
 #define HEADROOM_SRC_MEASURE_CUDA_H_
 
+#include <headroom/ranges.h>
+
+#include <memory>
 #include <vector>
 
 #include "core/cuda.h"
@@ -51,6 +54,32 @@ class CudaMeasure {
   int64_t pieces_ = 0;
   int64_t piece_bytes_ = 0;
   int64_t count_ = 0;
+};
+
+/// The rows of a RangeTable on one CUDA device (cuda_ranges.cu). The constructor allocates and
+/// waits; everything else enqueues on the current stream and returns, except wait().
+class CudaRanges {
+ public:
+  CudaRanges(int device, size_t rows);
+  ~CudaRanges();
+  CudaRanges(const CudaRanges&) = delete;
+  CudaRanges& operator=(const CudaRanges&) = delete;
+
+  void clear(size_t rows);
+  void measure(const TensorView& tensor, size_t row);
+  void copy_to_host(size_t rows);
+
+  bool ready() const;
+  void wait() const;
+  RangeStats read(size_t row, int64_t count) const;  // once ready
+
+ private:
+  struct Event;
+  int device_;
+  CudaBuffer table_;
+  CudaHostBuffer host_;
+  std::vector<bool> is_f16_;  // by row
+  std::unique_ptr<Event> copied_;
 };
 
 /// Adds counts by magnitude of tensors that are all on one CUDA device, and waits (cuda_detail.cu).

@@ -261,5 +261,23 @@ TEST_F(OnCuda, WorksOnTheCurrentStream) {
 }
 #endif
 
+TEST_F(OnCuda, AWatchedStepNamesTheFirstFaultyOperation) {
+  torch::nn::Linear fc(4, 4);
+  fc->to(torch::kCUDA, torch::kHalf);
+  const auto x = torch::full({2, 4}, 100.0, torch::dtype(torch::kHalf).device(torch::kCUDA));
+  torch::nn::init::constant_(fc->weight, 1.0);
+  Watch watch(*fc);
+  watch.begin();
+  {
+    const WatchScope scope("head");
+    const torch::Tensor y = fc->forward(x);
+    (y * y).sum().backward();
+  }
+  watch.finish();
+  const RangeReport report(watch.rows());
+  ASSERT_GE(report.first_bad(), 0);
+  EXPECT_EQ(report.rows()[static_cast<size_t>(report.first_bad())].label(), "head: mul");
+}
+
 }  // namespace
 }  // namespace headroom::libtorch

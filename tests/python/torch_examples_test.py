@@ -1,4 +1,4 @@
-"""The examples in the docstrings of headroom.torch, in docs/python.md and in docs/frameworks.md run as shown."""
+"""The examples in the docstrings of headroom.torch, in docs/python.md, docs/frameworks.md and docs/watch.md run as shown."""
 
 import doctest
 import importlib
@@ -11,11 +11,11 @@ import pytest
 
 DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
 BLOCK = re.compile(r"```python\n(.*?)```\n\n```\n(.*?)```", re.DOTALL)
-EXAMPLES = [(name, *block) for name in ("python.md", "frameworks.md")
+EXAMPLES = [(name, *block) for name in ("python.md", "frameworks.md", "watch.md")
             for block in BLOCK.findall((DOCS / name).read_text())]
 
 
-@pytest.mark.parametrize("module", ["", "._optim", "._rules", "._scaler", "._memory", "._recorder"])
+@pytest.mark.parametrize("module", ["", "._optim", "._rules", "._scaler", "._memory", "._recorder", "._watch", "._islands"])
 def test_docstring_examples_run(module):
     assert doctest.testmod(importlib.import_module("headroom.torch" + module)).failed == 0
 
@@ -32,3 +32,4 @@ def test_examples_print_what_the_page_shows(page, code, expected, tmp_path):
 
 def test_every_page_has_examples():
     assert [page for page, _, _ in EXAMPLES].count("python.md") == 3
+    assert "watch.md" in [page for page, _, _ in EXAMPLES]

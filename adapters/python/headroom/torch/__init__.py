@@ -21,8 +21,10 @@ if not hasattr(torch.amp, "GradScaler"):
     raise ImportError(f"headroom.torch needs PyTorch 2.3 or later; this is {torch.__version__}.")
 
 from headroom.torch._checkpoint import load, save
+from headroom.torch._islands import keep_fp32
 from headroom.torch._recorder import Recorder, advise
 from headroom.torch._rules import SGD, AdamW
 from headroom.torch._scaler import GradScaler
+from headroom.torch._watch import Watch, watch
 
-__all__ = ["SGD", "AdamW", "GradScaler", "Recorder", "advise", "load", "save"]
+__all__ = ["SGD", "AdamW", "GradScaler", "Recorder", "Watch", "advise", "keep_fp32", "load", "save", "watch"]
