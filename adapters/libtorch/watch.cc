@@ -5,8 +5,10 @@
 #include <headroom/libtorch/watch.h>
 
 #include <atomic>
+#include <iterator>
 #include <map>
 #include <mutex>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 
@@ -15,10 +17,11 @@
 namespace headroom::libtorch {
 namespace {
 
-// Of this thread: the modules that are running, the nodes of backward that are running, and whether
-// the watch itself calls operations.
+// Of this thread: the modules and the nodes of backward that are running, how many operations are
+// inside of each other, and whether the watch itself calls operations.
 thread_local std::vector<std::string> scopes;
 thread_local std::vector<int64_t> nodes;
+thread_local int depth = 0;
 thread_local bool busy = false;
 
 // The Watch between begin() and finish().
@@ -53,7 +56,9 @@ std::string operation_name(const at::RecordFunction& function) {
 struct Watch::Impl {
   // What is remembered from the start of an operation to its end.
   struct Started : at::ObserverContext {
-    bool node = false;                                                  // of backward
+    bool node = false;   // of backward
+    bool inner = false;  // inside of another operation, whose result is not complete yet
+    int depth_outside = 0;
     std::vector<int64_t> inputs;                                        // rows
     std::vector<std::pair<const c10::StorageImpl*, int64_t>> storages;  // of the inputs, with rows
   };
@@ -128,8 +133,9 @@ struct Watch::Impl {
       return row;
     }
     row.direction = RangeDirection::kBackward;
-    const auto found = nodes.empty() ? operations.end() : operations.find(nodes.back());
-    if (found != operations.end()) std::tie(row.module, row.operation) = found->second;
+    // An operation may have several nodes, with the sequence numbers from its own one on.
+    const auto next = operations.upper_bound(nodes.empty() ? -1 : nodes.back());
+    if (next != operations.begin()) std::tie(row.module, row.operation) = std::prev(next)->second;
     return row;
   }
 
@@ -140,8 +146,11 @@ struct Watch::Impl {
       backward = true;
       started->node = true;
       nodes.push_back(function.seqNr());
+      started->depth_outside = std::exchange(depth, 0);  // backward() itself is an operation, too
       return started;
     }
+    started->inner = depth++ > 0;
+    if (started->inner) return started;
     for_tensors(function.inputs(), [&](const torch::Tensor& tensor) {
       const int64_t row = input_row(tensor);
       if (row < 0) return;
@@ -153,13 +162,18 @@ struct Watch::Impl {
 
   void end(const at::RecordFunction& function, const Started& started) {
     const std::lock_guard lock(mutex);
-    if (started.node) return nodes.pop_back();
+    if (started.node) {
+      depth = started.depth_outside;
+      return nodes.pop_back();
+    }
+    --depth;
+    if (started.inner) return;
     const RangeRow row = describe(function);
     const bool in_place = row.operation.back() == '_' || std::string(function.name()).back() == '_';
     for_tensors(function.outputs(), [&](const torch::Tensor& tensor) {
       if (!is_measurable(tensor)) return;
       if (!in_place) {
-        if (row_of(tensor) >= 0) return;  // an operation inside of this one has computed it
+        if (row_of(tensor) >= 0) return;                          // one of the inputs
         for (const auto& [storage, shared] : started.storages) {  // a view
           if (storage == tensor.storage().unsafeGetStorageImpl()) return remember(tensor, shared);
         }
@@ -202,6 +216,8 @@ void Watch::begin() {
   const internal::TorchStream stream;
   impl_->rows.clear();
   impl_->backward = false;
+  nodes.clear();
+  depth = 0;
   impl_->table.begin();
   at::RecordFunctionCallback callback(
       [](const at::RecordFunction& function) -> std::unique_ptr<at::ObserverContext> {
