@@ -1,5 +1,6 @@
 // Recorder, write_report(), diagnose(), advise() and inspect().
 #include <headroom/diagnose.h>
+#include <headroom/error.h>
 #include <headroom/inspect.h>
 #include <headroom/record.h>
 #include <headroom/weights.h>

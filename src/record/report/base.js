@@ -1,6 +1,6 @@
 // Draws the report from the JSON in the page. The files of this folder are concatenated to one
-// script, in the order base, table, axis, chart, export, curves, layers, advice, page. Text from a run is
-// untrusted: it only ever becomes text nodes, never HTML.
+// script, in the order of kReportScripts. Text from a run is untrusted: it only ever becomes text
+// nodes, never HTML.
 'use strict';
 
 // Control characters, including those that change the direction of text.
