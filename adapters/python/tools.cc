@@ -39,11 +39,11 @@ void bind_recorder(py::module_& m) {
           }))
       .def("step", &Recorder::step)
       .def("layers",
-           [](Recorder& self, int64_t step, double scale, std::vector<Layer> layers) {
+           [](Recorder& self, int64_t step, double scale, const std::vector<Layer>& layers) {
              std::vector<LayerStats> stats;
-             for (Layer& layer : layers) {
-               auto& [name, measured, detail] = layer;
-               stats.push_back({std::move(name), measured, detail});
+             for (const Layer& layer : layers) {
+               const auto& [name, measured, detail] = layer;
+               stats.push_back({name, measured, detail});
              }
              self.layers(step, scale, stats);
            })
