@@ -26,10 +26,13 @@ grep -q "broken mirror" "$work/output" || fail "the output of apt-get is lost: $
 [ "$(cat "$work/victim")" = precious ] || fail "a planted link was followed"
 [ "$(ls "$work/tmp" | wc -l)" = 1 ] || fail "a log was left behind: $(ls "$work/tmp")"
 
-# An environment that is complete is used as it is; one that is not is made anew.
+# An environment with all packages is used as it is; one without is made anew.
 tag=$(/usr/bin/python3 -c 'import sys; print("py%d.%d" % sys.version_info[:2])')
 folder=$work/cache/headroom/torch-1.2.3-$tag
-mkdir -p "$folder" && touch "$folder/complete"
+mkdir -p "$folder"
+# The file contains the packages that the script installs.
+version=1.2.3 bash -c "$(sed -n '/^packages=/,/)$/p' scripts/torch-environment)
+  echo \"\${packages[*]}\"" >"$folder/complete"
 [ "$(XDG_CACHE_HOME=$work/cache scripts/torch-environment 1.2.3)" = "$folder/bin/python" ] ||
   fail "a complete environment is not used"
 echo "1 passed, 0 failed"
