@@ -34,6 +34,9 @@ DType dtype_named(const std::string& name);
 TensorView view_of(py::handle item);
 std::vector<TensorView> views_of(const py::sequence& items);
 
+/// Owns a reference that may be dropped in any thread, with or without the interpreter lock.
+std::shared_ptr<void> hold(py::object owner);
+
 /// A Tensor that keeps `owner` alive.
 Tensor owned_by(py::object owner, const TensorView& view);
 

@@ -32,6 +32,7 @@ struct CudaSlot {
 struct CudaNumbers {
   RuleNumbers rule;  // without the multiplier, which is part of the verdict
   uint64_t random_base;
+  bool follow;  // others have written sampled weights: masters have to follow
 };
 
 /// Pointers to everything that the device stores about an optimizer; a kernel argument.

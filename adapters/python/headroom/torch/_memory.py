@@ -95,6 +95,12 @@ def tensor_at(address: int, device: torch.device, owner: Any) -> torch.Tensor:
     return torch.from_dlpack(_core.Tensor.from_pointer(address, "float32", 1, index, False, owner)).view(())
 
 
+def torch_memory(size: int, device: int) -> torch.Tensor:
+    """``size`` bytes from torch's allocator, on a CUDA device or, below 0, on the CPU. The core uses them for masters and
+    moments."""
+    return torch.empty(size, dtype=torch.uint8, device="cpu" if device < 0 else torch.device("cuda", device))
+
+
 def check_whole(name: str, param: torch.Tensor, grad: Optional[torch.Tensor]) -> None:
     """Refuses tensors that were resized in place, or whose storage was."""
     if grad is not None and grad.shape != param.shape:

@@ -142,7 +142,10 @@ class TorchState(torch.optim.Optimizer):
             self._exposed = exposed
 
     def _take(self, saved: list[dict[str, Any]]) -> None:
-        self._bind()
+        self._show()
+        if not any(saved) and self._core.allocated() == 0:
+            return  # there is no state yet, as Accelerate saves and loads it
+        self._core.allocate(self._stream(self._params))
         _, tensors = self._core.state()
         steps, kept, loaded = [], [], []
         for state in saved:
