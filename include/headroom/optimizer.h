@@ -148,6 +148,10 @@ class HEADROOM_API FusedOptimizer : public Optimizer {
  public:
   ~FusedOptimizer() override;
 
+  /// Before the update, masters follow 16-bit weights that the user has written since the last
+  /// step. These are noticed by samples of each weight: any change in a tensor of up to 2,048
+  /// elements, or of 32,768 consecutive elements (on CUDA: 2,048), is kept, with all other changes
+  /// of that tensor. Call refresh_masters() after smaller changes, which may be overwritten.
   void apply(float multiplier, bool clear_grads) override;
   void set_grad(size_t index, const TensorView& grad) override;
 
@@ -178,11 +182,12 @@ class HEADROOM_API FusedOptimizer : public Optimizer {
   void set_steps(int64_t steps);
 
   /// The FP32 values of parameter `index`: its master, or the weight itself if it is FP32; null for
-  /// a 16-bit weight without master, or before allocate(). A device pointer if the weight is on a CUDA device.
+  /// a 16-bit weight without master, or before allocate(). A device pointer if the weight is on a
+  /// CUDA device.
   const float* master(size_t index) const;
 
   /// Copies the current values of the weights to the masters, after weights were loaded or changed
-  /// by the user. Moments and step counts do not change.
+  /// by the user (see apply()). Moments and step counts do not change.
   void refresh_masters();
   void refresh_master(size_t index);
 

@@ -171,7 +171,7 @@ constexpr int kSampleThreads = static_cast<int>(CudaSamples::kSize) / 4;
 constexpr int kPieceThreads = static_cast<int>(kPiece / CudaSamples::kGroup) * kSampleThreads;
 
 // Looks for weights that others have written in the samples of `pieces` pieces from `first_piece`
-// on. Slots of one piece are compared as a whole by step_kernel() instead.
+// on. Small slots are compared as a whole by step_kernel() instead.
 template <typename W>
 __global__ void __launch_bounds__(kThreads)
     sample_kernel(CudaTables tables, int64_t first_piece, int64_t pieces, bool stochastic) {
@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(kThreads)
   const CudaSlot& slot = tables.slots[index];
   wait_for_kernel_before();
   let_next_kernel_begin();
-  if (!tables.verdict->apply || slot.count <= kPiece) return;
+  if (!tables.verdict->apply || slot.count <= CudaSamples::kWhole) return;
   const int64_t group = (piece - slot.first_piece) * (kPiece / CudaSamples::kGroup) +
                         thread % kPieceThreads / kSampleThreads;
   if (group >= CudaSamples::groups(slot.count)) return;
@@ -212,7 +212,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
     RuleNumbers n = tables.numbers[index].rule;
     n.multiplier = verdict.multiplier;
     if constexpr (kMaster && !std::is_same_v<W, float>) {
-      if (tables.numbers[index].follow || slot.count <= kPiece) {
+      if (tables.numbers[index].follow || slot.count <= CudaSamples::kWhole) {
         follow_weights(static_cast<const W*>(slot.weight) + first, slot.master + first, size,
                        job.stochastic_rounding);
         __syncthreads();

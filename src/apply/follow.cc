@@ -15,9 +15,9 @@ bool rounded_at_random(const Slot& slot, const Precision& precision) {
 
 void find_written(const std::vector<Parameter>& parameters, FusedState* state) {
   for (size_t i = 0; i < parameters.size(); ++i) {
-    state->follow[i] = parameters[i].weight.count <= CpuSamples::kGroup ? 1 : 0;
+    state->follow[i] = parameters[i].weight.count <= CpuSamples::kWhole ? 1 : 0;
   }
-  constexpr size_t kJobBytes = 64 * 256;  // of 64 samples, about
+  constexpr size_t kJobBytes = 64 * 384;  // of 64 samples
   parallel_for(state->sample_jobs.size(), state->sample_jobs.size() * kJobBytes, [&](size_t i) {
     const FusedState::SampleJob& job = state->sample_jobs[i];
     const Slot& slot = state->slots[job.owner];

@@ -29,11 +29,11 @@ ApplySpan make_span(const Parameter& parameter, const Slot& slot, size_t first, 
           .follow = follow};
 }
 
-// A weight of one group is always compared with its master as a whole, and needs no samples.
+// Weights that are always compared with their masters as a whole need no samples.
 void plan_samples(size_t owner, int64_t count, FusedState* state) {
   constexpr int64_t kJobGroups = 64;
   const int64_t groups = CpuSamples::groups(count);
-  for (int64_t first = 0; first < groups && groups > 1; first += kJobGroups) {
+  for (int64_t first = 0; first < groups && count > CpuSamples::kWhole; first += kJobGroups) {
     state->sample_jobs.push_back({owner, first, std::min(first + kJobGroups, groups)});
   }
 }

@@ -7,7 +7,7 @@ namespace headroom {
 namespace {
 
 constexpr size_t kAlwaysKept = 2 * internal::CpuSamples::kGroup;  // consecutive elements
-constexpr size_t kSmall = internal::CpuSamples::kGroup;           // elements of a small tensor
+constexpr size_t kSmall = internal::CpuSamples::kWhole;           // elements of a small tensor
 
 // A weight that is trained for some steps, so that its master is not a 16-bit number.
 template <typename T, typename Optimizer = AdamW>

@@ -13,7 +13,7 @@ import headroom.torch._optim
 DEVICE = torch.get_default_device().type
 ON_CPU = pytest.mark.skipif(DEVICE != "cpu", reason="NumPy and this memory are on the CPU")
 OutOfMemoryError = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)  # since torch 2.5
-KEPT_RUN = 16384  # consecutive elements: docs/python.md, "Weights and masters"
+KEPT_RUN = 32768  # consecutive elements: docs/python.md, "Weights and masters"
 
 
 @pytest.fixture

@@ -36,7 +36,8 @@ class FusedOptimizer(TorchState):
 
     FP32 parameters are updated in place; FP16 and BF16 ones have FP32 masters inside, unless
     ``master_weights`` is False. If a weight is written to or loaded, its master is updated from it. Writes that
-    torch's version counter does not show, through ``.data`` or NumPy, need ``refresh_masters()``. Under a
+    torch's version counter does not show, through ``.data`` or NumPy, are found by samples; those of few elements of
+    large tensors need ``refresh_masters()``. State is in torch's memory, and allocated by the first step. Under a
     GradScaler (Headroom's or torch's) gradients are unscaled in the pass that updates, and are not modified.
     ``max_norm`` clips their norm, over all groups, in the same pass; step() without a scaler then skips if there
     is inf or nan.
@@ -228,8 +229,8 @@ class FusedOptimizer(TorchState):
         self._follow_written()
 
     def refresh_masters(self) -> None:
-        """Copies the values of 16-bit weights to their masters, after writes that torch's version counter does
-        not show: through ``.data``, NumPy or custom kernels. Moments are unchanged."""
+        """Copies the values of 16-bit weights to their masters, after writes of few elements that torch's version
+        counter does not show: through ``.data``, NumPy or custom kernels. Moments are unchanged."""
         self._follow()
         for i in range(len(self._params)):
             self._core.refresh_master(i, self._stream(self._params))
