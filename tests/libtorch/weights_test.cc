@@ -59,7 +59,7 @@ TEST(FusedWeights, WritesThroughDataAreKept) {
 
 TEST(FusedWeights, ModelMayChangeItsTypeBeforeTheFirstStep) {
   const auto early = small_model(torch::kBFloat16);
-  const auto late = small_model(torch::kFloat);
+  torch::nn::Sequential late = small_model(torch::kFloat);
   FusedAdamW first(early->parameters(), AdamWOptions(1e-2));
   FusedAdamW second(late->parameters(), AdamWOptions(1e-2));
   late->to(torch::kBFloat16);
