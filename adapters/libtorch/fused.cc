@@ -107,7 +107,9 @@ void FusedBody::refresh(bool with_gradients) {
   }
   for (size_t i = 0; i < tensors_.size(); ++i) {
     BoundWeight& weight = bound_[i];
-    if (version_of(tensors_[i]) != weight.version) {  // others have written to the weight
+    // Others have written to the weight. Before anything but a step, writes through data(), which
+    // the version does not show, are looked for as well; a step looks for them itself.
+    if (version_of(tensors_[i]) != weight.version || !with_gradients) {
       fused().follow_weight(i);
       weight.version = version_of(tensors_[i]);
     }
@@ -116,6 +118,7 @@ void FusedBody::refresh(bool with_gradients) {
     weight.strides = tensors_[i].strides().vec();
     weight.storage = tensors_[i].storage();
   }
+  if (with_gradients) fused().allocate();  // a step follows; if this throws, it has not begun
 }
 
 // Permutes masters and moments of weights whose strides have changed, because the core stores them
@@ -171,6 +174,7 @@ FusedState FusedBody::state() {
 // weights.
 void FusedBody::load_state(const FusedState& state) {
   const torch::NoGradGuard no_grad;
+  fused().allocate();
   const std::vector<StateTensor> present = this->state().tensors;
   bool same = present.size() == state.tensors.size();
   for (size_t i = 0; same && i < present.size(); ++i) {
@@ -248,7 +252,11 @@ std::vector<torch::Tensor> FusedOptimizer::master_params() {
   return masters;
 }
 
-FusedState FusedOptimizer::fused_state() { return bind(false)->state(); }
+FusedState FusedOptimizer::fused_state() {
+  internal::BoundBody body = bind(false);
+  body->fused().allocate();
+  return body->state();
+}
 
 void FusedOptimizer::load_fused_state(const FusedState& state) { bind(false)->load_state(state); }
 

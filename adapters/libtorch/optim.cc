@@ -133,7 +133,9 @@ class FusedOf : public FusedBody {
   class Core : public Rule::Core {
    public:
     Core(FusedBody* body, const Precision& precision)
-        : Rule::Core({}, typename Rule::CoreOptions{}, precision), body_(body) {}
+        : Rule::Core({}, typename Rule::CoreOptions{}, precision), body_(body) {
+      this->set_allocator(torch_memory);
+    }
     void refresh() override { body_->refresh(true); }
     void gradients_changed() override { body_->gradients_changed(); }
 
@@ -184,6 +186,7 @@ void FusedOf<Rule>::load(torch::optim::Optimizer& optimizer,
   torch::serialize::InputArchive ours;
   const bool has_ours = archive.try_read(kOurPart, ours);  // else torch's optimizer wrote it
 
+  core_.allocate();
   FusedState state = this->state();
   Tensor steps;
   if (has_ours) ours.read("steps", steps);

@@ -71,6 +71,15 @@ void check_storage(const torch::Tensor& tensor, const char* what, const std::str
                   "load again.");
 }
 
+std::shared_ptr<void> torch_memory(size_t bytes, const Device& device) {
+  const torch::Device where = device.type == DeviceType::kCUDA
+                                  ? torch::Device(torch::kCUDA, static_cast<int8_t>(device.index))
+                                  : torch::Device(torch::kCPU);
+  const torch::Tensor memory =
+      torch::empty({static_cast<int64_t>(bytes)}, torch::TensorOptions(torch::kByte).device(where));
+  return {memory.data_ptr(), [memory](void*) {}};
+}
+
 int current_cuda_device() {
 #ifdef HEADROOM_TORCH_CUDA
   if (c10::cuda::device_count() > 0) return static_cast<int>(c10::cuda::current_device());

@@ -11,6 +11,7 @@
 #include <headroom/tensor.h>
 #include <torch/types.h>
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,9 @@ int current_cuda_device();
 /// A torch device as the core's. As everywhere in torch, "cuda" without an index is the current
 /// device, which the caller passes.
 Device core_device(const torch::Device& device, int current);
+
+/// Memory from torch's allocator, as a StateAllocator of the core.
+std::shared_ptr<void> torch_memory(size_t bytes, const Device& device);
 
 /// LibTorch's current cudaStream_t on this device. Null (the default stream) in builds without
 /// CUDA.

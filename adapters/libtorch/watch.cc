@@ -12,6 +12,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "measure/ranges.h"
 #include "tensors.h"
 
 namespace headroom::libtorch {
@@ -98,7 +99,7 @@ struct Watch::Impl {
     busy = false;
     const TensorView view = view_of(dense, "The result");
     row.dtype = view.dtype;
-    const int64_t index = table.measure(view);
+    const int64_t index = headroom::internal::RangesAccess::measure(table, view);
     if (index >= 0) {
       rows.push_back(std::move(row));
       remember(tensor, index);

@@ -92,6 +92,7 @@ py::object& stream_getter() {
 
 void* current_stream(int device) {
   const py::gil_scoped_acquire lock;
+  if (stream_getter().is_none()) return nullptr;
   return reinterpret_cast<void*>(stream_getter()(device).cast<uintptr_t>());
 }
 

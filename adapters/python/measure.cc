@@ -8,7 +8,9 @@
 
 namespace headroom::python {
 
-void bind_measure(py::module_& m) {
+namespace {
+
+void bind_stats(py::module_& m) {
   py::class_<GradStats>(m, "GradStats", "Statistics of a list of gradients.")
       .def_readonly("count", &GradStats::count, "Elements read.")
       .def_readonly("inf_count", &GradStats::inf_count)
@@ -43,7 +45,12 @@ void bind_measure(py::module_& m) {
             return counts;
           },
           "{e: number of elements with 2^e <= |x| < 2^(e+1)}, without zero counts.");
+}
 
+}  // namespace
+
+void bind_measure(py::module_& m) {
+  bind_stats(m);
   // Views are converted with the interpreter lock, and read without it.
   m.def(
       "measure",

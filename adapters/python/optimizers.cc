@@ -57,6 +57,28 @@ class Refreshed : public Core {
   py::object on_refresh = py::none();
 };
 
+// An allocator of the core that calls a Python function (bytes, CUDA device or -1), which returns a
+// torch tensor. What the function raises passes through the core.
+StateAllocator allocator_of(const py::object& function) {
+  if (function.is_none()) return nullptr;
+  return [function = hold(function)](size_t bytes, const Device& device) -> std::shared_ptr<void> {
+    const py::gil_scoped_acquire lock;
+    const py::handle call(static_cast<PyObject*>(function.get()));
+    const py::object tensor = call(bytes, device.type == DeviceType::kCUDA ? device.index : -1);
+    const auto address = tensor.attr("data_ptr")().cast<uintptr_t>();
+    return {hold(tensor), reinterpret_cast<void*>(address)};
+  };
+}
+
+py::tuple state_of(const py::object& self, uintptr_t stream) {
+  const auto state = on_stream(&FusedOptimizer::state)(self.cast<FusedOptimizer&>(), stream);
+  py::list tensors;
+  for (const NamedTensor& named : state.tensors) {
+    tensors.append(py::make_tuple(named.name, owned_by(self, named.tensor), named.parameter));
+  }
+  return py::make_tuple(state.steps, tensors);
+}
+
 void load_state(FusedOptimizer& self, const std::vector<int64_t>& steps,
                 const py::sequence& tensors, uintptr_t stream) {
   OptimizerState state;
@@ -74,11 +96,16 @@ void load_state(FusedOptimizer& self, const std::vector<int64_t>& steps,
 template <typename Core, typename Options>
 void bind_one(py::module_& m, const char* name) {
   py::class_<Refreshed<Core>, FusedOptimizer>(m, name)
-      .def(py::init([](bool master_weights, bool stochastic_rounding, uint64_t seed) {
-        return std::make_unique<Refreshed<Core>>(
-            std::vector<Parameter>{}, Options{},
-            Precision{master_weights, stochastic_rounding, seed});
-      }))
+      .def(py::init([](bool master_weights, bool stochastic_rounding, uint64_t seed,
+                       const py::object& allocator) {
+             auto made = std::make_unique<Refreshed<Core>>(
+                 std::vector<Parameter>{}, Options{},
+                 Precision{master_weights, stochastic_rounding, seed});
+             made->set_allocator(allocator_of(allocator));
+             return made;
+           }),
+           py::arg("master_weights"), py::arg("stochastic_rounding"), py::arg("seed"),
+           py::arg("allocator") = py::none())
       .def_readwrite("on_refresh", &Refreshed<Core>::on_refresh)
       .def("add_group",
            [](Refreshed<Core>& self, const py::sequence& parameters, const py::dict& options,
@@ -110,23 +137,15 @@ void bind_optimizers(py::module_& m) {
   py::class_<FusedOptimizer, Optimizer>(m, "FusedOptimizer")
       .def("apply", on_stream(&FusedOptimizer::apply), py::arg("multiplier"),
            py::arg("clear_grads") = false, py::arg("stream") = 0)
-      .def("steps", &FusedOptimizer::steps)
+      .def("allocate", on_stream(&FusedOptimizer::allocate))
+      .def("allocated", &FusedOptimizer::allocated)
+      .def("steps", on_stream(&FusedOptimizer::steps), py::arg("index"),
+           py::arg("stream") = kCurrentStreams)
       .def("refresh_master", on_stream(&FusedOptimizer::refresh_master))
       .def("follow_weight", on_stream(&FusedOptimizer::follow_weight))
-      .def(
-          "state",
-          [](const py::object& self) {
-            const OptimizerState state = self.cast<FusedOptimizer&>().state();
-            py::list tensors;
-            for (const NamedTensor& named : state.tensors) {
-              tensors.append(
-                  py::make_tuple(named.name, owned_by(self, named.tensor), named.parameter));
-            }
-            return py::make_tuple(state.steps, tensors);
-          },
-          "Steps of each parameter, and a list of (name, tensor, index of the parameter). The "
-          "tensors "
-          "are views of this optimizer's memory and keep it alive.")
+      .def("state", &state_of, py::arg("stream") = kCurrentStreams,
+           "Steps of each parameter, and a list of (name, tensor, index of the parameter). The "
+           "tensors are views of this optimizer's memory and keep it alive.")
       .def("load_state", &load_state);
   bind_one<SGD, SGDOptions>(m, "SGD");
   bind_one<Adam, AdamOptions>(m, "Adam");

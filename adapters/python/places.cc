@@ -1,27 +1,12 @@
 // Detects whether the tensors of a torch optimizer have moved since the last step. This runs for
-// hundreds of tensors in every step, so it must be fast: torch 2.10 and later export DLPack's table
-// of C functions, which reads a tensor's memory, shape and strides without linking libtorch.
-#include <dlpack/dlpack.h>
-#include <pybind11/stl.h>
-
+// hundreds of tensors in every step, so it must be fast.
 #include <utility>
 
+#include "reader.h"
 #include "tensors.h"
 
 namespace headroom::python {
 namespace {
-
-// DLPack 1.2's table of functions, which Debian's header lacks.
-struct ExchangeApi {
-  uint32_t major;
-  uint32_t minor;
-  void* previous;
-  void* allocate;
-  void* managed_from_object;
-  void* managed_to_object;
-  int (*tensor_from_object)(void* object, DLTensor* out);  // null: not offered
-  void* current_stream;
-};
 
 // Calls the C getter of a property directly: looking it up by name takes longer than calling it.
 class Getter {
@@ -49,15 +34,10 @@ class Getter {
 
 class Places {
  public:
-  // `plain`: the exact types that store their own memory (subclasses may not); torch.Tensor first.
-  Places(const py::capsule& api, std::vector<py::type> plain)
-      : plain_(std::move(plain)), grad_(plain_.at(0), "grad"), version_(plain_.at(0), "_version") {
-    const auto* const table = api.get_pointer<const ExchangeApi>();
-    if (table->major == 1) tensor_from_object_ = table->tensor_from_object;
-    if (tensor_from_object_ == nullptr) {
-      throw py::type_error("This version of DLPack's exchange API is not supported.");
-    }
-  }
+  explicit Places(TensorReader reader)
+      : reader_(std::move(reader)),
+        grad_(reader_.tensor_type(), "grad"),
+        version_(reader_.tensor_type(), "_version") {}
 
   // Whether both lists contain the same objects.
   static bool same(const py::list& a, const py::list& b) {
@@ -98,14 +78,6 @@ class Places {
   }
 
  private:
-  bool is_plain(py::handle tensor) const {
-    auto* const type = reinterpret_cast<PyObject*>(Py_TYPE(tensor.ptr()));
-    for (const py::type& plain : plain_) {
-      if (plain.ptr() == type) return true;
-    }
-    return false;
-  }
-
   // A sequence of numbers that describes tensors, compared with that of the last call.
   class Seen {
    public:
@@ -141,10 +113,7 @@ class Places {
     DLTensor view;
     if (tensor.is_none()) {
       note(-1);
-    } else if (!is_plain(tensor)) {
-      seen->cannot_tell();
-    } else if (tensor_from_object_(tensor.ptr(), &view) != 0) {
-      PyErr_Clear();
+    } else if (!reader_.read(tensor, &view)) {
       seen->cannot_tell();
     } else {
       note(reinterpret_cast<intptr_t>(view.data) + static_cast<int64_t>(view.byte_offset));
@@ -157,8 +126,7 @@ class Places {
     }
   }
 
-  int (*tensor_from_object_)(void*, DLTensor*) = nullptr;
-  std::vector<py::type> plain_;
+  TensorReader reader_;
   Getter grad_, version_;
   Seen weights_, grads_;
   std::vector<int64_t> versions_;
@@ -167,8 +135,10 @@ class Places {
 }  // namespace
 
 void bind_places(py::module_& m) {
+  py::class_<TensorReader>(m, "TensorReader")
+      .def(py::init<const py::capsule&, std::vector<py::type>>());
   py::class_<Places>(m, "Places")
-      .def(py::init<const py::capsule&, std::vector<py::type>>())
+      .def(py::init<const TensorReader&>())
       .def_static("same", &Places::same)
       .def("look", &Places::look)
       .def("advance", &Places::advance);

@@ -1,10 +1,13 @@
 // RangeTable and RangeReport. Enumerators become words.
+#include <headroom/error.h>
 #include <headroom/ranges.h>
 #include <pybind11/stl.h>
 
 #include <string>
 #include <utility>
 
+#include "measure/ranges.h"
+#include "reader.h"
 #include "tensors.h"
 
 namespace headroom::python {
@@ -80,6 +83,28 @@ void bind_report(py::module_& m) {
       .def("__str__", &RangeReport::to_string);
 }
 
+// The row of a tensor, measured on the current stream; -2 if the reader cannot read it.
+int64_t measure_one(RangeTable& self, const TensorReader& reader, py::handle tensor) {
+  DLManagedTensor managed = {};
+  if (!reader.read(tensor, &managed.dl_tensor)) return -2;
+  try {
+    const TensorView view = from_dlpack(&managed);
+    const StreamScope scope(stream_from(kCurrentStreams));
+    return internal::RangesAccess::measure(self, view);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kUnsupported) throw;  // such as: not contiguous
+  }
+  return -2;
+}
+
+std::vector<int64_t> measure_all(RangeTable& self, const TensorReader& reader,
+                                 const py::sequence& tensors) {
+  std::vector<int64_t> rows;
+  rows.reserve(tensors.size());
+  for (const py::handle tensor : tensors) rows.push_back(measure_one(self, reader, tensor));
+  return rows;
+}
+
 }  // namespace
 
 void bind_ranges(py::module_& m) {
@@ -110,7 +135,9 @@ void bind_ranges(py::module_& m) {
              const Work work(stream);
              self.begin();
            })
-      // Called once per operation. The lock is kept: rows get their numbers in program order.
+      // Called for every tensor. The lock is kept: rows get their numbers in program order.
+      .def("measure_one", &measure_one)
+      .def("measure_all", &measure_all)
       .def("measure",
            [](RangeTable& self, py::handle tensor, uintptr_t stream) {
              const StreamScope scope(stream_from(stream));

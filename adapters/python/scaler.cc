@@ -31,9 +31,46 @@ ClearGrads clear_named(const std::string& name) {
   throw py::value_error("clear_grads is '" + name + "'; it must be on_skip, always or never.");
 }
 
-}  // namespace
+// A step with the scale and the inf flag of torch's own scaler, which are device pointers; 0 if
+// there is none.
+StepReport step(GradScaler& self, Optimizer& optimizer, float max_norm, float skip_above_norm,
+                const std::string& clear, uintptr_t stream, uintptr_t scale, uintptr_t found_inf) {
+  StepOptions options;
+  options.max_norm = max_norm;
+  options.skip_above_norm = skip_above_norm;
+  options.clear_grads = clear_named(clear);
+  const internal::ExternalScale external{reinterpret_cast<const float*>(scale),
+                                         reinterpret_cast<const float*>(found_inf)};
+  const Work work(stream);
+  return ScalerAccess::step(self, optimizer, options, external);
+}
 
-void bind_scaler(py::module_& m) {
+std::unique_ptr<GradScaler> make_scaler(const ScalePolicy& policy, bool enabled, int device,
+                                        std::function<void(const AlarmReport&)> on_alarm,
+                                        uintptr_t stream) {
+  ScalerOptions options;
+  options.enabled = enabled;
+  if (device >= 0) options.device = {DeviceType::kCUDA, device};
+  options.on_alarm = std::move(on_alarm);
+  const Work work(stream);
+  return std::make_unique<GradScaler>(policy, std::move(options));
+}
+
+void set_ranks(GradScaler& self, std::shared_ptr<Ranks> ranks, bool sharded) {
+  const auto kind = sharded ? RankGradients::kSharded : RankGradients::kReplicated;
+  ScalerAccess::set_ranks(self, std::move(ranks), kind);
+}
+
+// The address of {found_inf, divisor, grad_norm} of the optimizer's last step, or 0.
+uintptr_t numbers_address(GradScaler& self, const Optimizer& optimizer) {
+  return reinterpret_cast<uintptr_t>(ScalerAccess::numbers_of(self, optimizer));
+}
+
+uintptr_t scale_address(GradScaler& self) {
+  return reinterpret_cast<uintptr_t>(ScalerAccess::scale_address(self));
+}
+
+void bind_reports(py::module_& m) {
   py::class_<StepReport>(m, "StepReport", "The outcome of one step; str() is a line for a log.")
       .def_readonly("pending", &StepReport::pending)
       .def_readonly("applied", &StepReport::applied)
@@ -53,45 +90,35 @@ void bind_scaler(py::module_& m) {
       .def_readonly("skips_in_row", &AlarmReport::skips_in_row)
       .def_readonly("culprit", &AlarmReport::culprit)
       .def("__str__", [](const AlarmReport& a) { return a.sentence; });
+}
 
-  // Methods that may wait for a device or for memory release the interpreter lock. on_alarm
-  // acquires it again: pybind11's std::function does that in every call.
+}  // namespace
+
+// Methods that may wait for a device or for memory release the interpreter lock. on_alarm acquires
+// it again: pybind11's std::function does that in every call.
+void bind_scaler(py::module_& m) {
+  bind_reports(m);
+  // Of methods that wait for a device: the stream that the step was enqueued on.
+  const auto waits = py::arg("stream") = kCurrentStreams;
   py::class_<GradScaler>(m, "GradScaler")
-      .def(py::init([](const ScalePolicy& policy, bool enabled, int device,
-                       std::function<void(const AlarmReport&)> on_alarm, uintptr_t stream) {
-        ScalerOptions options;
-        options.enabled = enabled;
-        if (device >= 0) options.device = {DeviceType::kCUDA, device};
-        options.on_alarm = std::move(on_alarm);
-        const Work work(stream);
-        return std::make_unique<GradScaler>(policy, std::move(options));
-      }))
-      .def("set_ranks",
-           [](GradScaler& self, std::shared_ptr<Ranks> ranks, bool sharded) {
-             const auto kind = sharded ? RankGradients::kSharded : RankGradients::kReplicated;
-             ScalerAccess::set_ranks(self, std::move(ranks), kind);
-           })
+      .def(py::init(&make_scaler))
+      .def("set_ranks", &set_ranks)
       .def("loss_scaled", &ScalerAccess::loss_scaled)
       .def("assume_losses", &ScalerAccess::assume_losses)
       .def_property_readonly("round", &ScalerAccess::round)
       .def("gradients_added", &ScalerAccess::gradients_added)
       .def("is_unscaled", &ScalerAccess::is_unscaled)
-      .def("move_to_host", &ScalerAccess::move_to_host)
-      .def(
-          "numbers_of",
-          [](GradScaler& self, const Optimizer& optimizer) {
-            const internal::StepNumbers* const numbers = ScalerAccess::numbers_of(self, optimizer);
-            return reinterpret_cast<uintptr_t>(numbers);
-          },
-          "The address of {found_inf, divisor, grad_norm} of the optimizer's last step, or 0.")
-      .def("scale_address",
+      .def("move_to_host",
            [](GradScaler& self) {
-             return reinterpret_cast<uintptr_t>(ScalerAccess::scale_address(self));
+             const Work work(kCurrentStreams);
+             ScalerAccess::move_to_host(self);
            })
+      .def("numbers_of", &numbers_address)
+      .def("scale_address", &scale_address)
       .def_property_readonly("policy", [](const GradScaler& s) { return s.policy(); })
-      .def("set_policy", &GradScaler::set_policy)
+      .def("set_policy", on_stream(&GradScaler::set_policy), py::arg("policy"), waits)
       .def_property_readonly("enabled", &GradScaler::enabled)
-      .def("get_scale", &GradScaler::get_scale, py::call_guard<py::gil_scoped_release>())
+      .def("get_scale", on_stream(&GradScaler::get_scale), waits)
       .def("scale", [](GradScaler& self, float loss) { return self.scale(loss); })
       .def("scale_into",
            [](GradScaler& self, const Tensor& loss, const Tensor& scaled, uintptr_t stream) {
@@ -103,41 +130,28 @@ void bind_scaler(py::module_& m) {
              const Work work(stream);
              return self.unscale_(optimizer);
            })
-      .def(
-          "step",
-          [](GradScaler& self, Optimizer& optimizer, float max_norm, float skip_above_norm,
-             const std::string& clear, uintptr_t stream, uintptr_t scale, uintptr_t found_inf) {
-            StepOptions options;
-            options.max_norm = max_norm;
-            options.skip_above_norm = skip_above_norm;
-            options.clear_grads = clear_named(clear);
-            // Device pointers of torch's scaler: the scale, its inf flag, and where to write
-            // whether the step was skipped; 0 if there is none.
-            const internal::ExternalScale external{reinterpret_cast<const float*>(scale),
-                                                   reinterpret_cast<const float*>(found_inf)};
-            const Work work(stream);
-            return internal::ScalerAccess::step(self, optimizer, options, external);
-          },
-          py::arg("optimizer"), py::arg("max_norm") = 0.0f, py::arg("skip_above_norm") = 0.0f,
-          py::arg("clear_grads") = "on_skip", py::arg("stream") = 0, py::arg("external_scale") = 0,
-          py::arg("external_found_inf") = 0)
-      .def("report", py::overload_cast<>(&GradScaler::report, py::const_),
-           py::call_guard<py::gil_scoped_release>())
-      .def("try_report", py::overload_cast<>(&GradScaler::try_report, py::const_),
-           py::call_guard<py::gil_scoped_release>())
+      .def("step", &step, py::arg("optimizer"), py::arg("max_norm") = 0.0f,
+           py::arg("skip_above_norm") = 0.0f, py::arg("clear_grads") = "on_skip",
+           py::arg("stream") = 0, py::arg("external_scale") = 0, py::arg("external_found_inf") = 0)
+      .def("report", on_stream(py::overload_cast<>(&GradScaler::report, py::const_)), waits)
+      .def("try_report", on_stream(py::overload_cast<>(&GradScaler::try_report, py::const_)), waits)
       .def("update",
            [](GradScaler& self, uintptr_t stream) {
              const Work work(stream);
              self.update();
            })
       .def("set_scale", on_stream(&GradScaler::set_scale))
-      .def("retry", &GradScaler::retry, py::call_guard<py::gil_scoped_release>())
-      .def("discard", &GradScaler::discard)
-      .def("save", &GradScaler::save, py::call_guard<py::gil_scoped_release>())
-      .def("load", [](GradScaler& self, const std::string& json) { self.load(json); })
+      .def("retry", on_stream(&GradScaler::retry), waits)
+      .def("discard", on_stream(&GradScaler::discard), waits)
+      .def("save", on_stream(&GradScaler::save), waits)
+      .def("load", on_stream(&GradScaler::load), py::arg("json"), waits)
       .def(
-          "state", [](const GradScaler& self) { return self.state().save(); },
-          py::call_guard<py::gil_scoped_release>(), "save(), at any time.");
+          "state",
+          [](const GradScaler& self, uintptr_t stream) {
+            const Work work(stream);
+            return self.state().save();
+          },
+          waits, "save(), at any time.");
 }
 
 }  // namespace headroom::python

@@ -22,14 +22,6 @@ struct Versioned {
 };
 constexpr uint64_t kReadOnlyFlag = 1;
 
-// Owns a Python reference that may be dropped in any thread, with or without the interpreter lock.
-std::shared_ptr<void> hold(py::object owner) {
-  return {owner.release().ptr(), [](void* object) {
-            const py::gil_scoped_acquire lock;
-            Py_XDECREF(static_cast<PyObject*>(object));
-          }};
-}
-
 // The type of a format string of the buffer protocol. It has none for bfloat16: `wanted` (the
 // user's dtype argument) is the meaning of 16-bit integers.
 DType dtype_of_format(const char* format, Py_ssize_t size, std::optional<DType> wanted) {
@@ -144,6 +136,13 @@ py::buffer_info to_buffer(const Tensor& tensor) {
 }
 
 }  // namespace
+
+std::shared_ptr<void> hold(py::object owner) {
+  return {owner.release().ptr(), [](void* object) {
+            const py::gil_scoped_acquire lock;
+            Py_XDECREF(static_cast<PyObject*>(object));
+          }};
+}
 
 DType dtype_named(const std::string& name) {
   if (name == "float16" || name == "f16") return DType::kF16;

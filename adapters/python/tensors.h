@@ -34,10 +34,14 @@ DType dtype_named(const std::string& name);
 TensorView view_of(py::handle item);
 std::vector<TensorView> views_of(const py::sequence& items);
 
+/// Owns a reference that may be dropped in any thread, with or without the interpreter lock.
+std::shared_ptr<void> hold(py::object owner);
+
 /// A Tensor that keeps `owner` alive.
 Tensor owned_by(py::object owner, const TensorView& view);
 
-/// As a stream: the framework's current one on each device, see set_stream_getter().
+/// As a stream: the framework's current one on each device, see set_stream_getter(); the default
+/// stream if no framework was imported.
 inline constexpr uintptr_t kCurrentStreams = ~uintptr_t{0};
 Stream stream_from(uintptr_t stream);
 
@@ -56,6 +60,14 @@ class Work {
 template <typename Result, typename Class, typename... Arguments>
 auto on_stream(Result (Class::*method)(Arguments...)) {
   return [method](Class& self, Arguments... arguments, uintptr_t stream) {
+    const Work work(stream);
+    return (self.*method)(std::forward<Arguments>(arguments)...);
+  };
+}
+
+template <typename Result, typename Class, typename... Arguments>
+auto on_stream(Result (Class::*method)(Arguments...) const) {
+  return [method](const Class& self, Arguments... arguments, uintptr_t stream) {
     const Work work(stream);
     return (self.*method)(std::forward<Arguments>(arguments)...);
   };

@@ -77,7 +77,7 @@ void bind_diagnose(py::module_& m) {
   m.def("diagnose", [](const std::string& folder) { return diagnose(folder); });
 }
 
-void bind_weights(py::module_& m) {
+void bind_weight_tensor(py::module_& m) {
   py::class_<WeightTensor>(m, "WeightTensor",
                            "One tensor of weights, and what a conversion to FP16 does to it.")
       .def_readonly("file", &WeightTensor::file)
@@ -100,6 +100,10 @@ void bind_weights(py::module_& m) {
           "overflow", [](const WeightTensor& t) { return t.fp16.overflow; },
           "Weights that become inf.")
       .def("__repr__", [](const WeightTensor& t) { return "<WeightTensor " + t.name + ">"; });
+}
+
+void bind_weights(py::module_& m) {
+  bind_weight_tensor(m);
   py::class_<WeightReport>(m, "WeightReport", "Whether weights are safe in FP16. Print it.")
       .def_readonly("safe", &WeightReport::safe)
       .def_readonly("verdict", &WeightReport::verdict, "One sentence.")
@@ -128,7 +132,7 @@ void bind_weights(py::module_& m) {
            [](WeightInspector& self, const std::string& name, py::handle weights,
               std::vector<int64_t> shape) {
              const TensorView view = view_of(weights);
-             const Work work(0);
+             const Work work(kCurrentStreams);
              self.add(name, view, std::move(shape));
            })
       .def("leave_out", &WeightInspector::leave_out)

@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <headroom/diagnose.h>
 #include <headroom/error.h>
 
 #include <cmath>
@@ -129,6 +130,12 @@ void print_heading(const CompareOptions& options, const TrainConfig& config) {
   flush_output();
 }
 
+std::string folder_of(const CompareOptions& options, const std::string& model,
+                      const Variant& variant, uint64_t seed) {
+  const std::string folder = fmt::format("{}/{}/{}", options.config.out, model, variant.folder);
+  return options.seeds > 1 ? fmt::format("{}/seed{}", folder, seed) : folder;
+}
+
 // Trains one variant with every seed. Stops early if the user interrupts.
 std::vector<RunResult> run_variant(const CompareOptions& options, const std::string& model,
                                    const Variant& variant, bool first) {
@@ -141,16 +148,30 @@ std::vector<RunResult> run_variant(const CompareOptions& options, const std::str
     RunInfo info;
     info.name = variant.name;
     info.group = model;
-    std::string folder = fmt::format("{}/{}/{}", options.config.out, model, variant.folder);
-    if (options.seeds > 1) {
-      info.name += fmt::format(", seed {}", config.seed);
-      folder += fmt::format("/seed{}", config.seed);
-    }
+    if (options.seeds > 1) info.name += fmt::format(", seed {}", config.seed);
+    const std::string folder = folder_of(options, model, variant, config.seed);
     runs.push_back(run_with_progress(config, *task, info, folder));
     if (!runs.back().not_saved.empty()) throw Error(ErrorCode::kFile, runs.back().not_saved);
     if (runs.back().interrupted) break;
   }
   return runs;
+}
+
+// The most important advice on the first seed of every variant that needs one.
+void print_advice(const CompareOptions& options, const std::string& model,
+                  const std::vector<Variant>& rows) {
+  bool any = false;
+  for (const Variant& row : rows) {
+    const uint64_t seed = config_of(options, model, row).seed;
+    const Diagnosis diagnosis = diagnose(folder_of(options, model, row, seed)).at(0);
+    if (diagnosis.findings.empty()) continue;
+    const Finding& first = diagnosis.findings[0];
+    if (!any)
+      print("\n  What to change (`headroom diagnose {}/{}` says why):\n", options.config.out,
+            model);
+    any = true;
+    print("  {}: {}\n", row.name, first.command.empty() ? first.change : first.command);
+  }
 }
 
 // The first seed of every variant as pictures.
@@ -194,6 +215,7 @@ bool compare_model(const CompareOptions& options, const std::string& model) {
       }
     }
   }
+  if (!interrupted) print_advice(options, model, rows);
   if (can_draw()) draw(options.config.out + "/" + model, model, rows, results);
   return !interrupted;
 }

@@ -57,12 +57,13 @@ std::string doublings(const ScaleBounds& bounds) {
 }
 
 // Prints which layers bound the scale at the last snapshot.
-void print_bounds(const RunResult& result) {
+void print_bounds(const RunResult& result, const std::string& precision) {
   if (!result.no_layers.empty()) print_fact("layers", "not measured. {}", result.no_layers);
   const ScaleBounds bounds = scale_bounds(result.layers);
   const auto name = [&](int64_t index) { return result.layers[static_cast<size_t>(index)].name; };
   const std::string when =
-      fmt::format("at step {}, scale {}", result.layers_step, scale_number(result.layers_scale));
+      fmt::format("at step {}, scale {}{}", result.layers_step, scale_number(result.layers_scale),
+                  precision == "fp16" ? "" : ", if it were in FP16");
   if (bounds.first_to_overflow >= 0) {
     print_fact("overflows first", "{}, {} ({})", name(bounds.first_to_overflow),
                bounds.doublings_left < 0.0 ? "which has overflowed" : doublings(bounds), when);
@@ -140,7 +141,7 @@ int train(const TrainConfig& config, Checkpoints* checkpoints, Team* team) {
   if (last.policy().retries()) print_fact("retries", "{}", result.retries);
   print_fact("final scale", "{}", scale_number(result.final_scale));
   print_fact("gradients lost", "{}", percent(result.lost));
-  print_bounds(result);
+  print_bounds(result, last.precision);
   print_fact("time", "{:.1f} s, {:.4g} steps/s", result.seconds,
              static_cast<double>(result.steps.size()) / std::max(result.seconds, 1e-9));
   std::vector<std::string> not_written;

@@ -220,7 +220,8 @@ HR_API hr_status hr_fused_get_options(hr_optimizer* optimizer, size_t group,
 /// Sets the learning rate of all groups.
 HR_API hr_status hr_optimizer_set_lr(hr_optimizer* optimizer, double lr);
 
-/// Copies the values of 16-bit weights to their masters, after the caller has changed the weights.
+/// Copies the values of 16-bit weights to their masters, after the caller has changed some weights.
+/// A step notices larger changes by itself, see docs/numbers.md.
 HR_API hr_status hr_optimizer_refresh_masters(hr_optimizer* optimizer);
 
 /// The caller's own optimizer. `apply` updates the weights with gradient x multiplier, and zeroes

@@ -7,6 +7,7 @@
 #include <headroom/tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -130,8 +131,13 @@ struct FusedState;
 struct RuleSettings;
 }  // namespace internal
 
+/// Returns `bytes` of memory on a device, aligned to 64 bytes and with any contents, and frees it
+/// when the last copy of the pointer is gone. On CUDA the memory has to be usable on the current
+/// stream (StreamScope). May throw anything; the optimizer is unchanged then.
+using StateAllocator = std::function<std::shared_ptr<void>(size_t bytes, const Device& device)>;
+
 /// The base of SGD, Adam and AdamW: masters, state and step counts. The weights' values are copied
-/// to the masters when a parameter is added.
+/// to the masters when a parameter is added, or later with set_allocator().
 ///
 /// On CUDA, construction, add_group(), load_state(), refresh_masters() and a rebind() that moves
 /// weights use the current stream (StreamScope) and wait for it, so that a later step on any stream
@@ -142,12 +148,31 @@ class HEADROOM_API FusedOptimizer : public Optimizer {
  public:
   ~FusedOptimizer() override;
 
+  /// Before the update, masters follow 16-bit weights that the user has written since the last
+  /// step. These are noticed by samples of each weight: any change in a tensor of up to 2,048
+  /// elements, or of 32,768 consecutive elements (on CUDA: 4,096), is kept, with all other changes
+  /// of that tensor. Call refresh_masters() after smaller changes, which may be overwritten.
   void apply(float multiplier, bool clear_grads) override;
   void set_grad(size_t index, const TensorView& grad) override;
 
-  /// Takes the same parameters in the same order, with weights of the same counts and types. The
-  /// master of a weight at another address follows it, see follow_weight().
+  /// Takes the same parameters in the same order, with weights of the same counts, types and
+  /// devices; before allocate() types and devices may change. The master of a weight at another
+  /// address follows it, see follow_weight().
   void rebind(std::vector<Parameter> parameters) override;
+
+  /// For frameworks with an allocator of their own: masters and moments of groups that are added
+  /// from now on use its memory, one block per device, and are made by allocate(). A null allocator
+  /// stands for the library's own memory, which is allocated when the group is added.
+  void set_allocator(StateAllocator allocator);
+
+  /// Allocates masters, as copies of the weights, and moments that do not exist yet. The first step
+  /// and load_state() do this by themselves. Throws what the allocator throws, having changed
+  /// nothing, and Error(kWrongOrder) while a CUDA graph is captured. Waits for the current stream
+  /// if it allocates on a CUDA device.
+  void allocate();
+
+  /// How many parameters, from the first on, have masters and moments in memory.
+  size_t allocated() const;
 
   /// Steps applied to parameter `index` so far; skipped ones do not count. Waits for a CUDA device.
   int64_t steps(size_t index) const;
@@ -157,11 +182,12 @@ class HEADROOM_API FusedOptimizer : public Optimizer {
   void set_steps(int64_t steps);
 
   /// The FP32 values of parameter `index`: its master, or the weight itself if it is FP32; null for
-  /// a 16-bit weight without master. A device pointer if the weight is on a CUDA device.
+  /// a 16-bit weight without master, or before allocate(). A device pointer if the weight is on a
+  /// CUDA device.
   const float* master(size_t index) const;
 
   /// Copies the current values of the weights to the masters, after weights were loaded or changed
-  /// by the user. Moments and step counts do not change.
+  /// by the user (see apply()). Moments and step counts do not change.
   void refresh_masters();
   void refresh_master(size_t index);
 
@@ -169,6 +195,7 @@ class HEADROOM_API FusedOptimizer : public Optimizer {
   /// masters of weights that were swapped out and back stay exact.
   void follow_weight(size_t index);
 
+  /// Has no tensors of parameters whose memory is not allocated yet, see set_allocator().
   OptimizerState state() const;
 
   /// Loads a state from state() of an optimizer with the same parameters, and writes the 16-bit

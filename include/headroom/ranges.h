@@ -16,7 +16,8 @@
 namespace headroom {
 namespace internal {
 class Ranges;
-}
+struct RangesAccess;
+}  // namespace internal
 
 /// Element counts of one tensor by their fate in FP16 (rounding to nearest even; see limits() in
 /// inspect.h), whatever its own type. Trivially copyable; the same bytes on host and device.
@@ -71,6 +72,7 @@ class HEADROOM_API RangeTable {
   std::vector<RangeStats> read() const;
 
  private:
+  friend struct internal::RangesAccess;
   std::unique_ptr<internal::Ranges> impl_;
 };
 

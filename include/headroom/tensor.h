@@ -85,7 +85,8 @@ struct Parameter {
   /// Optional FP32 arrays that SGD, Adam and AdamW use, with their current values, instead of
   /// allocating their own: the master of a 16-bit weight, and the moments (momentum buffer, or
   /// exp_avg and exp_avg_sq). If empty, the optimizer allocates masters as copies of the weights
-  /// and moments of zero.
+  /// and moments of zero. A weight that is no rounding of its master replaces it, see
+  /// FusedOptimizer::apply().
   TensorView master = {};
   TensorView first_moment = {};
   TensorView second_moment = {};

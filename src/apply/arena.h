@@ -1,36 +1,40 @@
-// Memory for the masters and state buffers of a group of parameters.
+// The layout of masters and state buffers in memory.
 #ifndef HEADROOM_SRC_APPLY_ARENA_H_
 #define HEADROOM_SRC_APPLY_ARENA_H_
 
-#include "apply/fused.h"
+#include <cstddef>
+#include <cstdint>
+
+#include "core/buffer.h"
 
 namespace headroom::internal {
 
-/// Memory on one device, in three arrays: all masters, then all first state buffers, then all
-/// second ones. Small tensors are thus read as long streams, which the hardware can prefetch.
-/// Usage: plan() every parameter, allocate() once, then take() in the same order.
+/// Divides one block of memory into three arrays: all masters, then all first state buffers, then
+/// all second ones. Small tensors are thus read as long streams, which the hardware can prefetch.
+/// Usage: plan() every parameter, place() the block, then take() in the same order.
 class Arena {
  public:
-  void plan(int64_t count, bool master, bool states) {
-    if (states) states_ += whole_lines(count);
-    if (master) masters_ += whole_lines(count);
+  void plan(int64_t count, bool master, size_t buffers) {
+    if (master) sizes_[0] += whole_lines(count);
+    for (size_t b = 1; b <= buffers; ++b) sizes_[b] += whole_lines(count);
   }
-  /// The memory belongs to `state`.
-  void allocate(const Device& device, size_t buffers, FusedState* state) {
-    const size_t count = masters_ + buffers * (states_ + kStagger);
-    if (device.type == DeviceType::kCUDA) {
-      state->cuda_memory.emplace_back(device.index, count * sizeof(float));
-      base_ = static_cast<float*>(state->cuda_memory.back().data());
-    } else {
-      base_ = state->memory.emplace_back(count).data();
-    }
-    next_[1] = masters_ + kStagger;
-    next_[2] = masters_ + states_ + 2 * kStagger;
+
+  /// The size of the block; 0 if nothing is needed.
+  size_t floats() const {
+    const size_t used = sizes_[0] + sizes_[1] + sizes_[2];
+    return used == 0 ? 0 : used + 2 * kStagger;
   }
+
+  void place(float* block) {
+    next_[0] = block;
+    next_[1] = next_[0] + sizes_[0] + kStagger;
+    next_[2] = next_[1] + sizes_[1] + kStagger;
+  }
+
   /// The next `count` floats of array 0 (masters), 1 or 2 (state buffers).
   float* take(size_t array, int64_t count) {
     if (count == 0) return nullptr;
-    float* const begin = base_ + next_[array];
+    float* const begin = next_[array];
     next_[array] += whole_lines(count);
     return begin;
   }
@@ -40,10 +44,8 @@ class Arena {
   // for the same cache sets when they are read side by side.
   static constexpr size_t kStagger = 272;
 
-  size_t masters_ = 0;
-  size_t states_ = 0;
-  float* base_ = nullptr;
-  size_t next_[3] = {0, 0, 0};
+  size_t sizes_[3] = {0, 0, 0};
+  float* next_[3] = {nullptr, nullptr, nullptr};
 };
 
 }  // namespace headroom::internal

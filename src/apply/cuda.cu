@@ -18,6 +18,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kResident = 4;
 constexpr int kPiece = 2048;  // elements
+static_assert(kPiece % CudaSamples::kGroup == 0);
 
 __host__ __device__ int64_t pieces_of(int64_t count) { return (count + kPiece - 1) / kPiece; }
 
@@ -40,6 +41,14 @@ __device__ inline float updated(const RuleNumbers& n, float g, float w, float* s
     const float denominator = sqrtf(v) * n.correction2 + n.eps;
     return n.keep * w - n.step_size * (m / denominator);
   }
+}
+
+// Whether others have written weight i, see came_from().
+template <typename W>
+__device__ inline bool is_written(const W* weight, const float* master, int64_t i,
+                                  bool stochastic_rounding) {
+  const bool stochastic = std::is_same_v<W, bf16> && stochastic_rounding;
+  return !came_from(master[i], weight[i].bits, from_float<W>(master[i]).bits, stochastic);
 }
 
 // Rounds to the type of the weight: to nearest, or at random as in round_stochastic().
@@ -109,6 +118,14 @@ struct Arrays {
   }
 };
 
+// Sets the masters of weights that others have written to these weights.
+template <typename W>
+__device__ void follow_weights(const W* weight, float* master, int count, bool stochastic) {
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) {
+    if (is_written(weight, master, i, stochastic)) master[i] = to_float(weight[i]);
+  }
+}
+
 template <Rule kRule, typename G, typename W, bool kMaster>
 __device__ void update_piece(const CudaSlot& slot, const RuleNumbers& n, uint64_t base,
                              int64_t first, int count, const ApplyJob& job) {
@@ -149,6 +166,37 @@ __device__ void update_piece(const CudaSlot& slot, const RuleNumbers& n, uint64_
   }
 }
 
+// Threads that compare one sample, each 4 of its elements.
+constexpr int kSampleThreads = static_cast<int>(CudaSamples::kSize) / 4;
+constexpr int kPieceThreads = static_cast<int>(kPiece / CudaSamples::kGroup) * kSampleThreads;
+
+// Looks for weights that others have written in the samples of `pieces` pieces from `first_piece`
+// on. Small slots are compared as a whole by step_kernel() instead. The kernel before, which
+// prepares the step, touches neither weights nor masters: the samples are read while it runs.
+template <typename W>
+__global__ void __launch_bounds__(kThreads)
+    sample_kernel(CudaTables tables, int64_t first_piece, int64_t pieces, bool stochastic) {
+  const int64_t thread = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const int64_t piece = first_piece + min(thread / kPieceThreads, pieces - 1);
+  const uint32_t index = tables.slot_of[piece];
+  const CudaSlot& slot = tables.slots[index];
+  const int64_t group = (piece - slot.first_piece) * (kPiece / CudaSamples::kGroup) +
+                        thread % kPieceThreads / kSampleThreads;
+  bool written = false;
+  if (slot.count > CudaSamples::kWhole && group < CudaSamples::groups(slot.count)) {
+    const int64_t first = CudaSamples::place(tables.sample_bases[index], group, slot.count) +
+                          thread % kSampleThreads * 4;
+#pragma unroll
+    for (int64_t i = first; i < first + 4; ++i) {
+      if (i >= slot.count) continue;
+      written |= is_written(static_cast<const W*>(slot.weight), slot.master, i, stochastic);
+    }
+  }
+  wait_for_kernel_before();
+  let_next_kernel_begin();
+  if (written) tables.numbers[index].follow = true;  // all that write this write the same
+}
+
 // Block b updates piece last_piece - b, or zeroes its gradients if the step is skipped. The verdict
 // is on the device: the host launches this kernel before it is known.
 template <Rule kRule, typename G, typename W, bool kMaster>
@@ -164,6 +212,16 @@ __global__ void __launch_bounds__(kThreads, kResident)
   if (verdict.apply) {
     RuleNumbers n = tables.numbers[index].rule;
     n.multiplier = verdict.multiplier;
+    if constexpr (kMaster && !std::is_same_v<W, float>) {
+      if (first == 0 && threadIdx.x == 0) {
+        tables.sample_bases[index] = tables.numbers[index].random_base;
+      }
+      if (tables.numbers[index].follow || slot.count <= CudaSamples::kWhole) {
+        follow_weights(static_cast<const W*>(slot.weight) + first, slot.master + first, size,
+                       job.stochastic_rounding);
+        __syncthreads();
+      }
+    }
     update_piece<kRule, G, W, kMaster>(slot, n, tables.numbers[index].random_base, first, size,
                                        job);
   } else if (clear_skipped) {
@@ -229,6 +287,7 @@ void CudaApply::set_slots(int device, std::vector<CudaSlot> slots, size_t parame
   slot_array_.reserve(device, slots.size());
   slot_of_array_.reserve(device, static_cast<size_t>(pieces));
   number_array_.reserve(device, slots.size());
+  sample_base_array_.reserve(device, slots.size());
   step_array_.reserve(device, parameters);
   verdict_array_.reserve(device, 1);
   cuda_upload(slot_array_.data(), slots.data(), slots.size() * sizeof(CudaSlot));
@@ -269,6 +328,14 @@ void CudaApply::prepare(float multiplier) {
 void CudaApply::step(const ApplyJob& job, bool clear_skipped) {
   const DeviceScope scope(device_);
   for (auto kind = kinds_.rbegin(); kind != kinds_.rend(); ++kind) {
+    if (!has_master(kind->weight)) continue;
+    auto* const sample =
+        kind->weight == WeightKind::kF16Master ? sample_kernel<f16> : sample_kernel<bf16>;
+    const int64_t blocks = (kind->pieces * kPieceThreads + kThreads - 1) / kThreads;
+    launch_early(sample, static_cast<unsigned>(blocks), kThreads, tables(), kind->first_piece,
+                 kind->pieces, job.stochastic_rounding);
+  }
+  for (auto kind = kinds_.rbegin(); kind != kinds_.rend(); ++kind) {
     const StepKernel kernel =
         select_kernel(kind->rule, kind->grad_type, kind->weight, PickStepKernel());
     launch_early(kernel, static_cast<unsigned>(kind->pieces), kThreads, tables(),
@@ -284,8 +351,7 @@ __global__ void follow_kernel(const T* weight, float* master, int64_t count, boo
   const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
        i += stride) {
-    const uint16_t nearest = from_float<T>(master[i]).bits;
-    if (!came_from(master[i], weight[i].bits, nearest, stochastic)) master[i] = to_float(weight[i]);
+    if (is_written(weight, master, i, stochastic)) master[i] = to_float(weight[i]);
   }
 }
 

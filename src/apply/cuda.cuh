@@ -17,7 +17,7 @@ __device__ inline void prepare_numbers(const CudaTables& tables) {
     if (slot.grad == nullptr) continue;
     const int64_t steps = tables.steps[slot.parameter];
     tables.numbers[i] = {rule_numbers(tables.groups[slot.group], steps, 0.0f),
-                         random_base(tables.seed, slot.parameter, steps)};
+                         random_base(tables.seed, slot.parameter, steps), false};
   }
 }
 

@@ -32,6 +32,7 @@ struct CudaSlot {
 struct CudaNumbers {
   RuleNumbers rule;  // without the multiplier, which is part of the verdict
   uint64_t random_base;
+  bool follow;  // others have written sampled weights: masters have to follow
 };
 
 /// Pointers to everything that the device stores about an optimizer; a kernel argument.
@@ -39,8 +40,9 @@ struct CudaTables {
   const CudaSlot* slots = nullptr;
   const uint32_t* slot_of = nullptr;  // index of the slot of each piece
   const RuleSettings* groups = nullptr;
-  CudaNumbers* numbers = nullptr;  // of each slot
-  int64_t* steps = nullptr;        // of each parameter
+  CudaNumbers* numbers = nullptr;    // of each slot
+  uint64_t* sample_bases = nullptr;  // of each slot: where the next step looks for written weights
+  int64_t* steps = nullptr;          // of each parameter
   DeviceVerdict* verdict = nullptr;
   uint32_t slot_count = 0;
   uint64_t seed = 0;
@@ -63,6 +65,7 @@ class CudaApply {
             .slot_of = slot_of_array_.data(),
             .groups = group_array_.data(),
             .numbers = number_array_.data(),
+            .sample_bases = sample_base_array_.data(),
             .steps = step_array_.data(),
             .verdict = verdict_array_.data(),
             .slot_count = static_cast<uint32_t>(slots_.size()),
@@ -96,6 +99,7 @@ class CudaApply {
   CudaArray<uint32_t> slot_of_array_;
   CudaArray<RuleSettings> group_array_;
   CudaArray<CudaNumbers> number_array_;
+  CudaArray<uint64_t> sample_base_array_;
   CudaArray<int64_t> step_array_;
   CudaArray<DeviceVerdict> verdict_array_;
 };

@@ -5,11 +5,8 @@
 
 #include <algorithm>
 #include <cstring>
-#include <iterator>
-#include <map>
 #include <string>
 
-#include "apply/arena.h"
 #include "apply/checks.h"
 #include "core/check.h"
 #include "core/float_environment.h"
@@ -38,10 +35,6 @@ WeightKind kind_of(const Parameter& parameter, size_t index, const Precision& pr
   throw Error(ErrorCode::kUnsupported, "The weight of parameter " + name_of(parameter, index) +
                                            " is f64; the optimizers compute in FP32 and take f16, "
                                            "bf16 and f32 weights.");
-}
-
-bool has_master(WeightKind kind) {
-  return kind == WeightKind::kF16Master || kind == WeightKind::kBF16Master;
 }
 
 // What the fused optimizers require beyond check_parameters().
@@ -76,11 +69,6 @@ uint32_t random_key(const Precision& precision, size_t parameter, int64_t steps,
   return random_key_at(random_base(precision.seed, parameter, steps), index);
 }
 
-// An FP32 array of the size of the weight, on its device.
-TensorView view_like(const TensorView& weight, float* data) {
-  return view(static_cast<void*>(data), DType::kF32, weight.count, weight.device);
-}
-
 // Copies between host and device memory in any direction; waits for a device.
 void copy_bytes(const TensorView& to, const TensorView& from) {
   if (from.count == 0) return;
@@ -92,11 +80,6 @@ void copy_bytes(const TensorView& to, const TensorView& from) {
   }
 }
 void copy_bytes(float* to, const TensorView& from) { copy_bytes(view(to, from.count), from); }
-
-// Does nothing for a weight without master. Enqueues on a CUDA device.
-void copy_to_master(const TensorView& weight, const Slot& slot) {
-  if (has_master(slot.kind)) convert(weight, view_like(weight, slot.master));
-}
 
 // Writes a 16-bit weight from its master, rounded exactly as by the last step.
 void copy_from_master(const TensorView& weight, size_t parameter, const Slot& slot,
@@ -114,28 +97,6 @@ void copy_from_master(const TensorView& weight, size_t parameter, const Slot& sl
     rounded[i] = round_stochastic(master[i], static_cast<uint32_t>(i), key);
   }
   copy_bytes(weight, view(rounded));
-}
-
-// Sets the master to the weight wherever the weight is not a rounding of the master.
-void follow(const TensorView& weight, const Slot& slot, bool stochastic) {
-  if (weight.device.type == DeviceType::kCUDA) return cuda_follow(weight, slot.master, stochastic);
-  constexpr int64_t kPiece = 1 << 18;  // elements; bounds the temporary memory
-  std::vector<uint16_t> rounded(static_cast<size_t>(std::min(weight.count, kPiece)));
-  std::vector<uint16_t> written(rounded.size());
-  std::vector<float> wide(rounded.size());
-  const auto* const bytes = static_cast<const char*>(weight.data);  // may have any alignment
-  for (int64_t first = 0; first < weight.count; first += kPiece) {
-    const int64_t count = std::min(weight.count - first, kPiece);
-    float* const master = slot.master + first;
-    convert(view(master, count), view(static_cast<void*>(rounded.data()), weight.dtype, count));
-    const void* const values = bytes + first * sizeof(uint16_t);
-    convert(view(values, weight.dtype, count), view(wide.data(), count));
-    std::memcpy(written.data(), values, static_cast<size_t>(count) * sizeof(uint16_t));
-    for (int64_t i = 0; i < count; ++i) {
-      const auto at = static_cast<size_t>(i);
-      if (!came_from(master[i], written[at], rounded[at], stochastic)) master[i] = wide[at];
-    }
-  }
 }
 
 // Computes the numbers of the next step, and the keys for stochastic rounding, for the CPU kernels.
@@ -164,7 +125,7 @@ void prepare_numbers(const std::vector<Parameter>& parameters, float multiplier,
 std::vector<NamedTensor> state_tensors(const std::vector<Parameter>& parameters,
                                        const FusedState& state) {
   std::vector<NamedTensor> tensors;
-  for (size_t i = 0; i < parameters.size(); ++i) {
+  for (size_t i = 0; i < state.allocated; ++i) {
     const Slot& slot = state.slots[i];
     const std::string name = name_of(parameters[i], i) + "/";
     const TensorView& weight = parameters[i].weight;
@@ -179,48 +140,19 @@ std::vector<NamedTensor> state_tensors(const std::vector<Parameter>& parameters,
   return tensors;
 }
 
-// The slots of `state` and those of a new group with the parameters that follow, with memory for
-// the masters and moments that the caller has not provided. Changes nothing else.
-FusedState stage_group(const std::vector<Parameter>& all, const RuleSettings& settings,
-                       const FusedState& state) {
-  const size_t buffers = state_buffers(settings.rule);
-  FusedState staged;
-  staged.slots = state.slots;
-  std::map<int, Arena> arenas;  // by device, -1 for the CPU
-  const auto arena_of = [&](const TensorView& weight) -> Arena& {
-    return arenas[weight.device.type == DeviceType::kCUDA ? weight.device.index : -1];
-  };
-  for (size_t i = state.slots.size(); i < all.size(); ++i) {
-    const WeightKind kind = kind_of(all[i], i, state.precision);
-    check_grad(all[i], i);
-    check_given_arrays(all[i], i, kind, buffers);
-    const bool master = has_master(kind) && all[i].master.data == nullptr;
-    const bool moments = all[i].first_moment.data == nullptr;
-    arena_of(all[i].weight).plan(all[i].weight.count, master, moments);
-    const auto* const given = kind == WeightKind::kF32 ? &all[i].weight : &all[i].master;
-    staged.slots.push_back({.group = state.groups.size(),
-                            .kind = kind,
-                            .master = static_cast<float*>(given->data),
-                            .state = {static_cast<float*>(all[i].first_moment.data),
-                                      static_cast<float*>(all[i].second_moment.data)},
-                            .steps = 0});
-  }
-  for (auto& [device, arena] : arenas) {
-    const Device where{device < 0 ? DeviceType::kCPU : DeviceType::kCUDA, std::max(device, 0)};
-    arena.allocate(where, buffers, &staged);
-  }
-  for (size_t i = state.slots.size(); i < all.size(); ++i) {
-    const TensorView& weight = all[i].weight;
-    Slot& slot = staged.slots[i];
-    if (has_master(slot.kind) && slot.master == nullptr) {
-      slot.master = arena_of(weight).take(0, weight.count);
-      copy_to_master(weight, slot);
-    }
-    for (size_t b = 0; b < buffers; ++b) {
-      if (slot.state[b] == nullptr) slot.state[b] = arena_of(weight).take(b + 1, weight.count);
-    }
-  }
-  return staged;
+// The slot of a parameter in a group with these settings, with the arrays that the caller provides.
+Slot make_slot(const Parameter& parameter, size_t index, size_t group, const RuleSettings& settings,
+               const Precision& precision) {
+  const WeightKind kind = kind_of(parameter, index, precision);
+  check_grad(parameter, index);
+  check_given_arrays(parameter, index, kind, state_buffers(settings.rule));
+  const TensorView& master = kind == WeightKind::kF32 ? parameter.weight : parameter.master;
+  return {.group = group,
+          .kind = kind,
+          .master = static_cast<float*>(master.data),
+          .state = {static_cast<float*>(parameter.first_moment.data),
+                    static_cast<float*>(parameter.second_moment.data)},
+          .steps = 0};
 }
 
 // Throws Error(kInvalidArgument) if there is no such parameter.
@@ -306,22 +238,38 @@ size_t FusedOptimizer::append_group(std::vector<Parameter> added, const RuleSett
   std::vector<Parameter> all = parameters();
   all.insert(all.end(), added.begin(), added.end());
   check_parameters(all, parameters());  // before memory is allocated for the sizes they claim
-  FusedState staged = stage_group(all, settings, state);
-  settle_devices(added);
-  // Everything that can throw comes before the first change.
-  state.memory.reserve(state.memory.size() + staged.memory.size());
-  state.cuda_memory.reserve(state.cuda_memory.size() + staged.cuda_memory.size());
-  state.groups.reserve(state.groups.size() + 1);
-  append(std::move(added));
-  std::move(staged.memory.begin(), staged.memory.end(), std::back_inserter(state.memory));
-  std::move(staged.cuda_memory.begin(), staged.cuda_memory.end(),
-            std::back_inserter(state.cuda_memory));
-  state.groups.push_back(settings);
+  FusedState staged;
+  staged.groups = state.groups;
+  staged.groups.push_back(settings);
+  staged.slots = state.slots;
+  staged.memory = state.memory;
+  staged.allocated = state.allocated;
+  for (size_t i = state.slots.size(); i < all.size(); ++i) {
+    staged.slots.push_back(make_slot(all[i], i, state.groups.size(), settings, state.precision));
+  }
+  if (!state.allocator) allocate_slots(all, &staged);
+  append(std::move(added));  // the last call that can throw
+  state.groups = std::move(staged.groups);
   state.slots = std::move(staged.slots);
+  state.memory = std::move(staged.memory);
+  state.allocated = staged.allocated;
   state.invalidate_plan();
   state.steps_uploaded = false;
   return state.groups.size() - 1;
 }
+
+void FusedOptimizer::set_allocator(StateAllocator allocator) {
+  allocate();  // the earlier groups, with the earlier allocator
+  own().allocator = std::move(allocator);
+}
+
+void FusedOptimizer::allocate() {
+  if (own().allocated == own().slots.size()) return;
+  const DefaultFloatEnvironment environment;
+  allocate_slots(parameters(), &own());
+}
+
+size_t FusedOptimizer::allocated() const { return own().allocated; }
 
 // The number of state buffers depends on the rule, so the rule of a group cannot change.
 void FusedOptimizer::change_group(size_t group, const RuleSettings& settings) {
@@ -342,54 +290,59 @@ void FusedOptimizer::set_grad(size_t index, const TensorView& grad) {
   own().invalidate_plan();
 }
 
-// Checks everything before the first change. Masters and moments stay where they are; only weights
-// and gradients can move.
+// Checks everything before the first change. Masters and moments that exist stay where they are;
+// only weights and gradients can move.
 void FusedOptimizer::rebind(std::vector<Parameter> changed) {
   require(changed.size() == parameters().size(), ErrorCode::kMismatch, [&] {
     return "rebind got " + std::to_string(changed.size()) + " parameters, but there are " +
            std::to_string(parameters().size()) + ".";
   });
-  std::vector<size_t> moved;
+  std::vector<Slot> slots = own().slots;
+  std::vector<size_t> moved;  // weights whose masters exist
   for (size_t i = 0; i < changed.size(); ++i) {
     const TensorView& before = parameters()[i].weight;
     const TensorView& after = changed[i].weight;
+    const bool exists = i < own().allocated;
+    changed[i].master = parameters()[i].master;  // rebinding does not change masters and moments
+    changed[i].first_moment = parameters()[i].first_moment;
+    changed[i].second_moment = parameters()[i].second_moment;
     check_grad(changed[i], i);
-    require(
-        same_device(after.device, before.device) || after.count == 0, ErrorCode::kMismatch, [&] {
-          return "The weight of parameter " + name_of(changed[i], i) +
-                 " has moved to another device, where its masters and moments are not; make a new "
-                 "optimizer for it.";
-        });
-    require(after.dtype == before.dtype && after.count == before.count, ErrorCode::kMismatch, [&] {
+    const bool same_place = same_device(after.device, before.device) || after.count == 0;
+    require(same_place || !exists, ErrorCode::kMismatch, [&] {
+      return "The weight of parameter " + name_of(changed[i], i) +
+             " has moved to another device, where its masters and moments are not; make a new "
+             "optimizer for it.";
+    });
+    const bool same_type = after.dtype == before.dtype || !exists;
+    require(same_type && after.count == before.count, ErrorCode::kMismatch, [&] {
       return "The weight of parameter " + name_of(changed[i], i) + " was " +
              std::to_string(before.count) + " elements of " + to_string(before.dtype) +
              " and is now " + std::to_string(after.count) + " of " + to_string(after.dtype) +
              "; make a new optimizer for it.";
     });
-    if (after.data != before.data) moved.push_back(i);
-  }
-  for (size_t i = 0; i < changed.size(); ++i) {  // rebinding does not change masters and moments
-    changed[i].master = parameters()[i].master;
-    changed[i].first_moment = parameters()[i].first_moment;
-    changed[i].second_moment = parameters()[i].second_moment;
+    if (!exists) {
+      const Slot& old = slots[i];
+      slots[i] = make_slot(changed[i], i, old.group, own().groups[old.group], own().precision);
+      slots[i].steps = old.steps;
+    } else if (after.data != before.data) {
+      if (slots[i].kind == WeightKind::kF32) slots[i].master = static_cast<float*>(after.data);
+      moved.push_back(i);
+    }
   }
   Optimizer::rebind(std::move(changed));
+  own().slots = std::move(slots);
   own().invalidate_plan();
-  for (const size_t i : moved) {
-    Slot& slot = own().slots[i];
-    if (slot.kind == WeightKind::kF32) {
-      slot.master = static_cast<float*>(parameters()[i].weight.data);
-    }
-    follow_weight(i);
-  }
+  for (const size_t i : moved) follow_weight(i);
   if (!moved.empty()) settle_devices(parameters());
 }
 
 // One step of all parameters. Those on CUDA devices are enqueued after the CPU's are done.
 void FusedOptimizer::apply(float multiplier, bool clear_grads) {
   const DefaultFloatEnvironment environment;
+  allocate();
   if (!own().planned) make_plan(parameters(), &own());
   prepare_numbers(parameters(), multiplier, &own());
+  find_written(parameters(), &own());
   const ApplyJob job{clear_grads, own().precision.stochastic_rounding};
   parallel_for(own().jobs.size(), own().bytes, [&](size_t i) {
     const FusedState::Job& work = own().jobs[i];
@@ -415,6 +368,7 @@ CudaApply* FusedOptimizer::cuda_side(int device, ApplyJob* job) {
                parameter.weight.device.index == device;
       });
   if (!all_there || parameters().empty()) return nullptr;
+  allocate();
   prepare_devices(parameters(), &own());
   own().device_counts_steps = true;
   job->stochastic_rounding = own().precision.stochastic_rounding;
@@ -436,7 +390,7 @@ void FusedOptimizer::set_steps(int64_t steps) {
 const float* FusedOptimizer::master(size_t index) const { return slot_at(own(), index).master; }
 
 void FusedOptimizer::refresh_masters() {
-  for (size_t i = 0; i < own().slots.size(); ++i) {
+  for (size_t i = 0; i < own().allocated; ++i) {  // others are made from the weights later
     copy_to_master(parameters()[i].weight, own().slots[i]);
   }
   settle_devices(parameters());
@@ -444,6 +398,7 @@ void FusedOptimizer::refresh_masters() {
 
 void FusedOptimizer::refresh_master(size_t index) {
   const Slot& slot = slot_at(own(), index);
+  if (index >= own().allocated) return;
   copy_to_master(parameters()[index].weight, slot);
   settle_devices({parameters()[index]});
 }
@@ -451,10 +406,8 @@ void FusedOptimizer::refresh_master(size_t index) {
 void FusedOptimizer::follow_weight(size_t index) {
   const DefaultFloatEnvironment environment;
   const Slot& slot = slot_at(own(), index);
-  if (!has_master(slot.kind)) return;
-  const bool stochastic =
-      slot.kind == WeightKind::kBF16Master && own().precision.stochastic_rounding;
-  follow(parameters()[index].weight, slot, stochastic);
+  if (!has_master(slot.kind) || index >= own().allocated) return;
+  follow(parameters()[index].weight, slot, own().precision);
 }
 
 OptimizerState FusedOptimizer::state() const {
@@ -467,6 +420,7 @@ OptimizerState FusedOptimizer::state() const {
 
 // Checks the whole state before the first change.
 void FusedOptimizer::load_state(const OptimizerState& saved) {
+  allocate();
   const std::vector<NamedTensor> mine = state_tensors(parameters(), own());
   require(saved.steps.size() == own().slots.size() && saved.tensors.size() == mine.size(),
           ErrorCode::kBadState, [&] {

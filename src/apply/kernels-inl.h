@@ -9,6 +9,7 @@
 #define HEADROOM_SRC_APPLY_KERNELS_INL_H_
 #endif
 
+#include <algorithm>
 #include <cstring>
 #include <type_traits>
 
@@ -60,6 +61,83 @@ HWY_INLINE BitsOf<D> random_bits(D, uint32_t index, uint32_t key) {
   x = hn::Mul(hn::Xor(x, hn::ShiftRight<16>(x)), hn::Set(du, 0x7FEB352Du));
   x = hn::Mul(hn::Xor(x, hn::ShiftRight<15>(x)), hn::Set(du, 0x846CA68Bu));
   return hn::ShiftRight<16>(x);
+}
+
+// Whether every weight of a vector is a rounding of its master. May be false for NaN and for ties,
+// which came_from() decides; never true if others have written one.
+template <class D>
+HWY_INLINE bool came_from_masters(D d, const float* master, const f16* weight,
+                                  bool /*stochastic*/) {
+  const auto nearest = to_halves(d, load_float(d, master));
+  return hn::AllTrue(hn::Rebind<uint16_t, D>(), hn::Eq(nearest, load_halves(d, weight)));
+}
+// As integers, a float and its neighbours in bf16 differ by less than the unit of bf16, 0x10000,
+// and the nearest one by at most half of it.
+template <class D>
+HWY_INLINE bool came_from_masters(D d, const float* master, const bf16* weight, bool stochastic) {
+  const hn::Rebind<int32_t, D> di;
+  const hn::Rebind<uint32_t, D> du;
+  const auto difference =
+      hn::Sub(hn::BitCast(di, load_float(d, master)), hn::BitCast(di, load_float(d, weight)));
+  const auto limit = hn::Set(du, stochastic ? 0x10000u : 0x8000u);
+  return hn::AllTrue(du, hn::Lt(hn::BitCast(du, hn::Abs(difference)), limit));
+}
+
+// Calls written(i, weight i) for the weights that are no roundings of their masters, until it
+// returns true, and returns whether it did.
+template <typename W, typename Written>
+HWY_INLINE bool find_written(const float* master, const W* weight, size_t count, bool stochastic,
+                             const Written& written) {
+  const auto found = [&](size_t i) {
+    W w;
+    std::memcpy(static_cast<void*>(&w), weight + i, sizeof(W));  // may have any alignment
+    return !came_from(master[i], w.bits, W(master[i]).bits, stochastic) && written(i, w);
+  };
+  for (size_t i = 0; i < count;) {
+    const bool whole = i + kFloatLanes <= count;
+    const size_t end = whole ? i + kFloatLanes : count;
+    if (whole && came_from_masters(DF(), master + i, weight + i, stochastic)) i = end;
+    for (; i < end; ++i) {
+      if (found(i)) return true;
+    }
+  }
+  return false;
+}
+
+// See FollowKernels.
+template <typename W>
+bool samples_written(const SampleSpan& span) {
+  constexpr int64_t kPrefetchSamples = 8;
+  const auto* const weight = static_cast<const W*>(span.weight);
+  const auto place = [&](int64_t group) {
+    return CpuSamples::place(span.random_base, group, span.count);
+  };
+  for (int64_t group = span.first_group; group < span.end_group; ++group) {
+    if (group + kPrefetchSamples < span.end_group) {
+      const int64_t ahead = place(group + kPrefetchSamples);
+      hwy::Prefetch(span.master + ahead);
+      hwy::Prefetch(weight + ahead);
+    }
+    const int64_t first = place(group);
+    const auto count = static_cast<size_t>(std::min(CpuSamples::kSize, span.count - first));
+    const auto stop = [](size_t, W) { return true; };
+    if (find_written(span.master + first, weight + first, count, span.stochastic, stop))
+      return true;
+  }
+  return false;
+}
+
+template <typename W>
+void follow_weights(float* master, const void* weight, size_t count, bool stochastic) {
+  find_written(master, static_cast<const W*>(weight), count, stochastic, [&](size_t i, W written) {
+    master[i] = static_cast<float>(written);
+    return false;
+  });
+}
+
+FollowKernels follow_kernels_for_target(DType dtype) {
+  if (dtype == DType::kF16) return {&samples_written<f16>, &follow_weights<f16>};
+  return {&samples_written<bf16>, &follow_weights<bf16>};
 }
 
 // The pointers of a span, typed and in registers.
@@ -124,6 +202,10 @@ HWY_INLINE void update_span(const ApplySpan& span, const ApplyJob job) {
                           span.state[1],
                           span.first_index,
                           span.random_key};
+  if constexpr (kMaster && !std::is_same_v<W, float>) {
+    const bool stochastic = std::is_same_v<W, bf16> && job.stochastic_rounding;
+    if (*span.follow != 0) follow_weights<W>(a.master, a.weight, span.count, stochastic);
+  }
   using D4 = hn::CappedTag<float, 4>;
   size_t i = 0;
   const auto advance = [&](auto d) HWY_ATTR {

@@ -10,9 +10,14 @@
 namespace headroom::internal {
 
 HWY_EXPORT(apply_function_for_target);
+HWY_EXPORT(follow_kernels_for_target);
 
 ApplyFunction apply_function(Rule rule, DType grad, WeightKind kind) {
   return HEADROOM_DISPATCH(apply_function_for_target)(rule, grad, kind);
+}
+
+FollowKernels follow_kernels(DType dtype) {
+  return HEADROOM_DISPATCH(follow_kernels_for_target)(dtype);
 }
 
 }  // namespace headroom::internal

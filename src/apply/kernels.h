@@ -16,6 +16,10 @@ namespace headroom::internal {
 /// How a parameter's weight is stored: in FP32, in 16 bits with an FP32 master, or in 16 bits only.
 enum class WeightKind : uint8_t { kF32, kF16Master, kBF16Master, kF16, kBF16 };
 
+constexpr bool has_master(WeightKind kind) {
+  return kind == WeightKind::kF16Master || kind == WeightKind::kBF16Master;
+}
+
 /// Consecutive elements of one parameter. All pointers refer to the same first element.
 struct ApplySpan {
   float* master;  // the FP32 weight, or the master of a 16-bit one; null if there is no master
@@ -26,6 +30,7 @@ struct ApplySpan {
   uint32_t first_index;  // lower 32 bits of the element's index in its tensor, and
   uint32_t random_key;   // the key for stochastic rounding
   const RuleNumbers* numbers;
+  const uint8_t* follow;  // not 0: masters follow weights that others have written, first
 };
 
 struct ApplyJob {
@@ -65,6 +70,27 @@ using ApplyFunction = void (*)(const ApplySpan* spans, size_t count, const Apply
 
 /// The kernel for these types on the SIMD target in use.
 ApplyFunction apply_function(Rule rule, DType grad, WeightKind kind);
+
+/// The samples of groups [first_group, end_group) of a parameter with a master, see Samples.
+struct SampleSpan {
+  const float* master;  // of the whole parameter
+  const void* weight;
+  int64_t count;
+  int64_t first_group;
+  int64_t end_group;
+  uint64_t random_base;
+  bool stochastic;  // the weight is rounded at random
+};
+
+struct FollowKernels {
+  /// Whether others have written one of the sampled weights.
+  bool (*samples_written)(const SampleSpan& span);
+  /// Sets the masters of weights that others have written to these weights.
+  void (*follow)(float* master, const void* weight, size_t count, bool stochastic);
+};
+
+/// For weights of this type, on the SIMD target in use.
+FollowKernels follow_kernels(DType dtype);
 
 }  // namespace headroom::internal
 

@@ -16,7 +16,7 @@ T* at(T* base, size_t index) {
 }
 
 ApplySpan make_span(const Parameter& parameter, const Slot& slot, size_t first, size_t count,
-                    const RuleNumbers* numbers) {
+                    const RuleNumbers* numbers, const uint8_t* follow) {
   auto* const weight = static_cast<uint16_t*>(parameter.weight.data);
   return {.master = at(slot.master, first),
           .weight = slot.kind == WeightKind::kF32 ? nullptr : weight + first,
@@ -25,7 +25,17 @@ ApplySpan make_span(const Parameter& parameter, const Slot& slot, size_t first, 
           .count = count,
           .first_index = static_cast<uint32_t>(first),
           .random_key = 0,
-          .numbers = numbers};
+          .numbers = numbers,
+          .follow = follow};
+}
+
+// Weights that are always compared with their masters as a whole need no samples.
+void plan_samples(size_t owner, int64_t count, FusedState* state) {
+  constexpr int64_t kJobGroups = 64;
+  const int64_t groups = CpuSamples::groups(count);
+  for (int64_t first = 0; first < groups && count > CpuSamples::kWhole; first += kJobGroups) {
+    state->sample_jobs.push_back({owner, first, std::min(first + kJobGroups, groups)});
+  }
 }
 
 }  // namespace
@@ -34,7 +44,9 @@ void make_plan(const std::vector<Parameter>& parameters, FusedState* state) {
   state->jobs.clear();
   state->spans.clear();
   state->owners.clear();
+  state->sample_jobs.clear();
   state->numbers.resize(parameters.size());
+  state->follow.resize(parameters.size());
   state->bytes = 0;
   size_t room = 0;  // elements that still fit into the last job
   for (size_t i = 0; i < parameters.size(); ++i) {
@@ -47,6 +59,7 @@ void make_plan(const std::vector<Parameter>& parameters, FusedState* state) {
       const FusedState::Job& job = state->jobs.back();
       return job.rule == rule && job.grad == grad.dtype && job.kind == slot.kind;
     };
+    if (has_master(slot.kind)) plan_samples(i, grad.count, state);
     // State buffers and master are read and written, the gradient is read: an estimate.
     state->bytes += static_cast<size_t>(grad.count) * (8 * state_buffers(rule) + 10);
     for (size_t first = 0; first < static_cast<size_t>(grad.count);) {
@@ -57,7 +70,8 @@ void make_plan(const std::vector<Parameter>& parameters, FusedState* state) {
       }
       const size_t block = kJobElements - first % kJobElements;
       const size_t count = std::min({static_cast<size_t>(grad.count) - first, room, block});
-      state->spans.push_back(make_span(parameters[i], slot, first, count, &state->numbers[i]));
+      state->spans.push_back(
+          make_span(parameters[i], slot, first, count, &state->numbers[i], &state->follow[i]));
       state->owners.push_back(i);
       state->jobs.back().end = state->spans.size();
       first += count;

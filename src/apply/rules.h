@@ -117,7 +117,7 @@ HEADROOM_HOST_DEVICE inline bf16 round_stochastic(float value, uint32_t index, u
 }
 
 /// Whether the weight is a rounding of its master: `nearest`, or with stochastic rounding of bf16
-/// either neighbour.
+/// either neighbour. If it is not, others have written it, and the master has to follow.
 HEADROOM_HOST_DEVICE inline bool came_from(float master, uint16_t weight, uint16_t nearest,
                                            bool stochastic) {
   if (weight == nearest || !stochastic) return weight == nearest;
@@ -145,6 +145,39 @@ HEADROOM_HOST_DEVICE inline uint64_t random_base(uint64_t seed, size_t parameter
 HEADROOM_HOST_DEVICE inline uint32_t random_key_at(uint64_t base, uint64_t index) {
   return static_cast<uint32_t>(mix(base, index >> 32));
 }
+
+/// A step notices weights that others have written since the last one, by comparing weights with
+/// masters before the update. Comparing all would cost 7 % of its memory accesses on a GPU and up
+/// to 10 % of its time on a CPU. Instead it looks at kSize consecutive elements, at a random place,
+/// of every kGroup. If one of them was written, all elements of this parameter are compared; those
+/// of parameters with up to kWhole elements always are. So every change of 2 x kGroup consecutive
+/// elements is noticed: they contain a whole group.
+template <int64_t kGroupSize, int64_t kSampleSize, int64_t kWholeSize>
+struct Samples {
+  static constexpr int64_t kGroup = kGroupSize;
+  static constexpr int64_t kSize = kSampleSize;
+  static constexpr int64_t kWhole = kWholeSize;
+
+  /// The number of groups in a parameter of `count` elements.
+  HEADROOM_HOST_DEVICE static int64_t groups(int64_t count) {
+    return (count + kGroup - 1) / kGroup;
+  }
+
+  /// The first element of the sample of a group. `base`: see random_base(); every step looks at
+  /// other places.
+  HEADROOM_HOST_DEVICE static int64_t place(uint64_t base, int64_t group, int64_t count) {
+    const int64_t first = group * kGroup;
+    const int64_t size = count - first < kGroup ? count - first : kGroup;
+    const auto places = static_cast<uint32_t>((size + kSize - 1) / kSize);
+    const auto random = static_cast<uint32_t>(mix(base, static_cast<uint64_t>(group)));
+    return first + static_cast<int64_t>(random % places) * kSize;
+  }
+};
+
+/// On a CPU a sample costs two page walks, whatever its size: these take 1 % of a step of AdamW
+/// without huge pages. On a GPU only the bytes count.
+using CpuSamples = Samples<16384, 64, 8192>;
+using CudaSamples = Samples<2048, 16, 2048>;
 
 /// Throws Error(kInvalidArgument) if an option is out of range.
 void validate(const RuleSettings& settings);

@@ -48,18 +48,22 @@ HWY_INLINE hn::Vec<hn::Rebind<int32_t, D>> magnitude_bits(D, hn::Vec<D> v) {
   return hn::And(hn::BitCast(di, v), hn::Set(di, 0x7FFFFFFF));
 }
 
-// Stores the lower 16 bits of each lane. The upper ones are zero, so DemoteTo, which saturates, and
+// The lower 16 bits of each lane. The upper ones are zero, so DemoteTo, which saturates, and
 // TruncateTo give the same result. TruncateTo is one instruction on AVX-512 only; DemoteTo is
 // faster at the other widths.
 template <class D>
-HWY_INLINE void store_low_halves(D, BitsOf<D> bits, void* to) {
+HWY_INLINE HalvesOf<D> low_halves(D, BitsOf<D> bits) {
   const hn::Rebind<uint16_t, D> d16;
   if constexpr (hn::MaxLanes(D()) == 16) {
-    hn::StoreU(hn::TruncateTo(d16, bits), d16, static_cast<uint16_t*>(to));
+    return hn::TruncateTo(d16, bits);
   } else {
-    hn::StoreU(hn::DemoteTo(d16, hn::BitCast(hn::Rebind<int32_t, D>(), bits)), d16,
-               static_cast<uint16_t*>(to));
+    return hn::DemoteTo(d16, hn::BitCast(hn::Rebind<int32_t, D>(), bits));
   }
+}
+
+template <class D>
+HWY_INLINE void store_halves(D, HalvesOf<D> bits, void* to) {
+  hn::StoreU(bits, hn::Rebind<uint16_t, D>(), static_cast<uint16_t*>(to));
 }
 
 template <class D>
@@ -124,7 +128,7 @@ HWY_INLINE void store_biased(D df, hn::Vec<D> v, BitsOf<D> bias, bf16* to) {
   const auto quiet = hn::Or(bits, hn::Set(du, 0x00400000u));
   const auto is_nan = hn::RebindMask(du, hn::IsNaN(v));
   const auto rounded = hn::IfThenElse(is_nan, quiet, hn::Add(bits, bias));
-  store_low_halves(df, hn::ShiftRight<16>(rounded), to);
+  store_halves(df, low_halves(df, hn::ShiftRight<16>(rounded)), to);
 }
 
 // To nearest even: a bias of 0x7FFF rounds ties down, and one more where the result would be odd.
@@ -135,11 +139,11 @@ HWY_INLINE void store_float(D df, hn::Vec<D> v, bf16* to) {
   store_biased(df, v, hn::Add(odd, hn::Set(du, 0x7FFFu)), to);
 }
 
+// Rounds to the bits of f16, to nearest even.
 template <class D>
-HWY_INLINE void store_float(D df, hn::Vec<D> v, f16* to) {
+HWY_INLINE HalvesOf<D> to_halves(D df, hn::Vec<D> v) {
 #if HEADROOM_NATIVE_F16
-  const hn::Rebind<hwy::float16_t, D> dh;
-  hn::StoreU(hn::DemoteTo(dh, v), dh, reinterpret_cast<hwy::float16_t*>(to));
+  return hn::BitCast(hn::Rebind<uint16_t, D>(), hn::DemoteTo(hn::Rebind<hwy::float16_t, D>(), v));
 #else
   const hn::Rebind<uint32_t, D> du;
   const hn::Rebind<int32_t, D> di;
@@ -163,8 +167,13 @@ HWY_INLINE void store_float(D df, hn::Vec<D> v, f16* to) {
   // 65520 and above round to inf.
   half = hn::IfThenElse(below(0x477FF000), half, hn::Set(du, 0x7C00u));
   half = hn::IfThenElse(below(0x7F800001), half, hn::Or(payload, hn::Set(du, 0x7E00u)));
-  store_low_halves(df, hn::Or(sign, half), to);
+  return low_halves(df, hn::Or(sign, half));
 #endif
+}
+
+template <class D>
+HWY_INLINE void store_float(D df, hn::Vec<D> v, f16* to) {
+  store_halves(df, to_halves(df, v), to);
 }
 
 }  // namespace HWY_NAMESPACE

@@ -143,6 +143,11 @@ void cuda_settle(int device) {
   if (!capturing()) cuda_wait(device);
 }
 
+void cuda_refuse_capture(int device) {
+  const DeviceScope scope(device);
+  check_not_capturing();
+}
+
 void cuda_copy(int device, void* to, const void* from, size_t bytes) {
   const DeviceScope scope(device);
   HEADROOM_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, current_stream()));

@@ -114,6 +114,10 @@ void cuda_wait(int device);
 /// keeps the order.
 void cuda_settle(int device);
 
+/// Throws Error(kWrongOrder) if the current stream of `device` is captured: memory that is
+/// allocated and initialised there would be initialised again by every replay.
+void cuda_refuse_capture(int device);
+
 /// Enqueues zeros for the whole view.
 void cuda_zero(const TensorView& view);
 

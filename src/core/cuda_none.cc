@@ -32,6 +32,7 @@ void CudaFreeHost::operator()(void*) const {}
 void cuda_upload(void*, const void*, size_t) { no_cuda(); }
 void cuda_wait(int) { no_cuda(); }
 void cuda_settle(int) { no_cuda(); }
+void cuda_refuse_capture(int) { no_cuda(); }
 void cuda_copy(int, void*, const void*, size_t) { no_cuda(); }
 void cuda_zero(const TensorView&) { no_cuda(); }
 void cuda_convert(const TensorView&, const TensorView&) { no_cuda(); }

@@ -285,7 +285,7 @@ std::optional<Finding> growth_fails(const RunFacts& run) {
     failed += fails;
   }
   const double cost = static_cast<double>(failed) / static_cast<double>(run.steps.size());
-  if (failed < 5 || 10 * failed < 7 * grown || cost < 0.02) return std::nullopt;
+  if (failed < 5 || 2 * failed < grown || cost < 0.02) return std::nullopt;
   Finding finding;
   finding.problem = std::to_string(failed) + " of " + count_text(grown, "attempt") +
                     " to raise the scale overflowed within two steps, and cost " +
@@ -368,7 +368,7 @@ const std::vector<Rule>& rules() {
        no_scale_left,
        {}},
       {{"growth-fails",
-        "5 attempts to raise the scale, at least 70 % of them, overflow within two steps and cost "
+        "5 attempts to raise the scale, at least half of them, overflow within two steps and cost "
         "2 % of all steps",
         "`--loss-scale headroom`, or a `growth_interval` of 1000 or more"},
        growth_fails,

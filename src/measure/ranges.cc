@@ -163,18 +163,23 @@ void RangeTable::begin(Stream stream) {
 int64_t RangeTable::measure(const TensorView& tensor, Stream stream) {
   internal::check_view(tensor, internal::Access::kRead, "The tensor");
   const StreamScope scope(stream);
+  return internal::RangesAccess::measure(*this, tensor);
+}
+
+int64_t internal::RangesAccess::measure(RangeTable& table, const TensorView& tensor) {
+  Ranges& ranges = *table.impl_;
   const bool cuda = tensor.device.type == DeviceType::kCUDA;
   const int device = cuda ? tensor.device.index : -1;
-  int64_t& used = impl_->used[device];
-  if (used == impl_->room) return -1;
+  int64_t& used = ranges.used[device];
+  if (used == ranges.room) return -1;
   if (cuda) {
-    impl_->on(device).measure(tensor, static_cast<size_t>(used));
+    ranges.on(device).measure(tensor, static_cast<size_t>(used));
   } else {
-    impl_->host.push_back(internal::measure_on_cpu(tensor));
+    ranges.host.push_back(measure_on_cpu(tensor));
   }
-  impl_->rows.push_back({device, used++, tensor.count});
-  impl_->finished = false;
-  return static_cast<int64_t>(impl_->rows.size()) - 1;
+  ranges.rows.push_back({device, used++, tensor.count});
+  ranges.finished = false;
+  return static_cast<int64_t>(ranges.rows.size()) - 1;
 }
 
 void RangeTable::finish(Stream stream) {

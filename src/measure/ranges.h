@@ -54,6 +54,13 @@ HEADROOM_HOST_DEVICE inline void set_zones(int64_t count, const Reached& reached
                     stats->negative_inf - stats->nan;
 }
 
+/// Access for the bindings in this repository.
+struct HEADROOM_API RangesAccess {
+  /// RangeTable::measure() of a framework's tensor, on the current stream. Does not ask CUDA where
+  /// the memory is: the framework knows it.
+  static int64_t measure(RangeTable& table, const TensorView& tensor);
+};
+
 }  // namespace headroom::internal
 
 #endif  // HEADROOM_SRC_MEASURE_RANGES_H_

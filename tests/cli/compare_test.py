@@ -52,18 +52,22 @@ with tempfile.TemporaryDirectory() as temp:
             assert abs(score["headroom"] - score["fp32"]) < 0.002, score
             assert abs(score["bf16"] - score["fp32"]) < 0.02, score
 
-    # The command makes six runs and writes a table, histories and plots.
-    result = subprocess.run([program, "compare", model, "--steps", "2", "--batch", "512", "--threads", "1",
+    # The command makes six runs and writes a table, advice, histories and plots.
+    count = 60 if model == "field" else 2
+    result = subprocess.run([program, "compare", model, "--steps", str(count), "--batch", "512", "--threads", "1",
                              "--out", f"{temp}/compare"],
                             capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     for row in ("fp32", "fp16, no scaling", "fp16, static scale", "fp16, dynamic scale", "fp16, headroom policy", "bf16"):
         assert f"\n  {row}" in result.stdout, result.stdout
     assert "gradients lost" in result.stdout and "final loss" in result.stdout
+    if model == "field":
+        assert "\n  fp16, no scaling: --loss-scale headroom" in result.stdout, result.stdout
+        assert not re.search(r"^  (fp32|bf16.*): ", result.stdout, re.MULTILINE), result.stdout
     folders = ("fp32", "fp16-none", "fp16-static", "fp16-dynamic", "fp16-headroom", "bf16-none")
     for folder in folders:
         header, steps, _, end = history(f"{temp}/compare/{model}/{folder}")
-        assert header["group"] == model and len(steps) == 2 and end["end"] == "finished"
+        assert header["group"] == model and len(steps) == count and end["end"] == "finished"
     with open(f"{temp}/compare/report.html") as file:
         assert file.read().count('"group":') >= len(folders)
     check_curves(f"{temp}/compare/{model}/curves.png", f"{temp}/compare/report.html")

@@ -51,7 +51,7 @@ def test_faulty_runs_get_the_right_cure_first(temp):
            "--batch", "4096", model="lm")
     expect(temp, "at-floor", headroom, "--loss-scale",
            "dynamic:init_scale=268435456,min_scale=67108864,max_scale=1073741824", "--steps", "40", codes=(3,))
-    expect(temp, "growth-fails", headroom, "--loss-scale", "dynamic:growth_interval=4", "--steps", "150")
+    expect(temp, "growth-fails", headroom, "--loss-scale", "dynamic:growth_interval=4", "--steps", "150", "--lr", "1e-5")
     expect(temp, "skips-in-row", "--clip 1", "--inject", "overflow:step=40-48", "--steps", "80")
     expect(temp, "forward-overflow", "--precision bf16", "--lr", "1e5", "--optimizer", "sgd", "--steps", "60", codes=(3,))
     expect(temp, "same-step", "assert torch.isfinite(batch).all()", "--inject", "nan:step=35", "--steps", "40",

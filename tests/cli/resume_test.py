@@ -14,7 +14,7 @@ import time
 
 import tfevents
 from pictures import png
-from runs import check, history, run_tests
+from runs import check, history, run_tests, wait_for_steps
 
 program = sys.argv[1]
 FIRST, LAST = "checkpoint-000004.safetensors", "checkpoint-000008.safetensors"
@@ -92,8 +92,7 @@ def start_long_run(out, **more):
     process = subprocess.Popen([program, "train", "mlp", "--width", "8", "--steps", "1000000", "--schedule", "constant",
                                 "--threads", "1", "--out", out],
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)
-    while process.poll() is None and not (os.path.exists(f"{out}/history.jsonl") and len(history(out)[1]) > 10):
-        time.sleep(0.05)
+    wait_for_steps(process, out)
     return process
 
 

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 
 results = []
 current_test = ""
@@ -44,6 +45,22 @@ def history(folder):
     layers = [line for line in lines if "layers" in line]
     end = lines[-1] if "end" in lines[-1] else None
     return lines[0], steps, layers, end
+
+
+def wait_for_steps(process, folder, steps=10):
+    """Waits until a running process has recorded so many steps, or has ended."""
+    path = os.path.join(folder, "history.jsonl")
+
+    def lines():
+        # Counted, not parsed: the file may be missing, empty, or end in half a line while the run writes it.
+        try:
+            with open(path, "rb") as file:
+                return file.read().count(b"\n")
+        except FileNotFoundError:
+            return 0
+
+    while process.poll() is None and lines() <= steps + 1:  # the first line is the header
+        time.sleep(0.05)
 
 
 def train(program, folder, model, *arguments):

@@ -18,7 +18,7 @@ import urllib.request
 
 import tfevents
 from pictures import png
-from runs import check, history, run_tests
+from runs import check, history, run_tests, wait_for_steps
 
 program = sys.argv[1]
 TEXT = b"to be or not to be, that is the question. " * 30
@@ -291,9 +291,7 @@ def test_interrupted_run_keeps_its_history(temp):
     process = subprocess.Popen([program, "train", "mlp", "--steps", "10000000", "--threads", "1",
                                 "--out", f"{temp}/stop"],
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    while process.poll() is None and not (os.path.exists(f"{temp}/stop/history.jsonl")
-                                          and len(steps_of(f"{temp}/stop")) > 10):
-        time.sleep(0.1)
+    wait_for_steps(process, f"{temp}/stop")
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=60)
     check(process.returncode == 130 and "stopped by hand" in output, (process.returncode, output, errors))

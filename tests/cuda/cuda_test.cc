@@ -261,6 +261,62 @@ TEST_F(Cuda, FollowWeightUpdatesMastersOfModifiedWeights) {
   }
 }
 
+// The device notices the change by itself; on the CPU the masters follow by follow_weight().
+TEST_F(Cuda, StepsKeepWrittenWeightsWithTheBitsOfTheCpu) {
+  for (const DType weight : {DType::kF16, DType::kBF16}) {
+    for (const Precision& precision :
+         {Precision{}, Precision{.stochastic_rounding = true, .seed = 3}}) {
+      OptimizerPair<AdamW, AdamWOptions> pair(weight, weight, {.lr = 1e-4}, precision, 1);
+      for (int64_t step = 0; step < 12; ++step) {
+        for (size_t i = 0; i < pair.hosts.size(); i += 2) {
+          HostTensor& host = *pair.hosts[i];
+          const int64_t count = host.view().count;
+          const int64_t first = count > 4096 ? 300 * step : 0;
+          const int64_t end = count > 4096 ? first + 4096 : first + 1;
+          for (int64_t e = first; e < end; ++e) host.set(e, 7.0 + static_cast<double>(step));
+          host.set(count - 1, -3.0);  // kept as well, since a change of this tensor is noticed
+          pair.devices[i]->write(host.view());
+          pair.cpu->follow_weight(i / 2);
+        }
+        pair.cpu->apply(0x1p-10f, false);
+        pair.cuda->apply(0x1p-10f, false);
+        pair.expect_same_bits();
+      }
+    }
+  }
+}
+
+// An allocator that counts, as a framework's would.
+TEST_F(Cuda, MastersAndMomentsUseTheUsersAllocator) {
+  int blocks = 0, alive = 0;
+  {
+    OptimizerPair<AdamW, AdamWOptions> pair(DType::kF16, DType::kF16, {.lr = 1e-4}, {}, 0);
+    AdamW optimizer({}, {.lr = 1e-4});
+    optimizer.set_allocator([&](size_t bytes, const Device& device) -> std::shared_ptr<void> {
+      EXPECT_EQ(device.type, DeviceType::kCUDA);
+      void* memory = nullptr;
+      EXPECT_EQ(cudaMalloc(&memory, bytes), cudaSuccess);
+      EXPECT_EQ(cudaMemset(memory, 0x5A, bytes), cudaSuccess);
+      ++blocks, ++alive;
+      return {memory, [&alive](void* data) {
+                cudaFree(data);
+                --alive;
+              }};
+    });
+    optimizer.add_group(pair.cuda->parameters(), {.lr = 1e-4});
+    EXPECT_EQ(blocks, 0);
+    for (int step = 0; step < 3; ++step) {
+      optimizer.apply(0x1p-10f, false);
+      pair.cpu->apply(0x1p-10f, false);
+    }
+    EXPECT_EQ(blocks, 1);
+    for (size_t i = 0; i < pair.hosts.size(); i += 2) {
+      EXPECT_EQ(pair.devices[i]->bytes(), bytes_at(pair.hosts[i]->view())) << i;
+    }
+  }
+  EXPECT_EQ(alive, 0);
+}
+
 TEST_F(Cuda, RebindToAnotherDeviceIsRejected) {
   std::vector<f16> weight(8, f16(1.0f)), grad(8);
   const DeviceCopy device_weight(view(weight)), device_grad(view(grad));

@@ -274,6 +274,10 @@ TEST(Diagnose, FailedGrowthCountsIfItCostsSteps) {
     return run.found();
   };
   EXPECT_EQ(with(10), "growth-fails");
+  Recorded every_second("dynamic");
+  every_second.steps(30, 1024);
+  for (int i = 0; i < 8; ++i) every_second.steps(4, 1024).steps(4, 2048).skip(4096);
+  EXPECT_EQ(every_second.found(), "growth-fails");
   EXPECT_EQ(with(200), "") << "one step in 200 is the price of every dynamic scale";
 }
 

@@ -176,7 +176,9 @@ TEST(Fused, RejectsUnsupportedParameters) {
   const torch::Tensor twice = torch::ones({2});
   EXPECT_ANY_THROW(FusedAdamW optimizer(Params({twice, twice})));
   torch::Tensor w = torch::ones({2});
+  w.mutable_grad() = torch::ones({2});
   FusedSGD optimizer({w}, SGDOptions(1.0));
+  optimizer.step();  // allocates the state, for this type
   w.set_data(torch::ones({2}, torch::kHalf));
   expect_error(ErrorCode::kMismatch, "new optimizer", [&] { optimizer.step(); });
 }

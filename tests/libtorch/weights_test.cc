@@ -36,10 +36,47 @@ TEST(FusedWeights, ReplacedWeightAtAReusedAddressUpdatesTheMasters) {
     optimizer.step();
     ASSERT_EQ(value(w[0]), 8.0);
   }
-  w.data().fill_(3.0);  // does not change the tensor's version
-  optimizer.refresh_masters();
-  optimizer.step();
-  EXPECT_EQ(value(w[0]), 2.0);
+}
+
+TEST(FusedWeights, WritesThroughDataAreKept) {
+  for (const int64_t count : {10, 100003}) {
+    torch::Tensor w = torch::ones({count}, torch::kHalf).requires_grad_();
+    FusedSGD optimizer({w}, SGDOptions(1.0));
+    for (const double written : {3.0, 5.0}) {
+      w.data().fill_(written);  // does not change the tensor's version
+      w.mutable_grad() = torch::ones({count}, torch::kHalf);
+      optimizer.step();
+      EXPECT_TRUE(torch::equal(w, torch::full_like(w, written - 1.0)));
+    }
+    w.data()[count - 1] = 9.0;
+    EXPECT_EQ(value(optimizer.master_params()[0][count - 1]), 9.0);
+    w.data().fill_(7.0);
+    optimizer.refresh_masters();
+    optimizer.step();
+    EXPECT_EQ(value(w[0]), 6.0);
+  }
+}
+
+TEST(FusedWeights, ModelMayChangeItsTypeBeforeTheFirstStep) {
+  const auto early = small_model(torch::kBFloat16);
+  torch::nn::Sequential late = small_model(torch::kFloat);
+  FusedAdamW first(early->parameters(), AdamWOptions(1e-2));
+  FusedAdamW second(late->parameters(), AdamWOptions(1e-2));
+  late->to(torch::kBFloat16);
+  for (size_t i = 0; i < early->parameters().size(); ++i) {
+    const torch::NoGradGuard no_grad;
+    late->parameters()[i].copy_(early->parameters()[i]);
+  }
+  for (int step = 0; step < 3; ++step) {
+    set_random_grads(early, step);
+    set_random_grads(late, step);
+    first.step();
+    second.step();
+  }
+  for (size_t i = 0; i < early->parameters().size(); ++i) {
+    EXPECT_TRUE(torch::equal(early->parameters()[i], late->parameters()[i])) << i;
+    EXPECT_TRUE(torch::equal(first.master_params()[i], second.master_params()[i])) << i;
+  }
 }
 
 TEST(FusedWeights, RestoredWeightsKeepTheirMasters) {

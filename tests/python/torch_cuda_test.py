@@ -1,5 +1,7 @@
 """headroom.torch on a CUDA device: no host synchronisation, and CUDA graph capture."""
 
+import gc
+
 import pytest
 import torch
 
@@ -200,3 +202,114 @@ def test_optimizer_may_be_made_before_the_model_is_moved():
             scaler.update()
         ends.append(layer.weight.tolist())
     assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_state_shows_in_memory_allocated_from_the_first_step_on(dtype):
+    count = 1 << 20
+    weight = torch.nn.Parameter(torch.randn(count, device="cuda").to(dtype))
+    weight.grad = torch.ones_like(weight)
+    before = torch.cuda.memory_allocated()
+    optimizer = headroom.torch.AdamW([weight], lr=1e-2)
+    assert torch.cuda.memory_allocated() == before
+    optimizer.step()
+    state = 4 * count * (2 if dtype is torch.float32 else 3)
+    assert state <= torch.cuda.memory_allocated() - before <= state + (1 << 16)
+    for value in optimizer.state[weight].values():
+        assert value.dim() == 0 or value.is_cuda
+    del optimizer, value
+    gc.collect()
+    assert torch.cuda.memory_allocated() == before
+
+
+def test_state_is_allocated_in_the_memory_pool_in_use():
+    weight = torch.nn.Parameter(torch.randn(1 << 20, device="cuda"))
+    weight.grad = torch.ones_like(weight)
+    pool = torch.cuda.MemPool()
+    optimizer = headroom.torch.AdamW([weight])
+    with torch.cuda.use_mem_pool(pool):
+        optimizer.step()
+    address = optimizer.state[weight]["exp_avg"].data_ptr()
+    segments = [segment for segment in torch.cuda.memory_snapshot() if segment["segment_pool_id"] == pool.id]
+    assert any(0 <= address - segment["address"] < segment["total_size"] for segment in segments)
+
+
+def test_out_of_memory_is_torchs_error_and_changes_nothing():
+    weight = torch.nn.Parameter(torch.randn(1 << 24, device="cuda", dtype=torch.float16))
+    weight.grad = torch.ones_like(weight)
+    before = weight.detach().clone()
+    optimizer = headroom.torch.AdamW([weight])
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (1 << 20)) / total)
+    try:
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            optimizer.step()
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert torch.equal(weight, before) and not optimizer.state
+    optimizer.step()
+    assert optimizer.state[weight]["step"] == 1
+
+
+def test_first_step_inside_a_graph_is_refused():
+    weight = torch.nn.Parameter(torch.ones(8, device="cuda"))
+    weight.grad = torch.ones_like(weight)
+    optimizer = headroom.torch.AdamW([weight])
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(headroom.Error, match="before the capture"), torch.cuda.graph(graph):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("graphed", [False, True])
+def test_writes_through_data_are_kept_without_synchronization(graphed):
+    """Runs of 4,096 elements: docs/python.md, "Weights and masters"."""
+    weight = torch.nn.Parameter(torch.randn(1 << 20, device="cuda", dtype=torch.bfloat16))
+    weight.grad = torch.zeros_like(weight)
+    optimizer = headroom.torch.SGD([weight], lr=0.5)
+    optimizer.step()
+    step = optimizer.step
+    if graphed:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            optimizer.step()
+        step = graph.replay
+    torch.cuda.synchronize()
+    places = (0, 1, 4097, (1 << 20) - 4096)
+    kept = []
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for value, first in enumerate(places):
+            weight.data[first:first + 4096].fill_(float(value + 8))
+            step()
+            kept.append(weight.detach()[first:first + 4096].clone())
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for value, written in enumerate(kept):
+        assert (written == value + 8).all(), places[value]
+
+
+@pytest.mark.parametrize("ours", [False, True])
+def test_what_waits_waits_for_the_current_stream(ours):
+    """Torch's streams are not ordered with the default one."""
+    weight = torch.nn.Parameter(torch.ones(64, device="cuda"))
+    optimizer = (headroom.torch.AdamW if ours else torch.optim.AdamW)([weight], **({} if ours else {"fused": True}))
+    scaler = headroom.torch.GradScaler(init_scale=8.0, growth_interval=1)
+    scaler.scale(weight.sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for bad, expected in ((True, 8.0), (False, 16.0), (True, 8.0)):
+            optimizer.zero_grad()
+            scaler.scale(weight.sum()).backward()
+            torch.cuda._sleep(100_000_000)  # cycles: what follows runs much later than the host enqueues it
+            weight.grad.fill_(float("inf") if bad else 1.0)
+            scaler.step(optimizer)
+            assert scaler.last_step_applied != bad
+            torch.cuda._sleep(100_000_000)
+            scaler.update()
+            assert scaler.get_scale() == expected
+            torch.cuda._sleep(100_000_000)
+            assert scaler.state_dict()["scale"] == expected
+        assert optimizer.state_dict()["state"][0]["step"] == 2

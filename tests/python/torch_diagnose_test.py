@@ -1,21 +1,25 @@
 """headroom.diagnose on runs recorded in PyTorch: faults that headroom train cannot have. tests/cli/diagnose_test.py has
 the others."""
 
+import os
+
 import pytest
 import torch
 
 import headroom
 import headroom.torch
 
+DEVICE = os.environ.get("HEADROOM_TEST_DEVICE", "cpu")
+
 
 def train(folder, model, batch, loss_of, steps=60, policy="dynamic:growth_interval=10", layers_every=10, **options):
     """Trains in FP16 and returns the diagnosis; loss_of(result) is a number."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
-    scaler = headroom.torch.GradScaler("cpu", policy=policy, model=model)
+    scaler = headroom.torch.GradScaler(DEVICE, policy=policy, model=model)
     with headroom.torch.Recorder(folder, scaler, layers_every=layers_every, **options) as recorder:
         for _ in range(steps):
             optimizer.zero_grad()
-            with torch.autocast("cpu", dtype=torch.float16):
+            with torch.autocast(DEVICE, dtype=torch.float16):
                 result = model(batch)
             loss = loss_of(result.float())
             scaler.scale(loss).backward()
@@ -60,7 +64,7 @@ def test_gradients_that_need_more_range_than_fp16_get_bf16(tmp_path):
 def test_the_precision_of_a_16_bit_model_is_recorded(tmp_path):
     model = torch.nn.Linear(4, 4).to(torch.bfloat16)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    scaler = headroom.torch.GradScaler("cpu", model=model)
+    scaler = headroom.torch.GradScaler(DEVICE, model=model)
     with headroom.torch.Recorder(tmp_path, scaler, settings={"lr": 1e-3}) as recorder:
         for _ in range(20):
             optimizer.zero_grad()

@@ -402,3 +402,20 @@ def test_sharded_parameters_need_our_scaler():
     weight.grad = torch.ones(4)
     optimizer.step()
     assert weight.tolist() == [0.5] * 4
+
+
+def test_a_step_does_not_look_through_a_state_that_nobody_has_read(monkeypatch):
+    """It would take longer than the step of many small tensors."""
+    weight = torch.nn.Parameter(torch.ones(4))
+    weight.grad = torch.ones(4)
+    optimizer = headroom.torch.AdamW([weight])
+
+    def refuse(*_):
+        raise AssertionError("looked")
+
+    monkeypatch.setattr(type(optimizer), "_was_changed", refuse)
+    for _ in range(3):
+        optimizer.step()
+    assert optimizer.state[weight]["step"] == 3
+    with pytest.raises(AssertionError, match="looked"):
+        optimizer.step()

@@ -90,20 +90,20 @@ class Optimizer:
 
     def steps(self, index: int = 0) -> int:
         """The number of applied steps of a parameter; skipped steps are not counted."""
-        return self._core.steps(index)
+        return self._core.steps(index, 0)
 
     def state(self) -> tuple[list[int], dict[str, _core.Tensor]]:
         """The step count of each parameter, and masters and moments by name.
 
         The tensors are views of the optimizer's memory; ``numpy.array(t)`` makes a copy.
         """
-        steps, tensors = self._core.state()
+        steps, tensors = self._core.state(0)
         return steps, {name: view for name, view, _ in tensors}
 
     def load_state(self, steps: list[int], tensors: Mapping[str, Any]) -> None:
         """Copies what ``state()`` returned. Raises headroom.Error, changing nothing, if it does not fit."""
         # The core expects its own order. If the names differ, it raises the error.
-        expected = [name for name, _, _ in self._core.state()[1]]
+        expected = [name for name, _, _ in self._core.state(0)[1]]
         names = expected if set(expected) == tensors.keys() else tensors
         loaded = [(name, tensor(tensors[name]), 0) for name in names]
         self._core.load_state(steps, loaded, 0)

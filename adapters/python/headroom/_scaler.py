@@ -90,7 +90,7 @@ class GradScaler:
 
     @policy.setter
     def policy(self, policy: _core.ScalePolicy) -> None:
-        self._core.set_policy(policy)
+        self._core.set_policy(policy, 0)
 
     @property
     def enabled(self) -> bool:
@@ -98,7 +98,7 @@ class GradScaler:
 
     def get_scale(self) -> float:
         """The scale by which the next loss is multiplied; waits for a CUDA device."""
-        return self._core.get_scale()
+        return self._core.get_scale(0)
 
     def scale(self, loss: Any, out: Optional[Any] = None) -> Any:
         """loss x scale. Returns a float for a number. For an array pass ``out``, a float32 array (which
@@ -137,27 +137,27 @@ class GradScaler:
         """After ``update()`` with a policy that retries (``"headroom-retry"``): whether to run the
         last batch again, because it was skipped and the scale has been lowered. With such a policy
         ``step()`` refuses a second optimizer in a round."""
-        return self._core.retry()
+        return self._core.retry(0)
 
     def report(self) -> _core.StepReport:
         """The outcome of the last step; waits for a CUDA device."""
-        return self._core.report()
+        return self._core.report(0)
 
     def try_report(self) -> Optional[_core.StepReport]:
         """The outcome of the newest finished step, without waiting; None if there is none."""
-        return self._core.try_report()
+        return self._core.try_report(0)
 
     def discard(self) -> None:
         """Call this after dropping the gradients of scaled losses without a step."""
-        self._core.discard()
+        self._core.discard(0)
 
     def save(self) -> str:
         """Policy and state as JSON, for ``load()``. Raises headroom.Error between a step and its update."""
-        return self._core.save()
+        return self._core.save(0)
 
     def load(self, text: str) -> None:
         """Restores policy and state. Raises headroom.Error, changing nothing, if the text is damaged."""
-        self._core.load(text)
+        self._core.load(text, 0)
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError("A headroom.GradScaler cannot be pickled; use save() and load().")

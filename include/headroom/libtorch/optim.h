@@ -40,8 +40,11 @@ class FusedBody;
 ///
 /// FP32 parameters are updated in place. FP16 and BF16 parameters have FP32 masters inside, unless
 /// Precision disables them. If a weight is written to or loaded, its master is updated from it, as
-/// far as torch's version counter shows it (see refresh_masters()). Weights must be dense in
-/// memory; gradients may be sparse or have any strides.
+/// far as torch's version counter shows it, or the samples that headroom::FusedOptimizer::apply()
+/// looks at. Weights must be dense in memory; gradients may be sparse or have any strides.
+///
+/// Masters and moments are in memory from torch's allocator, which the first step allocates. Until
+/// then the parameters may change their type and device.
 ///
 /// GradScaler::step skips the step if a gradient is not finite, and unscales and clips in the pass
 /// that updates. step() by itself neither unscales nor checks, like torch's. One thread at a time
@@ -59,8 +62,9 @@ class HEADROOM_API FusedOptimizer : public torch::optim::Optimizer {
   /// and do not keep them longer than it.
   std::vector<torch::Tensor> master_params();
 
-  /// Copies the values of 16-bit weights to their masters, after writes that torch's version
-  /// counter does not show: through tensor.data() or custom kernels. Moments are unchanged.
+  /// Copies the values of 16-bit weights to their masters, after writes of few elements that
+  /// torch's version counter does not show: through tensor.data() or custom kernels. Moments are
+  /// unchanged.
   void refresh_masters();
 
   /// The number of applied steps of parameter `index`, counted over all groups. Skipped steps are

@@ -95,6 +95,12 @@ def tensor_at(address: int, device: torch.device, owner: Any) -> torch.Tensor:
     return torch.from_dlpack(_core.Tensor.from_pointer(address, "float32", 1, index, False, owner)).view(())
 
 
+def torch_memory(size: int, device: int) -> torch.Tensor:
+    """``size`` bytes from torch's allocator, on a CUDA device or, below 0, on the CPU. The core uses them for masters and
+    moments."""
+    return torch.empty(size, dtype=torch.uint8, device="cpu" if device < 0 else torch.device("cuda", device))
+
+
 def check_whole(name: str, param: torch.Tensor, grad: Optional[torch.Tensor]) -> None:
     """Refuses tensors that were resized in place, or whose storage was."""
     if grad is not None and grad.shape != param.shape:
@@ -178,11 +184,17 @@ def places() -> _core.Places | _Places:
     """Detects whether the tensors of an optimizer have moved since the last step. ``look`` returns whether
     any tensor has moved, whether a parameter has and, if asked for versions, which parameters others have
     written to. ``advance`` notes parameters that the optimizer itself has written to."""
-    api = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    reader = tensor_reader()
+    return _Places() if reader is None else _core.Places(reader)
+
+
+@functools.cache
+def tensor_reader() -> Optional[_core.TensorReader]:
+    """Reads tensors faster than their attributes do; None before torch 2.10."""
     try:
-        return _core.Places(api, list(_PLAIN))
+        return _core.TensorReader(getattr(torch.Tensor, "__dlpack_c_exchange_api__", None), list(_PLAIN))
     except TypeError:
-        return _Places()
+        return None
 
 
 def _current_stream(device: int) -> int:

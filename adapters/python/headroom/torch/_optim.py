@@ -24,6 +24,7 @@ from headroom.torch._memory import (
     local_of,
     places,
     stream_of,
+    torch_memory,
     view_of,
 )
 from headroom.torch._ranks import is_sharded
@@ -35,7 +36,8 @@ class FusedOptimizer(TorchState):
 
     FP32 parameters are updated in place; FP16 and BF16 ones have FP32 masters inside, unless
     ``master_weights`` is False. If a weight is written to or loaded, its master is updated from it. Writes that
-    torch's version counter does not show, through ``.data`` or NumPy, need ``refresh_masters()``. Under a
+    torch's version counter does not show, through ``.data`` or NumPy, are found by samples; those of few elements of
+    large tensors need ``refresh_masters()``. State is in torch's memory, and allocated by the first step. Under a
     GradScaler (Headroom's or torch's) gradients are unscaled in the pass that updates, and are not modified.
     ``max_norm`` clips their norm, over all groups, in the same pass; step() without a scaler then skips if there
     is inf or nan.
@@ -63,7 +65,7 @@ class FusedOptimizer(TorchState):
         super().__init__(params, defaults)
 
     def _start(self) -> None:
-        self._core = self._kind(*self._precision)
+        self._core = self._kind(*self._precision, torch_memory)
         self._options: list[dict[str, Any]] = []
         self._params: list[torch.Tensor] = []
         self._device: Optional[torch.device] = None  # of all parameters
@@ -73,7 +75,6 @@ class FusedOptimizer(TorchState):
         self._held: list[torch.Tensor] = []  # memory of weights with masters, so that it is not reused
         self._layouts: list[tuple[Any, Any]] = []  # shapes and strides, which are the order of the core's memory
         self._places = places()
-        self._has_masters = False
         self._written: list[int] = []  # parameters that others have written to
         self._settled = False  # the core's views are up to date
         self._weights_moved = False  # since the core's views were made
@@ -119,11 +120,8 @@ class FusedOptimizer(TorchState):
         self._params += group["params"]
         self._layouts += [(param.shape, param.stride()) for param in map(local, group["params"])]
         self._sharded = self._sharded or any(map(is_sharded, group["params"]))
-        self._has_masters = self._precision[0] and any(
-            param.dtype is not torch.float32 for param in self._params
-        )
-        self._look()
         self._held += self._with_masters(group["params"])
+        self._look()
         self._changes += 1
 
     def _options_of(self, group: dict[str, Any]) -> dict[str, Any]:
@@ -173,7 +171,11 @@ class FusedOptimizer(TorchState):
         return self._params[0].device
 
     def _bind(self) -> None:
-        """Shows the core memory and options as they are now."""
+        """Shows the core memory and options as they are now, and gives it memory for state that it has none for."""
+        self._show()
+        self._core.allocate(self._stream(self._params))
+
+    def _show(self) -> None:
         self._adopt()
         params = [param for group in self.param_groups for param in group["params"]]
         if not self._places.same(params, self._params):
@@ -186,7 +188,9 @@ class FusedOptimizer(TorchState):
                 self._options[g] = options
         self._look()
         if self._weights_moved and self._params and self._params[0].device != self._device:
-            self._move()
+            self._device = self._params[0].device
+            if self._core.allocated() > 0:
+                self._move()
         if not self._settled:
             self._rebind(with_gradients=True)
         self._follow_written()
@@ -206,7 +210,7 @@ class FusedOptimizer(TorchState):
         self._settled = False
 
     def _look(self) -> None:
-        moved, weights_moved, written = self._places.look(self._params, self._has_masters)
+        moved, weights_moved, written = self._places.look(self._params, bool(self._held))
         self._settled = self._settled and not moved
         self._weights_moved = self._weights_moved or weights_moved
         self._written += written
@@ -217,15 +221,16 @@ class FusedOptimizer(TorchState):
         self._written.clear()
 
     def _follow(self) -> None:
-        """Updates the core's views of weights, and masters from weights that were written to."""
+        """Updates the core's views of weights, and masters from weights that were written to in any way."""
         self._look()
         if not self._settled:
             self._rebind(with_gradients=False)
+        self._written = list(range(len(self._params)))
         self._follow_written()
 
     def refresh_masters(self) -> None:
-        """Copies the values of 16-bit weights to their masters, after writes that torch's version counter does
-        not show: through ``.data``, NumPy or custom kernels. Moments are unchanged."""
+        """Copies the values of 16-bit weights to their masters, after writes of few elements that torch's version
+        counter does not show: through ``.data``, NumPy or custom kernels. Moments are unchanged."""
         self._follow()
         for i in range(len(self._params)):
             self._core.refresh_master(i, self._stream(self._params))
@@ -278,7 +283,7 @@ class FusedOptimizer(TorchState):
                            f"{tuple(param.shape)} now; make a new optimizer for it.")
             if param.stride() != stride:
                 changed[i] = []
-        for _, memory, i in self._core.state()[1] if changed else ():
+        for _, memory, i in self._core.state()[1] if changed else ():  # none before the first step
             if i in changed and params[i].numel() > 0:
                 changed[i].append(torch.from_dlpack(memory))
         for i, buffers in changed.items():

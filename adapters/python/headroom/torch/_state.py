@@ -43,7 +43,7 @@ class TorchState(torch.optim.Optimizer):
     @state.setter
     def state(self, value: defaultdict[torch.Tensor, Any]) -> None:
         self.__dict__["state"] = value
-        if "_core" in self.__dict__:
+        if "_core" in self.__dict__ and (value or self._shown):  # torch's constructor sets an empty one
             self._exposed = True
 
     def _publish(self) -> None:
@@ -142,7 +142,10 @@ class TorchState(torch.optim.Optimizer):
             self._exposed = exposed
 
     def _take(self, saved: list[dict[str, Any]]) -> None:
-        self._bind()
+        self._show()
+        if not any(saved) and self._core.allocated() == 0:
+            return  # there is no state yet, as Accelerate saves and loads it
+        self._core.allocate(self._stream(self._params))
         _, tensors = self._core.state()
         steps, kept, loaded = [], [], []
         for state in saved:

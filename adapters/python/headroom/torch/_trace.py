@@ -8,7 +8,6 @@ activations which are computed again there (checkpointing) do not appear twice.
 from __future__ import annotations
 
 import functools
-import itertools
 import weakref
 from collections.abc import Iterable
 from typing import Any, Optional
@@ -17,7 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from headroom import _core
-from headroom.torch._memory import _CODES, View, local, stream_of, view_of
+from headroom.torch._memory import _CODES, View, local, stream_of, tensor_reader, view_of
 
 # RangeSource
 OPERATION, INPUT, PARAMETER, CONSTANT = range(4)
@@ -28,7 +27,8 @@ _SHARING = frozenset(
     "view view_as reshape reshape_as transpose permute swapaxes swapdims movedim moveaxis expand expand_as unsqueeze "
     "squeeze flatten unflatten ravel contiguous detach detach_ chunk split split_with_sizes tensor_split unbind narrow "
     "select __getitem__ t alias clone index_select gather repeat repeat_interleave flip roll diagonal unfold "
-    "as_strided requires_grad_ pin_memory tanh sigmoid relu relu_ movedim rot90 take_along_dim topk sort".split()
+    "as_strided requires_grad_ pin_memory tanh sigmoid relu relu_ relu6 gelu silu mish hardswish rot90 take_along_dim topk "
+    "sort".split()
 )
 _CASTS = frozenset("to float half double bfloat16 type type_as cpu cuda".split())
 _PRODUCTS = frozenset("mul mul_ multiply __mul__ __rmul__ __imul__".split())
@@ -39,6 +39,7 @@ _PLAIN_NAMES = {"__rdiv__": "div", "__rsub__": "sub", "__rpow__": "pow", "__rmod
 # Backward hands the gradient on as it is: not a suspect where a gradient is the sum of several.
 _ADDING = frozenset("add add_ sub sub_ cat stack sum mean".split())
 
+_FULL, _UNREADABLE = -1, -2  # instead of a row: the table has no room, or the tensor no memory that can be read
 _SHARE, _CAST, _PRODUCT, _QUOTIENT, _SHARE_END, _FILL, _SET, _IGNORE, _PLAIN = range(9)
 _TENSOR = torch.Tensor
 
@@ -46,7 +47,7 @@ _TENSOR = torch.Tensor
 class Op:
     """An operation, parameter or input of the watched pass."""
 
-    __slots__ = ("consumers", "grad_row", "inputs", "module", "operation", "row", "source", "tensor", "trace", "types")
+    __slots__ = ("consumers", "grad_place", "inputs", "module", "operation", "place", "source", "tensor", "trace", "types")
 
     def __init__(self, trace: Trace, module: str, operation: str, tensor: str, source: int, inputs: list[Op]) -> None:
         self.trace = trace
@@ -56,7 +57,7 @@ class Op:
         self.source = source
         self.inputs = inputs
         self.consumers: list[Op] = []
-        self.row = self.grad_row = -1
+        self.place = self.grad_place = -1  # in the order of the program
         self.types = [2, 2]  # of the result and of its gradient
         for op in inputs:
             op.consumers.append(self)
@@ -79,15 +80,23 @@ def _kind_of(func: Any) -> tuple[int, str]:
 class Trace(TorchFunctionMode):
     """The operations of one watched step."""
 
-    def __init__(self, table: _core.RangeTable, model: torch.nn.Module) -> None:
+    def __init__(self, table: _core.RangeTable, modules: dict[str, torch.nn.Module], shards: bool) -> None:
+        """``shards``: processes share the parameters or their gradients, whose memory changes during the step."""
         super().__init__()
         self._table = table
-        self._model = model
+        # The module that a parameter or buffer belongs to, and its name there, by id.
+        self._owners = {id(value): (module, key) for module, owner in modules.items()
+                        for key, value in (*owner._parameters.items(), *owner._buffers.items())}
         self._inputs: dict[int, str] = {}  # names of the model's arguments, by id
         self._known: dict[int, Op] = {}  # parameters, buffers and inputs that were used, by id
         self._kept: list[torch.Tensor] = []
         self._marked: list[weakref.ref[torch.Tensor]] = []
-        self._rows: dict[int, tuple[Op, bool]] = {}
+        self._places: list[tuple[Op, bool]] = []  # what was computed, and whether in backward, in program order
+        self._rows: list[int] = []  # of the table, for each place; below 0: not measured
+        self._parameters: list[tuple[Op, torch.Tensor]] = []  # that are measured together
+        self._awaited: list[tuple[Op, torch.Tensor]] = []  # whose gradients are, after backward
+        self._reader = tensor_reader()
+        self._may_wait = not shards
         self._hooks: list[Any] = []
         self.modules: list[tuple[str, Any]] = []  # that are running, outermost first
         self.active = True
@@ -135,14 +144,22 @@ class Trace(TorchFunctionMode):
             self._marked.append(weakref.ref(tensor))
 
     def _measure(self, tensor: torch.Tensor, op: Op) -> None:
-        """Measures a result now and its gradient when backward brings it."""
-        op.row = self._measured(tensor, op, False)
-        if not tensor.requires_grad:
+        """Measures a result now and its gradient when backward brings it. Parameters stay as they are until
+        backward is done, and are measured then, by one call."""
+        if op.source == PARAMETER and self._may_wait:
+            op.place = self._add(op, False, tensor, _UNREADABLE)
+            self._parameters.append((op, tensor))
             return
-        if tensor.grad_fn is None:  # a leaf, whose hooks outlive the graph
-            self._hooks.append(tensor.register_hook(functools.partial(self._gradient, op)))
-        else:  # a hook of the node takes a tenth of the time that one of the tensor takes
-            tensor.grad_fn.register_prehook(functools.partial(self._gradients, op, tensor.output_nr))
+        op.place = self._measured(tensor, op, False)
+        node = tensor.grad_fn
+        if node is not None:  # a hook of the node takes a tenth of the time that one of the tensor takes
+            node.register_prehook(functools.partial(self._gradients, op, tensor.output_nr))
+        elif tensor.requires_grad:
+            self._hook_leaf(op, tensor)
+
+    def _hook_leaf(self, op: Op, leaf: torch.Tensor) -> None:
+        """The hooks of a leaf outlive the graph: stop() removes this one."""
+        self._hooks.append(leaf.register_hook(functools.partial(self._gradient, op)))
 
     def _op_of(self, tensor: Any) -> Optional[Op]:
         """The operation that computed a tensor. Others are measured when they are first used: parameters,
@@ -152,7 +169,7 @@ class Trace(TorchFunctionMode):
             if not isinstance(tensor, torch.Tensor) or tensor.dtype not in _CODES:
                 return None
             op = self._source(tensor)
-        if op.row < 0 and op.source != OPERATION:
+        if op.place < 0 and op.source != OPERATION:
             self._measure(tensor, op)
         return op
 
@@ -163,7 +180,7 @@ class Trace(TorchFunctionMode):
             self._mark(tensor, op)
             self._measure(tensor, op)
             return op
-        owner, name = self._place_of(tensor)
+        owner, name = self._owner_of(tensor)
         if name and isinstance(tensor, torch.nn.Parameter):
             op = Op(self, owner, "", name, PARAMETER, [])
         elif name:
@@ -174,16 +191,18 @@ class Trace(TorchFunctionMode):
         self._kept.append(tensor)  # the id must not be given to another tensor
         return op
 
-    def _place_of(self, tensor: torch.Tensor) -> tuple[str, str]:
+    def _owner_of(self, tensor: torch.Tensor) -> tuple[str, str]:
         """The module that a parameter or buffer belongs to, and its name there; empty for other tensors. Looks into
-        the running module first: FSDP's parameters are others outside of forward."""
+        the running module as well: FSDP's parameters are others outside of forward."""
         if id(tensor) in self._inputs:
             return "", ""
-        for name, module in itertools.chain(self.modules[-1:], self._model.named_modules()):
-            for key, value in itertools.chain(module._parameters.items(), module._buffers.items()):
+        found = self._owners.get(id(tensor))
+        if found is None and self.modules:
+            name, module = self.modules[-1]
+            for key, value in (*module._parameters.items(), *module._buffers.items()):
                 if value is tensor:
                     return name, key
-        return "", ""
+        return found or ("", "")
 
     # Backward.
 
@@ -194,23 +213,65 @@ class Trace(TorchFunctionMode):
 
     def _gradient(self, op: Op, grad: torch.Tensor) -> None:
         if self.active:
-            op.grad_row = self._measured(grad, op, True)
+            op.grad_place = self._measured(grad, op, True)
+
+    # Measuring.
+
+    def _add(self, op: Op, backward: bool, tensor: torch.Tensor, row: int) -> int:
+        """The next place in the order of the program."""
+        op.types[backward] = _CODES[tensor.dtype]
+        self._places.append((op, backward))
+        self._rows.append(row)
+        return len(self._rows) - 1
 
     def _measured(self, tensor: torch.Tensor, op: Op, backward: bool) -> int:
+        row = _UNREADABLE if self._reader is None else self._table.measure_one(self._reader, tensor)
+        return self._add(op, backward, tensor, self._measure_slowly(tensor) if row == _UNREADABLE else row)
+
+    def _measure_all(self, tensors: list[tuple[int, torch.Tensor]]) -> None:
+        """Of tensors that have their places already."""
+        rows = ([_UNREADABLE] * len(tensors) if self._reader is None
+                else self._table.measure_all(self._reader, [tensor for _, tensor in tensors]))
+        for (place, tensor), row in zip(tensors, rows):
+            self._rows[place] = self._measure_slowly(tensor) if row == _UNREADABLE else row
+
+    def _measure_slowly(self, tensor: torch.Tensor) -> int:
+        """For tensors that the reader does not know: wrappers of others, elements that are not in order."""
         try:
             view = _view(tensor)
         except RuntimeError:  # no memory of its own, as inside of vmap
             view = None
         if view is None:
-            return -1
-        row = self._table.measure(view, stream_of(tensor.device) if view[3] >= 0 else 0)
-        if row >= 0:
-            op.types[backward] = view[1]
-            self._rows[row] = (op, backward)
-        return row
+            return _UNREADABLE
+        return self._table.measure(view, stream_of(tensor.device) if view[3] >= 0 else 0)
+
+    def end_forward(self) -> None:
+        """Parameters, and gradients that become ``parameter.grad``, are measured after backward, when the host has
+        time. Others are measured now, and their gradients when backward brings them: those that are added to
+        ``parameter.grad``, or leave it at once."""
+        now = []
+        for op, parameter in self._parameters:
+            if parameter.grad is None and not getattr(parameter, "_post_accumulate_grad_hooks", None):
+                self._awaited.append((op, parameter))
+                continue
+            now.append((op.place, parameter))
+            if parameter.requires_grad:
+                self._hook_leaf(op, parameter)
+        self._measure_all(now)
+        self._parameters.clear()
+
+    def _measure_awaited(self) -> None:
+        measured = [(op.place, parameter) for op, parameter in self._awaited]
+        for op, parameter in self._awaited:
+            if parameter.grad is not None:
+                op.grad_place = self._add(op, True, parameter.grad, _UNREADABLE)
+                measured.append((op.grad_place, parameter.grad))
+        self._measure_all(measured)
 
     def stop(self) -> None:
-        """Measures no more. The rows remain."""
+        """Measures no more, after the gradients of parameters. The rows remain."""
+        self.end_forward()
+        self._measure_awaited()
         self.active = False
         for handle in self._hooks:
             handle.remove()
@@ -218,22 +279,40 @@ class Trace(TorchFunctionMode):
             tensor = marked()
             if tensor is not None:
                 tensor.__dict__.pop("_headroom_op", None)
-        for collection in (self._hooks, self._known, self._kept, self._marked):
+        for collection in (self._hooks, self._known, self._kept, self._marked, self._awaited):
             collection.clear()  # type: ignore[attr-defined]
 
     # The report.
 
     def report(self, stats: list[_core.RangeStats]) -> _core.RangeReport:
-        """The report of the statistics that the table has collected."""
-        rows = [self._described(*self._rows[i], i) for i in range(len(stats))]
-        return _core.RangeReport(rows, stats)
+        """The report of the statistics that the table has collected, in program order."""
+        measured = [place for place, row in enumerate(self._rows) if row >= 0]
+        measured.sort(key=self._time_of)
+        index = {place: i for i, place in enumerate(measured)}  # in the report
+        rows = [self._described(*self._places[place], place, index) for place in measured]
+        return _core.RangeReport(rows, [stats[self._rows[place]] for place in measured])
 
-    def _described(self, op: Op, backward: bool, row: int) -> tuple[Any, ...]:
+    def _time_of(self, place: int) -> tuple[int, int]:
+        """When it was computed. The gradient of a parameter: with those of what it was used for."""
+        op, backward = self._places[place]
+        if not backward or op.source != PARAMETER:
+            return place, 0
+        return max((user.grad_place for user in op.consumers), default=place), 1
+
+    @property
+    def unmeasured(self) -> int:
+        """Tensors for which the table had no room."""
+        return self._rows.count(_FULL)
+
+    def _described(self, op: Op, backward: bool, place: int, index: dict[int, int]) -> tuple[Any, ...]:
+        def before(places: Iterable[int]) -> list[int]:
+            return sorted({index[each] for each in places if index.get(each, index[place]) < index[place]})
+
         if not backward:
-            inputs = sorted({i.row for i in op.inputs if 0 <= i.row < row})
+            inputs = before(each.place for each in op.inputs)
             return (op.module, op.operation, op.tensor, False, op.source, op.types[0], inputs)
-        users = [user for user in op.consumers if 0 <= user.grad_row < row]
-        inputs = sorted({user.grad_row for user in users})
+        users = [user for user in op.consumers if before([user.grad_place])]
+        inputs = before(user.grad_place for user in users)
         suspects = [user for user in users if user.operation not in _ADDING] or users
         target = op.tensor or op.operation
         module = suspects[0].module if suspects else op.module

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, Optional
 
 import torch
+import torch.distributed as dist
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
@@ -56,6 +57,7 @@ class Watch:
         self._read: Optional[tuple[Trace, list[_core.RangeStats]]] = None  # of which no report was made yet
         self._latest: Optional[_core.RangeReport] = None
         self._module_names: dict[int, str] = {}
+        self._sharded: list[torch.nn.Module] = []  # by FSDP2
         self._forwards = 0
         self._backward: Optional[_BackwardHook] = None
         self._step_hooks: list[Any] = []
@@ -139,14 +141,16 @@ class Watch:
         self._finished = None
         self._forwards = 1
         self._table.begin(_core.CURRENT_STREAMS)
-        self._module_names = {id(module): name for name, module in self._model.named_modules()}
-        self._trace = Trace(self._table, self._model)
+        modules = dict(self._model.named_modules())
+        self._sharded = sharded = [module for module in modules.values() if _is_sharded(module)]
+        self._module_names = {id(module): name for name, module in modules.items()}
+        self._trace = Trace(self._table, modules, bool(sharded) or (dist.is_available() and dist.is_initialized()))
         self._step_hooks = [
             register_module_forward_pre_hook(self._enter_module),
             register_module_forward_hook(self._leave_module, always_call=True),
         ]
-        for module in self._model.modules():
-            if _is_sharded(module) and module is not self._model:
+        for module in sharded:
+            if module is not self._model:
                 self._step_hooks += [module.register_forward_pre_hook(self._resume),
                                      module.register_forward_hook(self._resume, always_call=True)]
         if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
@@ -167,12 +171,14 @@ class Watch:
             modules = self._trace.modules
             outer = modules[-1][0] if modules else ""  # modules that the model does not list belong to their caller
             modules.append((self._module_names.get(id(module), outer), module))
-            self._trace.paused = _is_sharded(module)
+            if self._sharded:
+                self._trace.paused = _is_sharded(module)
 
     def _leave_module(self, module: torch.nn.Module, args: Any, result: Any) -> None:
         if self._trace is not None and self._trace.modules:
             self._trace.modules.pop()
-            self._trace.paused = _is_sharded(module) and module is not self._model
+            if self._sharded:
+                self._trace.paused = _is_sharded(module) and module is not self._model
 
     def _resume(self, *args: Any) -> None:
         """Runs after FSDP's hooks, which gather and free parameters: copies that are no operations of the model."""
@@ -182,6 +188,7 @@ class Watch:
     def _end_forward(self) -> None:
         if self._trace is not None:
             _take_out(self._trace)
+            self._trace.end_forward()
         for hook in self._step_hooks:
             hook.remove()
         self._step_hooks.clear()
@@ -197,6 +204,9 @@ class Watch:
         if self._backward is not None:
             self._backward.remove()
         self._trace.stop()
+        if self._trace.unmeasured:
+            warnings.warn(f"The table of the watch was full before the end of the step: {self._trace.unmeasured} tensors "
+                          "were not measured. Make it larger: Watch(model, rows=...).", RuntimeWarning, stacklevel=2)
         self._table.finish(_core.CURRENT_STREAMS)
         self._finished, self._trace = self._trace, None
 
