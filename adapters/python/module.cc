@@ -34,6 +34,7 @@ PYBIND11_MODULE(_core, m) {
   bind_places(m);
   bind_tools(m);
   bind_ranges(m);
+  bind_trace(m);
   m.def("set_num_threads", &set_num_threads);
   m.def("num_threads", &num_threads);
   m.def("simd_target", &simd_target);

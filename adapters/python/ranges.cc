@@ -1,13 +1,9 @@
-// RangeTable and RangeReport. Enumerators become words.
-#include <headroom/error.h>
+// RangeTable and RangeReport. Enumerators become words. trace.cc fills them.
 #include <headroom/ranges.h>
 #include <pybind11/stl.h>
 
 #include <string>
-#include <utility>
 
-#include "measure/ranges.h"
-#include "reader.h"
 #include "tensors.h"
 
 namespace headroom::python {
@@ -16,25 +12,6 @@ namespace {
 const char* name_of(RangeSource source) {
   const char* const names[] = {"operation", "input", "parameter", "constant"};
   return names[static_cast<int>(source)];
-}
-
-// module, operation, tensor, backward, source, type, inputs: a row without its statistics.
-using Description =
-    std::tuple<std::string, std::string, std::string, bool, int, int, std::vector<int64_t>>;
-
-RangeReport make_report(std::vector<Description> descriptions,
-                        const std::vector<RangeStats>& stats) {
-  if (stats.size() != descriptions.size()) throw py::value_error("one description per row");
-  std::vector<RangeRow> rows;
-  rows.reserve(stats.size());
-  for (size_t i = 0; i < stats.size(); ++i) {
-    auto& [module, operation, tensor, backward, source, type, inputs] = descriptions[i];
-    rows.push_back({std::move(module), std::move(operation), std::move(tensor),
-                    backward ? RangeDirection::kBackward : RangeDirection::kForward,
-                    static_cast<RangeSource>(source), static_cast<DType>(type), std::move(inputs),
-                    stats[i]});
-  }
-  return RangeReport(std::move(rows));
 }
 
 void bind_report(py::module_& m) {
@@ -61,7 +38,6 @@ void bind_report(py::module_& m) {
     return rows;
   };
   py::class_<RangeReport>(m, "RangeReport", "What a watched step found; str() is a short table.")
-      .def(py::init(&make_report))
       .def_property_readonly("rows", &RangeReport::rows, "All rows, in program order.")
       .def_property_readonly(
           "first_bad",
@@ -83,28 +59,6 @@ void bind_report(py::module_& m) {
       .def("__str__", &RangeReport::to_string);
 }
 
-// The row of a tensor, measured on the current stream; -2 if the reader cannot read it.
-int64_t measure_one(RangeTable& self, const TensorReader& reader, py::handle tensor) {
-  DLManagedTensor managed = {};
-  if (!reader.read(tensor, &managed.dl_tensor)) return -2;
-  try {
-    const TensorView view = from_dlpack(&managed);
-    const StreamScope scope(stream_from(kCurrentStreams));
-    return internal::RangesAccess::measure(self, view);
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::kUnsupported) throw;  // such as: not contiguous
-  }
-  return -2;
-}
-
-std::vector<int64_t> measure_all(RangeTable& self, const TensorReader& reader,
-                                 const py::sequence& tensors) {
-  std::vector<int64_t> rows;
-  rows.reserve(tensors.size());
-  for (const py::handle tensor : tensors) rows.push_back(measure_one(self, reader, tensor));
-  return rows;
-}
-
 }  // namespace
 
 void bind_ranges(py::module_& m) {
@@ -121,7 +75,6 @@ void bind_ranges(py::module_& m) {
       .def_property_readonly("finite", &RangeStats::finite)
       .def_property_readonly("headroom_bits", &RangeStats::headroom_bits,
                              "Doublings of amax until FP16 overflows.");
-  m.def("fills_constants", &fills_constants);
   bind_report(m);
   py::class_<RangeTable>(m, "RangeTable")
       .def(py::init<int64_t>())
@@ -135,9 +88,6 @@ void bind_ranges(py::module_& m) {
              const Work work(stream);
              self.begin();
            })
-      // Called for every tensor. The lock is kept: rows get their numbers in program order.
-      .def("measure_one", &measure_one)
-      .def("measure_all", &measure_all)
       .def("measure",
            [](RangeTable& self, py::handle tensor, uintptr_t stream) {
              const StreamScope scope(stream_from(stream));
@@ -148,8 +98,7 @@ void bind_ranges(py::module_& m) {
              const Work work(stream);
              self.finish();
            })
-      .def("ready", &RangeTable::ready)
-      .def("read", &RangeTable::read, py::call_guard<py::gil_scoped_release>());
+      .def("ready", &RangeTable::ready);
 }
 
 }  // namespace headroom::python

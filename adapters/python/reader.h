@@ -4,9 +4,13 @@
 #define HEADROOM_ADAPTERS_PYTHON_READER_H_
 
 #include <dlpack/dlpack.h>
+#include <headroom/error.h>
+#include <headroom/tensor.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <array>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -37,7 +41,47 @@ class TensorReader {
     return false;
   }
 
+  /// The memory of a tensor whose elements fill one block, in any order of dimensions; empty for
+  /// others.
+  std::optional<TensorView> view(py::handle tensor) const {
+    DLManagedTensor managed = {};
+    Dimensions dimensions;
+    if (!read(tensor, &managed.dl_tensor)) return std::nullopt;
+    if (managed.dl_tensor.data == nullptr) return std::nullopt;  // the storage was freed
+    if (!sort_dimensions(&managed.dl_tensor, &dimensions)) return std::nullopt;
+    try {
+      return from_dlpack(&managed);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kUnsupported) throw;  // such as: not contiguous
+      return std::nullopt;
+    }
+  }
+
  private:
+  static constexpr int kMostDimensions = 16;
+  using Dimensions = std::array<int64_t, 2 * kMostDimensions>;
+
+  // Orders the dimensions as they are in memory, so that a transposed tensor counts as contiguous.
+  // Returns false if there are too many.
+  static bool sort_dimensions(DLTensor* tensor, Dimensions* storage) {
+    if (tensor->strides == nullptr) return true;
+    if (tensor->ndim > kMostDimensions) return false;
+    int64_t* const shape = storage->data();
+    int64_t* const strides = shape + kMostDimensions;
+    for (int i = 0; i < tensor->ndim; ++i) {
+      int at = i;
+      for (; at > 0 && strides[at - 1] < tensor->strides[i]; --at) {
+        shape[at] = shape[at - 1];
+        strides[at] = strides[at - 1];
+      }
+      shape[at] = tensor->shape[i];
+      strides[at] = tensor->strides[i];
+    }
+    tensor->shape = shape;
+    tensor->strides = strides;
+    return true;
+  }
+
   // DLPack 1.2's table of functions, which Debian's header lacks.
   struct ExchangeApi {
     uint32_t major;

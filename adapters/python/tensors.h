@@ -83,6 +83,7 @@ void bind_places(py::module_& m);
 void bind_callbacks(py::module_& m);
 void bind_tools(py::module_& m);
 void bind_ranges(py::module_& m);
+void bind_trace(py::module_& m);
 
 }  // namespace headroom::python
 

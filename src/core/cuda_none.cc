@@ -49,7 +49,7 @@ struct CudaRanges::Event {};
 CudaRanges::CudaRanges(int, size_t) : host_(0) { no_cuda(); }
 CudaRanges::~CudaRanges() = default;
 void CudaRanges::clear(size_t) { no_cuda(); }
-void CudaRanges::measure(const TensorView&, size_t) { no_cuda(); }
+void CudaRanges::measure(const std::vector<TensorView>&, size_t) { no_cuda(); }
 void CudaRanges::copy_to_host(size_t) { no_cuda(); }
 bool CudaRanges::ready() const { no_cuda(); }
 void CudaRanges::wait() const { no_cuda(); }

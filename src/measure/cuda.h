@@ -66,7 +66,7 @@ class CudaRanges {
   CudaRanges& operator=(const CudaRanges&) = delete;
 
   void clear(size_t rows);
-  void measure(const TensorView& tensor, size_t row);
+  void measure(const std::vector<TensorView>& tensors, size_t row);  // of the first one
   void copy_to_host(size_t rows);
 
   bool ready() const;

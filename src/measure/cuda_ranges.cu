@@ -1,7 +1,8 @@
-// Counts the elements of one tensor by their fate in FP16: one kernel per tensor, which adds
-// integers to a row of the table. Sums and maxima of integers do not depend on the order of atomic
-// operations, so that the result is reproducible.
+// Counts the elements of tensors by their fate in FP16: one kernel per tensor, or for many of the
+// same type, which adds integers to rows of the table. Sums and maxima of integers do not depend on
+// the order of atomic operations, so that the result is reproducible.
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "core/cuda.cuh"
@@ -124,12 +125,13 @@ __device__ void count_pack(const Pack<T, kCount>& pack, Counts<T>* counts, Speci
   }
 }
 
-// Every block takes packs at the same stride. Single elements, at the end or at unaligned
+// Every one of `blocks` takes packs at the same stride. Single elements, at the end or at unaligned
 // addresses, are padded with zeros, which no counter counts.
 template <typename T>
-__device__ void count_elements(const T* data, int64_t count, Counts<T>* counts, Special* special) {
+__device__ void count_elements(const T* data, int64_t count, int64_t blocks, Counts<T>* counts,
+                               Special* special) {
   constexpr int kPack = 16 / sizeof(T);
-  const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads;
+  const int64_t stride = blocks * kThreads;
   const int64_t thread = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   int64_t i = 0;
   if (aligned_16(data)) {
@@ -173,14 +175,31 @@ __device__ void add_sum(uint32_t value, uint32_t* shared, unsigned long long* to
   __syncthreads();
 }
 
-template <typename T>
-__global__ void __launch_bounds__(kThreads, kResident)
-    ranges_kernel(const T* data, int64_t count, CudaRangeRow* row) {
+// Tensors of one kernel, which are its parameters: at most 4 KiB.
+template <typename T, int kMost>
+struct Batch {
+  const T* data[kMost];
+  int64_t count[kMost];
+  CudaRangeRow* row[kMost];
+};
+
+__host__ __device__ int64_t blocks_for(int64_t bytes, int64_t most) {
+  const int64_t blocks = bytes / kBlockBytes;
+  return blocks < 1 ? 1 : blocks < most ? blocks : most;
+}
+
+// The grid has a row of blocks for each tensor, as many as its largest one needs.
+template <typename T, int kMost>
+__global__ void __launch_bounds__(kThreads, kResident) ranges_kernel(const Batch<T, kMost> batch) {
+  const int64_t count = batch.count[blockIdx.y];
+  CudaRangeRow* const row = batch.row[blockIdx.y];
+  const int64_t blocks = blocks_for(count * static_cast<int64_t>(sizeof(T)), gridDim.x);
+  if (blockIdx.x >= blocks) return;
   __shared__ uint32_t sums[kThreads / 32];
   __shared__ unsigned long long maxima[kThreads / 32];
   Counts<T> counts;
   Special special;
-  count_elements(data, count, &counts, &special);
+  count_elements(batch.data[blockIdx.y], count, blocks, &counts, &special);
   constexpr bool kIsF16 = std::is_same_v<T, f16>;
   add_sum(counts.reached[0], sums, &row->reached[0]);
   if constexpr (!kIsF16) add_sum(counts.reached[1], sums, &row->reached[1]);
@@ -201,6 +220,29 @@ __global__ void __launch_bounds__(kThreads, kResident)
   if (threadIdx.x > 0) return;
   for (int warp = 1; warp < kThreads / 32; ++warp) largest = max(largest, maxima[warp]);
   if (largest > 0) atomicMax(&row->amax, largest);
+}
+
+struct Tensor {
+  TensorView view;
+  CudaRangeRow* row;
+};
+
+// Enqueues one kernel for at most kMost tensors of type T, all on the current device.
+template <typename T, int kMost>
+void enqueue(const Tensor* tensors, size_t size) {
+  Batch<T, kMost> batch{};
+  size_t bytes = 0;
+  for (size_t i = 0; i < size; ++i) {
+    batch.data[i] = static_cast<const T*>(tensors[i].view.data);
+    batch.count[i] = tensors[i].view.count;
+    batch.row[i] = tensors[i].row;
+    bytes = std::max(bytes, tensors[i].view.bytes());
+  }
+  const int64_t most = kResident * device_facts().multiprocessors;
+  const dim3 grid(static_cast<unsigned>(blocks_for(static_cast<int64_t>(bytes), most)),
+                  static_cast<unsigned>(size));
+  ranges_kernel<T, kMost><<<grid, kThreads, 0, current_stream()>>>(batch);
+  HEADROOM_CUDA(cudaGetLastError());
 }
 
 }  // namespace
@@ -228,20 +270,26 @@ void CudaRanges::clear(size_t rows) {
   HEADROOM_CUDA(cudaMemsetAsync(table_.data(), 0, rows * sizeof(CudaRangeRow), current_stream()));
 }
 
-void CudaRanges::measure(const TensorView& tensor, size_t row) {
-  if (tensor.count == 0) return;
+void CudaRanges::measure(const std::vector<TensorView>& tensors, size_t row) {
+  constexpr size_t kMost = 128;  // tensors of a kernel
   const DeviceScope scope(device_);
-  const int64_t most = kResident * device_facts().multiprocessors;
-  const auto blocks = static_cast<unsigned>(
-      std::clamp<int64_t>(static_cast<int64_t>(tensor.bytes()) / kBlockBytes, 1, most));
-  with_type<f16, bf16, float, double>(tensor.dtype, [&](auto type) {
-    ranges_kernel<<<blocks, kThreads, 0, current_stream()>>>(
-        static_cast<const decltype(type)*>(tensor.data), tensor.count,
-        static_cast<CudaRangeRow*>(table_.data()) + row);
-  });
-  HEADROOM_CUDA(cudaGetLastError());
-  is_f16_.resize(std::max(is_f16_.size(), row + 1));
-  is_f16_[row] = tensor.dtype == DType::kF16;
+  is_f16_.resize(std::max(is_f16_.size(), row + tensors.size()));
+  std::array<std::vector<Tensor>, 4> by_type;
+  for (const TensorView& tensor : tensors) {
+    is_f16_[row] = tensor.dtype == DType::kF16;
+    auto* const place = static_cast<CudaRangeRow*>(table_.data()) + row++;
+    if (tensor.count > 0) by_type[static_cast<size_t>(tensor.dtype)].push_back({tensor, place});
+  }
+  for (const std::vector<Tensor>& list : by_type) {
+    if (list.empty()) continue;
+    with_type<f16, bf16, float, double>(list[0].view.dtype, [&](auto type) {
+      using T = decltype(type);
+      if (list.size() == 1) return enqueue<T, 1>(list.data(), 1);
+      for (size_t i = 0; i < list.size(); i += kMost) {
+        enqueue<T, kMost>(&list[i], std::min(kMost, list.size() - i));
+      }
+    });
+  }
 }
 
 void CudaRanges::copy_to_host(size_t rows) {

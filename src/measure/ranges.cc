@@ -166,20 +166,34 @@ int64_t RangeTable::measure(const TensorView& tensor, Stream stream) {
   return internal::RangesAccess::measure(*this, tensor);
 }
 
-int64_t internal::RangesAccess::measure(RangeTable& table, const TensorView& tensor) {
+std::vector<int64_t> internal::RangesAccess::measure_all(RangeTable& table,
+                                                         const std::vector<TensorView>& tensors) {
   Ranges& ranges = *table.impl_;
-  const bool cuda = tensor.device.type == DeviceType::kCUDA;
-  const int device = cuda ? tensor.device.index : -1;
-  int64_t& used = ranges.used[device];
-  if (used == ranges.room) return -1;
-  if (cuda) {
-    ranges.on(device).measure(tensor, static_cast<size_t>(used));
-  } else {
-    ranges.host.push_back(measure_on_cpu(tensor));
+  std::vector<int64_t> rows;
+  rows.reserve(tensors.size());
+  std::map<int, std::vector<TensorView>> on_devices;
+  for (const TensorView& tensor : tensors) {
+    const bool cuda = tensor.device.type == DeviceType::kCUDA;
+    const int device = cuda ? tensor.device.index : -1;
+    int64_t& used = ranges.used[device];
+    if (used == ranges.room) {
+      rows.push_back(-1);
+      continue;
+    }
+    if (cuda) {
+      ranges.on(device);  // throws without CUDA, before there is a row
+      on_devices[device].push_back(tensor);
+    } else {
+      ranges.host.push_back(measure_on_cpu(tensor));
+    }
+    rows.push_back(static_cast<int64_t>(ranges.rows.size()));
+    ranges.rows.push_back({device, used++, tensor.count});
   }
-  ranges.rows.push_back({device, used++, tensor.count});
+  for (const auto& [device, list] : on_devices) {
+    ranges.on(device).measure(list, static_cast<size_t>(ranges.used[device]) - list.size());
+  }
   ranges.finished = false;
-  return static_cast<int64_t>(ranges.rows.size()) - 1;
+  return rows;
 }
 
 void RangeTable::finish(Stream stream) {

@@ -5,6 +5,7 @@
 #include <headroom/ranges.h>
 
 #include <cstdint>
+#include <vector>
 
 #include "core/element.h"
 
@@ -58,7 +59,12 @@ HEADROOM_HOST_DEVICE inline void set_zones(int64_t count, const Reached& reached
 struct HEADROOM_API RangesAccess {
   /// RangeTable::measure() of a framework's tensor, on the current stream. Does not ask CUDA where
   /// the memory is: the framework knows it.
-  static int64_t measure(RangeTable& table, const TensorView& tensor);
+  static int64_t measure(RangeTable& table, const TensorView& tensor) {
+    return measure_all(table, {tensor})[0];
+  }
+  /// The same of many tensors, by few kernels.
+  static std::vector<int64_t> measure_all(RangeTable& table,
+                                          const std::vector<TensorView>& tensors);
 };
 
 }  // namespace headroom::internal

@@ -1,6 +1,7 @@
 // RangeTable on a CUDA device against the CPU.
 #include <headroom/ranges.h>
 
+#include "measure/ranges.h"
 #include "tests/cuda/support.h"
 
 namespace headroom {
@@ -64,6 +65,44 @@ TEST_F(Cuda, RangesOfFiniteTensorsMatchTheCpu) {
   const auto rows = table.read();
   expect_same(rows[1], rows[0]);
   EXPECT_EQ(rows[1].amax, 65504.0);
+}
+
+// 300 tensors of each type take several kernels; their sizes differ by a factor of 10,000.
+TEST_F(Cuda, RangesOfManyTensorsAtOnceMatchTheCpu) {
+  std::vector<std::vector<uint64_t>> bits;
+  std::vector<std::unique_ptr<DeviceCopy>> copies;
+  std::vector<TensorView> host, device;
+  for (int64_t i = 0; i < 1200; ++i) {
+    const auto dtype = static_cast<DType>(i % 4);
+    const int64_t count = i % 100 == 7 ? 1000003 : i % 37 * 3;
+    bits.push_back(random_bits(static_cast<size_t>(count) * size_of(dtype)));
+    host.push_back(view(static_cast<void*>(bits.back().data()), dtype, count));
+    copies.push_back(std::make_unique<DeviceCopy>(host.back(), static_cast<size_t>(count % 2)));
+    device.push_back(copies.back()->view());
+  }
+  RangeTable cpu, cuda;
+  cuda.prepare({DeviceType::kCUDA, 0});
+  cpu.begin();
+  cuda.begin();
+  internal::RangesAccess::measure_all(cpu, host);
+  EXPECT_EQ(internal::RangesAccess::measure_all(cuda, device).back(), 1199);
+  cpu.finish();
+  cuda.finish();
+  const auto want = cpu.read(), got = cuda.read();
+  ASSERT_EQ(got.size(), want.size());
+  for (size_t i = 0; i < got.size(); ++i) expect_same(got[i], want[i]);
+}
+
+TEST_F(Cuda, RangesOfManyTensorsFillTheTableAndNoMore) {
+  const std::vector<float> ones(8, 1.0f);
+  const DeviceCopy copy(view(ones));
+  RangeTable table(3);
+  table.begin();
+  const std::vector<TensorView> list(5, copy.view());
+  EXPECT_EQ(internal::RangesAccess::measure_all(table, list),
+            (std::vector<int64_t>{0, 1, 2, -1, -1}));
+  table.finish();
+  for (const RangeStats& stats : table.read()) EXPECT_EQ(stats.amax, 1.0);
 }
 
 }  // namespace

@@ -1,12 +1,14 @@
 """The range watch and keep_fp32."""
 
 import copy
+import gc
 import io
 import os
 import pathlib
 import subprocess
 import sys
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -448,6 +450,40 @@ def test_a_captured_forward_pass_is_not_watched_and_says_why():
         model(x)
     assert watch.try_report() is None
     watch.remove()
+
+
+def test_the_memory_of_a_removed_watch_is_freed_at_once():
+    """Freeing device memory waits for the device: it must not happen whenever the garbage collector runs."""
+    model = Layers().to(DEVICE)
+    watch = headroom.torch.watch(model, every=1)
+    for _ in range(2):
+        train(model, batch())()
+    watch.report()
+    gone = [weakref.ref(watch), weakref.ref(watch._table)]
+    gc.collect()
+    gc.disable()
+    try:
+        watch.remove()
+        del watch
+        assert [reference() for reference in gone] == [None, None]
+    finally:
+        gc.enable()
+
+
+def test_transposed_tensors_and_those_with_gaps_are_measured():
+    class Shapes(nn.Module):
+        def forward(self, x):
+            return torch.mul(x.transpose(0, 2), 1000) * 2
+
+    wide = batch()
+    wide[..., 1::2] = float("nan")  # in the gaps
+    x = wide[..., ::2]
+    model = nn.Sequential(Shapes())
+    report = watched(model, lambda: model(x))
+    rows = {str(row): row.stats for row in report.rows}
+    assert report.first_bad is None
+    assert rows["input input"].count == rows["0: mul"].count == x.numel()
+    assert rows["input input"].amax == x.abs().max().item()
 
 
 def test_a_full_table_is_warned_about():

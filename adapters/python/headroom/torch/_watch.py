@@ -27,7 +27,7 @@ class Watch:
     """Watches every ``every``-th training step of a model, from the first on: ``watch(model)``.
 
     A watched step measures the result of every operation of the forward pass and of the loss, and every gradient of
-    backward, on the device and without waiting. Other steps pay for one hook of the model."""
+    backward, on the device and without waiting. Other steps pay for two hooks of the model."""
 
     def __init__(
         self,
@@ -54,9 +54,9 @@ class Watch:
             self._table.prepare(device.index, stream_of(device))
         self._trace: Optional[Trace] = None  # of the step that is being watched
         self._finished: Optional[Trace] = None  # whose table is on its way to the host
-        self._read: Optional[tuple[Trace, list[_core.RangeStats]]] = None  # of which no report was made yet
+        self._read: Optional[Trace] = None  # of which no report was made yet
         self._latest: Optional[_core.RangeReport] = None
-        self._module_names: dict[int, str] = {}
+        self._entries: dict[int, tuple[str, torch.nn.Module]] = {}  # of the list of running modules, by id
         self._sharded: list[torch.nn.Module] = []  # by FSDP2
         self._forwards = 0
         self._backward: Optional[_BackwardHook] = None
@@ -66,7 +66,6 @@ class Watch:
         self._hooks = [
             model.register_forward_pre_hook(self._before_forward, with_kwargs=True, prepend=True),
             model.register_forward_pre_hook(self._resume),
-            model.register_forward_hook(self._after_forward, always_call=True),
         ]
 
     # What the user calls.
@@ -119,7 +118,7 @@ class Watch:
         if self._trace is None and (due or self._wanted) and not self._is_captured():
             self._begin()
         if self._trace is not None:
-            self._trace.name_inputs(_named_arguments(model, args, kwargs))
+            self._trace.core.name_inputs(_named_arguments(model, args, kwargs))
 
     def _is_nested(self) -> bool:
         """Whether the model is called by itself."""
@@ -143,9 +142,10 @@ class Watch:
         self._table.begin(_core.CURRENT_STREAMS)
         modules = dict(self._model.named_modules())
         self._sharded = sharded = [module for module in modules.values() if _is_sharded(module)]
-        self._module_names = {id(module): name for name, module in modules.items()}
+        self._entries = {id(entry[1]): entry for entry in modules.items()}
         self._trace = Trace(self._table, modules, bool(sharded) or (dist.is_available() and dist.is_initialized()))
         self._step_hooks = [
+            self._model.register_forward_hook(self._after_forward, always_call=True),
             register_module_forward_pre_hook(self._enter_module),
             register_module_forward_hook(self._leave_module, always_call=True),
         ]
@@ -169,8 +169,8 @@ class Watch:
     def _enter_module(self, module: torch.nn.Module, args: Any) -> None:
         if self._trace is not None:
             modules = self._trace.modules
-            outer = modules[-1][0] if modules else ""  # modules that the model does not list belong to their caller
-            modules.append((self._module_names.get(id(module), outer), module))
+            # Modules that the model does not list belong to their caller.
+            modules.append(self._entries.get(id(module)) or (modules[-1][0] if modules else "", module))
             if self._sharded:
                 self._trace.paused = _is_sharded(module)
 
@@ -188,7 +188,7 @@ class Watch:
     def _end_forward(self) -> None:
         if self._trace is not None:
             _take_out(self._trace)
-            self._trace.end_forward()
+            self._trace.core.end_forward()
         for hook in self._step_hooks:
             hook.remove()
         self._step_hooks.clear()
@@ -203,9 +203,11 @@ class Watch:
         self._end_forward()
         if self._backward is not None:
             self._backward.remove()
-        self._trace.stop()
-        if self._trace.unmeasured:
-            warnings.warn(f"The table of the watch was full before the end of the step: {self._trace.unmeasured} tensors "
+            self._backward = None  # which refers to this object: without a cycle, its memory is freed at once
+        trace = self._trace.core
+        trace.stop()
+        if trace.unmeasured:
+            warnings.warn(f"The table of the watch was full before the end of the step: {trace.unmeasured} tensors "
                           "were not measured. Make it larger: Watch(model, rows=...).", RuntimeWarning, stacklevel=2)
         self._table.finish(_core.CURRENT_STREAMS)
         self._finished, self._trace = self._trace, None
@@ -213,15 +215,14 @@ class Watch:
     def _collect(self) -> None:
         """Reads the table, waiting for it if need be."""
         if self._finished is not None:
-            self._read = (self._finished, self._table.read())
-            self._finished = None
+            self._finished.core.read()
+            self._read, self._finished = self._finished, None
             if self._on_report is not None:
                 self._on_report(self._newest())  # type: ignore[arg-type]
 
     def _newest(self) -> Optional[_core.RangeReport]:
         if self._read is not None:
-            trace, stats = self._read
-            self._latest = trace.report(stats)
+            self._latest = self._read.core.report()
             self._read = None
         return self._latest
 
@@ -304,6 +305,7 @@ class _BackwardHook:
         for (place, original), replacement in zip(self._places, self._replacements):
             if place.__dict__["backward"] is replacement:
                 place.backward = original
+        self._replacements.clear()
 
 
 # The mode stays on after the forward pass, to see the loss. It is put at the bottom of torch's stack of modes, so
