@@ -93,11 +93,13 @@ class ScalePolicy {
  public:
   enum class Rule : uint8_t { kStatic, kDynamic, kHeadroom };
 
-  ScalePolicy() : ScalePolicy(DynamicScale{}) {}
-  ScalePolicy(const StaticScale& scale) : rule_(Rule::kStatic), static_(scale) {}        // NOLINT
-  ScalePolicy(const NoScale&) : ScalePolicy(StaticScale{1.0f}) {}                        // NOLINT
-  ScalePolicy(const DynamicScale& scale) : rule_(Rule::kDynamic), dynamic_(scale) {}     // NOLINT
-  ScalePolicy(const HeadroomScale& scale) : rule_(Rule::kHeadroom), headroom_(scale) {}  // NOLINT
+  // NOLINTBEGIN(*-explicit-*): the settings of a rule are a policy.
+  constexpr ScalePolicy() : ScalePolicy(DynamicScale{}) {}
+  constexpr ScalePolicy(const StaticScale& scale) : rule_(Rule::kStatic), static_(scale) {}
+  constexpr ScalePolicy(const NoScale&) : ScalePolicy(StaticScale{1.0f}) {}
+  constexpr ScalePolicy(const DynamicScale& scale) : rule_(Rule::kDynamic), dynamic_(scale) {}
+  constexpr ScalePolicy(const HeadroomScale& scale) : rule_(Rule::kHeadroom), headroom_(scale) {}
+  // NOLINTEND(*-explicit-*)
 
   HEADROOM_HOST_DEVICE Rule rule() const { return rule_; }
 

@@ -20,6 +20,9 @@ std::string healthy_summary(const RunFacts& run) {
     return "This run is too short to judge: it has " + steps +
            (run.steps.size() == 1 ? " step." : " steps.");
   }
+  if (run.applied == 0) {
+    return "This run cannot be judged yet: none of its " + steps + " steps was applied.";
+  }
   std::string text = "Nothing is wrong: " + (skipped == 0 ? "none" : std::to_string(skipped)) +
                      " of " + steps + (skipped <= 1 ? " steps was skipped" : " steps were skipped");
   if (run.narrow() && run.scales()) {

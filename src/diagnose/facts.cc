@@ -11,7 +11,6 @@
 namespace headroom::internal {
 namespace {
 
-constexpr double kLargestF16 = 65504.0;
 constexpr size_t kWarmUp = 10;  // steps after the first applied one
 
 // The value of a setting, in lower case; empty if there is none.
@@ -117,6 +116,8 @@ RunFacts::RunFacts(const History& run)
   settled = std::min(static_cast<size_t>(first - steps.begin()) + kWarmUp, steps.size());
   recent = settled + (steps.size() - settled) / 2;
   applied = steps.size() - static_cast<size_t>(run.skipped);
+  has_losses = std::any_of(steps.begin(), steps.end(),
+                           [](const HistoryStep& step) { return std::isfinite(step.loss); });
   room = room_of(steps, recent);
   const int64_t from_step = recent < steps.size() ? steps[recent].step : 0;
   const std::vector<const LayerSnapshot*> snapshots = recent_snapshots(run, from_step);

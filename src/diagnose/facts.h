@@ -14,6 +14,8 @@
 
 namespace headroom::internal {
 
+inline constexpr double kLargestF16 = 65504.0;
+
 /// Consecutive skipped steps: indices of History::steps, `end` past the last.
 struct SkipStreak {
   size_t begin = 0;
@@ -47,6 +49,7 @@ struct RunFacts {
   size_t recent = 0;      // index of the first recent step
   std::vector<SkipStreak> streaks;
   size_t applied = 0;
+  bool has_losses = false;  // false for a loop that records NaN because it does not know its loss
 
   /// Doublings of the scale until the largest gradient of the recent steps overflows FP16.
   std::optional<double> room;

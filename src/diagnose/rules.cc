@@ -11,7 +11,9 @@ constexpr double kMuchRoom = 3.0;     // doublings; fewer may be needed for the 
 constexpr double kFarRoom = 6.0;      // doublings that no policy leaves on purpose
 constexpr size_t kManySkips = 5;      // in a row: gradients grew 32 times, not twice
 constexpr size_t kBadLosses = 3;      // that are inf or nan
-constexpr double kFarBelow = 1024.0;  // a scale that is this much smaller would have helped
+constexpr double kFarBelow = 1024.0;  // a scale that is this much smaller would have helped,
+constexpr double kSurelyBelow = 0x1p20;  // even if gradients grew as never before
+constexpr double kTinyScale = 0x1p-16;   // at which only infinite gradients overflow
 
 const char* const kUseHeadroom = "--loss-scale headroom";
 const char* const kUseHeadroomCode = "GradScaler(policy=\"headroom\")";
@@ -23,7 +25,9 @@ std::string count_text(size_t count, const std::string& noun) {
 // A scale as a policy's text has it: "1.15292e+18" would not be a power of two.
 std::string scale_value(double scale) { return std::to_string(static_cast<int64_t>(scale)); }
 
-bool bad_loss(const HistoryStep& step) { return !std::isfinite(step.loss); }
+bool bad_loss(const RunFacts& run, const HistoryStep& step) {
+  return run.has_losses && !std::isfinite(step.loss);
+}
 
 // Advice on FP16 names its condition where the precision is not recorded.
 std::string if_fp16(const RunFacts& run) {
@@ -33,13 +37,13 @@ std::string if_fp16(const RunFacts& run) {
 
 // ---- trouble that no scale cures
 
-// The longest series of steps whose loss was not finite: index of the first, and length. A loop
-// that never records a loss, but NaN, and whose gradients are finite, does not count.
+// The longest series of steps whose loss was not finite: index of the first, and length. Where the
+// loss is never recorded, gradients that are NaN and not inf count instead.
 std::pair<size_t, size_t> longest_bad_losses(const RunFacts& run) {
-  const bool has_losses = !std::all_of(run.steps.begin(), run.steps.end(), bad_loss);
   size_t first = 0, longest = 0, length = 0;
   for (size_t i = 0; i < run.steps.size(); ++i) {
-    const bool failed = bad_loss(run.steps[i]) && (has_losses || !run.steps[i].applied);
+    const HistoryStep& step = run.steps[i];
+    const bool failed = run.has_losses ? bad_loss(run, step) : only_nan(step);
     length = failed ? length + 1 : 0;
     if (length > longest) {
       longest = length;
@@ -49,21 +53,26 @@ std::pair<size_t, size_t> longest_bad_losses(const RunFacts& run) {
   return {first, longest};
 }
 
-// A series of skipped steps that did not end, in which the gradients were NaN and never inf, while
-// the scale fell to a thousandth or less.
-const SkipStreak* nan_at_any_scale(const RunFacts& run) {
+// A series of skipped steps that did not end, at scales of which the last should have been small
+// enough. Gradients that are NaN and never inf are not the sign of a high scale; others may also
+// have grown, or come from a loss that is a large sum.
+const SkipStreak* fails_at_any_scale(const RunFacts& run, bool* all_nan) {
   if (run.streaks.empty() || !run.streaks.back().open) return nullptr;
   const SkipStreak& streak = run.streaks.back();
   const auto first = run.steps.begin() + static_cast<std::ptrdiff_t>(streak.begin);
-  const bool all_nan = std::all_of(first, run.steps.end(), only_nan);
-  const bool fell = first->scale >= kFarBelow * run.last_scale();
-  return all_nan && fell ? &streak : nullptr;
+  const double last = run.last_scale();
+  *all_nan = std::all_of(first, run.steps.end(), only_nan);
+  if (*all_nan) return first->scale >= kFarBelow * last ? &streak : nullptr;
+  const bool had_settled = streak.begin >= run.settled;
+  const bool fell = had_settled ? first->scale >= kSurelyBelow * last : last <= kTinyScale;
+  return fell ? &streak : nullptr;
 }
 
 std::optional<Finding> forward_overflow(const RunFacts& run) {
   Finding finding;
   const auto [first, length] = longest_bad_losses(run);
-  const SkipStreak* const nan = nan_at_any_scale(run);
+  bool all_nan = false;
+  const SkipStreak* const failing = fails_at_any_scale(run, &all_nan);
   if (length >= kBadLosses) {
     const size_t last = first + length - 1;
     finding.problem = "The loss was inf or NaN in " + count_text(length, "step") +
@@ -73,11 +82,11 @@ std::optional<Finding> forward_overflow(const RunFacts& run) {
                                  " down to " + scale_text(run.steps[last].scale)
                            : "") +
                       ": the forward pass has failed, which no loss scale changes.";
-  } else if (nan != nullptr) {
-    finding.problem = "From step " + std::to_string(run.steps[nan->begin].step) +
-                      " on the gradients were NaN at every scale from " +
-                      scale_text(run.steps[nan->begin].scale) + " down to " +
-                      scale_text(run.last_scale()) + ": no loss scale cures that.";
+  } else if (failing != nullptr) {
+    finding.problem = "From step " + std::to_string(run.steps[failing->begin].step) +
+                      " on the gradients were " + (all_nan ? "NaN" : "inf or NaN") +
+                      " at every scale from " + scale_text(run.steps[failing->begin].scale) +
+                      " down to " + scale_text(run.last_scale()) + ": no loss scale cures that.";
   } else {
     return std::nullopt;
   }
@@ -100,7 +109,7 @@ std::optional<Finding> forward_overflow(const RunFacts& run) {
 
 std::optional<Finding> same_step(const RunFacts& run) {
   for (const HistoryStep& step : run.steps) {
-    if (!is_bad_batch(step)) continue;
+    if (!is_bad_batch(step) || !(run.has_losses || only_nan(step))) continue;
     size_t attempts = 1, failed = 1;
     for (const DroppedAttempt& attempt : run.history.dropped) {
       attempts += attempt.reached >= step.step;
@@ -120,6 +129,36 @@ std::optional<Finding> same_step(const RunFacts& run) {
   return std::nullopt;
 }
 
+// Whether a skipped step is the fault of its batch: the loss was not finite, or the gradients were
+// NaN without inf, although those of the last applied step were far from overflow at this scale.
+bool blames_batch(const RunFacts& run, size_t index) {
+  const HistoryStep& step = run.steps[index];
+  if (bad_loss(run, step)) return true;
+  if (!only_nan(step) || index == 0) return false;
+  const double before = run.steps[index - 1].amax * step.scale;  // 0 if that was skipped
+  return before > 0.0 && std::log2(kLargestF16 / before) >= kMuchRoom;
+}
+
+std::optional<Finding> bad_batches(const RunFacts& run) {
+  std::vector<std::string> at;
+  for (const SkipStreak& streak : run.streaks) {
+    if (streak.begin < run.settled || streak.length() >= kManySkips) continue;
+    if (blames_batch(run, streak.begin)) at.push_back(std::to_string(run.steps[streak.begin].step));
+  }
+  if (at.size() < 5 || 200 * at.size() < run.steps.size()) return std::nullopt;
+  Finding finding;
+  const bool moves = run.history.policy.rule != "static";
+  finding.problem = std::to_string(at.size()) + " of " + count_text(run.steps.size(), "step") +
+                    " gave NaN at a scale that was not too high (steps " + at[0] + ", " + at[1] +
+                    ", " + at[2] + ", ...): their batches are bad" +
+                    (moves ? ", and each lowers the scale." : ".");
+  finding.change =
+      "Look at the data of these steps, and leave out samples that are not finite or have no valid "
+      "target. If the data are good, the range watch names the operation that fails.";
+  finding.code = "assert torch.isfinite(batch).all()";
+  return finding;
+}
+
 // ---- the scale and its bounds
 
 std::optional<Finding> at_floor(const RunFacts& run) {
@@ -129,10 +168,11 @@ std::optional<Finding> at_floor(const RunFacts& run) {
   if (!(floor > 0.0)) return std::nullopt;
   size_t skipped = 0;
   for (const HistoryStep& step : run.steps) {
-    skipped += !step.applied && step.has_inf && !bad_loss(step) && step.scale <= floor;
+    skipped += !step.applied && step.has_inf && !bad_loss(run, step) && step.scale <= floor;
   }
   const bool often = static_cast<double>(skipped) >= 0.02 * static_cast<double>(run.steps.size());
-  const bool stopped = !constant && run.streaks.back().open && skipped > 0;
+  const SkipStreak& end = run.streaks.back();
+  const bool stopped = end.open && skipped > 0 && (!constant || end.length() >= kManySkips);
   if (!stopped && (skipped < 3 || !often)) return std::nullopt;
   Finding finding;
   finding.problem = if_fp16(run) + count_text(skipped, "step") + " overflowed at scale " +
@@ -157,9 +197,10 @@ std::optional<Finding> skips_in_row(const RunFacts& run) {
   Finding finding;
   std::string steps = steps_text(run, *longest);
   steps[0] = 'S';
-  finding.problem = steps + " were skipped in a row, after the scale had settled at " +
-                    scale_text(run.steps[longest->begin].scale) + ", and lowering it to " +
-                    scale_text(run.steps[longest->end - 1].scale) + " did not help.";
+  const double first = run.steps[longest->begin].scale, last = run.steps[longest->end - 1].scale;
+  finding.problem =
+      steps + " were skipped in a row, after the scale had settled at " + scale_text(first) +
+      (last < first ? ", and lowering it to " + scale_text(last) + " did not help." : ".");
   finding.change = "Clip the gradients, and lower the learning rate or lengthen its warm-up.";
   finding.command = "--clip 1";
   finding.code = "scaler.step(optimizer, max_norm=1.0)";
@@ -320,20 +361,23 @@ std::optional<Finding> no_scaler_needed(const RunFacts& run) {
 const std::vector<Rule>& rules() {
   static const std::vector<Rule> list = {
       {{"forward-overflow",
-        "the loss is inf or NaN in 3 steps in a row; or gradients are NaN, never inf, until the "
-        "run "
-        "ends, while the scale falls to a thousandth",
+        "the loss is inf or NaN in 3 steps in a row; or gradients are until the run ends, while "
+        "the scale falls to a millionth (to 2^-16 from the start), or a thousandth if never inf",
         "the range watch and FP32 for the module it names, or BF16; no loss scale helps"},
        forward_overflow,
-       {"skips-in-row", "at-floor"}},
+       {"bad-batches", "skips-in-row", "at-floor"}},
       {{"same-step", "the same step gives NaN before and after every resume",
         "inspect the data of that step"},
        same_step,
-       {}},
+       {"bad-batches"}},
+      {{"bad-batches",
+        "5 steps and 0.5 % of all gave NaN, not inf, at a scale with room for 3 doublings, or a "
+        "loss that is inf or NaN, but not in a row",
+        "inspect the data of those steps"},
+       bad_batches},
       {{"at-floor",
         "gradients overflow at the smallest scale of the policy: the run ends there, or 3 steps "
-        "and "
-        "2 % of all are skipped; also at a static scale",
+        "and 2 % of all are skipped; also at a static scale, if the last 5 steps are",
         "`--loss-scale headroom`, whose floor is 2^-24, or a smaller `min_scale`"},
        at_floor,
        {"skips-in-row"}},
@@ -341,8 +385,7 @@ const std::vector<Rule>& rules() {
         "5 steps in a row are skipped (times `hysteresis`), later than 10 steps after the first "
         "applied one",
         "clip the gradients, lower the learning rate"},
-       skips_in_row,
-       {}},
+       skips_in_row},
       {{"at-ceiling",
         "the scale stays at the largest one of the policy, gradients underflow, and there is room "
         "for 3 doublings",
@@ -351,32 +394,26 @@ const std::vector<Rule>& rules() {
        {"scale-too-low"}},
       {{"scale-too-low", "gradients underflow, and there is room for 3 doublings",
         "`--loss-scale headroom`, in a short run with a higher `init_scale`"},
-       scale_too_low,
-       {}},
+       scale_too_low},
       {{"one-tensor",
         "as `no-scale-left`, and one tensor's gradients are 16 times larger than those of every "
-        "other "
-        "tensor",
+        "other tensor",
         "compute that tensor's module in FP32"},
        one_tensor,
        {"no-scale-left"}},
       {{"no-scale-left",
         "no room is left (fewer than 3 doublings, 5 with the policy `headroom`), and FP16 makes 5 "
-        "% "
-        "of the nonzero gradients zero, or 40 % zero or subnormal",
+        "% of the nonzero gradients zero, or 40 % zero or subnormal",
         "BF16, or FP32 for the layers that lose most"},
-       no_scale_left,
-       {}},
+       no_scale_left},
       {{"growth-fails",
         "5 attempts to raise the scale, at least half of them, overflow within two steps and cost "
         "2 % of all steps",
         "`--loss-scale headroom`, or a `growth_interval` of 1000 or more"},
-       growth_fails,
-       {}},
+       growth_fails},
       {{"no-scaler-needed", "a BF16 or FP32 run has a loss scale other than 1",
         "`--loss-scale none`"},
-       no_scaler_needed,
-       {}},
+       no_scaler_needed},
   };
   return list;
 }

@@ -18,7 +18,7 @@ struct Rule {
   /// The finding, without its id; nothing if the rule does not apply.
   std::optional<Finding> (*check)(const RunFacts& run);
   /// Ids of rules that describe the same trouble less well, and are silent if this one speaks.
-  std::vector<const char*> covers;
+  std::vector<const char*> covers = {};
 };
 
 /// The most important first.

@@ -191,15 +191,16 @@ __host__ __device__ int64_t blocks_for(int64_t bytes, int64_t most) {
 // The grid has a row of blocks for each tensor, as many as its largest one needs.
 template <typename T, int kMost>
 __global__ void __launch_bounds__(kThreads, kResident) ranges_kernel(const Batch<T, kMost> batch) {
-  const int64_t count = batch.count[blockIdx.y];
-  CudaRangeRow* const row = batch.row[blockIdx.y];
+  const unsigned tensor = kMost == 1 ? 0 : blockIdx.y;
+  const int64_t count = batch.count[tensor];
+  CudaRangeRow* const row = batch.row[tensor];
   const int64_t blocks = blocks_for(count * static_cast<int64_t>(sizeof(T)), gridDim.x);
   if (blockIdx.x >= blocks) return;
   __shared__ uint32_t sums[kThreads / 32];
   __shared__ unsigned long long maxima[kThreads / 32];
   Counts<T> counts;
   Special special;
-  count_elements(batch.data[blockIdx.y], count, blocks, &counts, &special);
+  count_elements(batch.data[tensor], count, blocks, &counts, &special);
   constexpr bool kIsF16 = std::is_same_v<T, f16>;
   add_sum(counts.reached[0], sums, &row->reached[0]);
   if constexpr (!kIsF16) add_sum(counts.reached[1], sums, &row->reached[1]);

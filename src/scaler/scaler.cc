@@ -74,8 +74,11 @@ std::string alarm_sentence(const AlarmReport& report, const ScalePolicy& policy)
                                       std::to_string(max_skips_in_row(policy));
   return event + ". The last culprit was " +
          (report.culprit.empty() ? "not named" : report.culprit) +
-         ". Scaling cannot help here: look for inf or nan in the data or the forward pass, lower "
-         "the learning rate, or use bf16.";
+         (policy.if_static() == nullptr || report.scale <= 1.0f
+              ? ". Scaling cannot help here: look for inf or nan in the data or the forward pass, "
+                "lower the learning rate, or use bf16."
+              : ". The scale is constant: use a smaller one or a policy that lowers it; then look "
+                "for inf or nan in the data or the forward pass.");
 }
 
 }  // namespace

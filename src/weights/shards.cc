@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <string_view>
 
 #include "files/tensor_file.h"
@@ -119,6 +120,25 @@ std::vector<Shard> shards_of_index(const std::string& path) {
   return shards;
 }
 
+// Refuses a folder without an index in which shards are missing, by their names
+// ("model-00001-of-00003.safetensors"): a verdict on the rest would be none on the checkpoint.
+void check_complete(const std::string& folder, const std::vector<std::string>& files) {
+  static const std::regex kShard("(.*)-[0-9]{5}-of-([0-9]{5})[.]safetensors");
+  std::map<std::pair<std::string, std::string>, size_t> found;  // by name and number of shards
+  for (const std::string& file : files) {
+    const std::string name = fs::path(file).filename().string();
+    std::smatch parts;
+    if (std::regex_match(name, parts, kShard)) ++found[{parts[1], parts[2]}];
+  }
+  for (const auto& [shards, count] : found) {
+    if (count >= std::stoul(shards.second)) continue;
+    throw Error(ErrorCode::kFile, "Folder '" + folder + "' has " + std::to_string(count) +
+                                      " of the " + std::to_string(std::stoul(shards.second)) +
+                                      " shards of " + files::in_quotes(shards.first) +
+                                      "; name the files to inspect only these.");
+  }
+}
+
 std::vector<Shard> shards_of_folder(const std::string& path) {
   std::vector<std::string> indices, files;
   std::error_code error;
@@ -136,6 +156,7 @@ std::vector<Shard> shards_of_folder(const std::string& path) {
   if (files.empty()) {
     throw Error(ErrorCode::kFile, "There is no safetensors file in the folder '" + path + "'.");
   }
+  check_complete(path, files);
   std::sort(files.begin(), files.end());
   std::vector<Shard> shards;
   for (const std::string& file : files) shards.push_back({file, {}});

@@ -113,6 +113,11 @@ def test_report_prints_and_shows_the_advice(temp):
             shown = browser.run("document.querySelector('section.advice').innerText")
             check(shown.startswith("Advice") and text in shown, shown)
             check(browser.problems() == [], browser.problems())
+        browser.open(f"{temp}/report.html")  # of both runs: which one the advice is for, and how much there is for each
+        heading = browser.run("document.querySelector('section.advice h2').innerText")
+        counts = browser.run("[...document.querySelectorAll('table')][0].innerText")
+        check(heading.startswith("Advice on mlp fp"), heading)
+        check(sorted(line.split("\t")[-1] for line in counts.splitlines() if "mlp" in line) == ["1", "\u2013"], counts)
 
 
 def test_folders_without_runs_and_missing_arguments_are_refused(temp):
@@ -120,7 +125,7 @@ def test_folders_without_runs_and_missing_arguments_are_refused(temp):
         result = subprocess.run([PROGRAM, "diagnose", *arguments], capture_output=True, text=True)
         check(result.returncode == 2 and result.stdout == "", result)
     result = subprocess.run([PROGRAM, "diagnose", "--rules"], capture_output=True, text=True)
-    check(result.returncode == 0 and result.stdout.count("\n") == 12, result)
+    check(result.returncode == 0 and result.stdout.count("\n") == 13, result)
 
 
 run_tests(globals())

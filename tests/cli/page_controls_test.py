@@ -151,7 +151,7 @@ def test_values_and_pictures_can_be_saved(temp):
     quoted = "\"'=run, \"\"x\"\"\""
     check(rows == ["run,step,loss,skipped", f"{quoted},1,1.5,0", f"{quoted},2,2.5,0", f"{quoted},3,,1", "b,1,7,0", ""],
           rows)
-    check(saved(temp, "csv-runs0", "runs-runs.csv").startswith(b"run,ended,steps,skipped,time\r\n"), "runs")
+    check(saved(temp, "csv-runs0", "runs-runs.csv").startswith(b"run,ended,steps,skipped,time,advice\r\n"), "runs")
     rows = saved(temp, "csv-layers", "runs-layers.csv").decode().split("\r\n")
     check(rows[0] == "layer,lost in FP16,subnormal,exactly zero,largest,room" and rows[1].startswith("w,0,0,0,2,14.99929"),
           rows)

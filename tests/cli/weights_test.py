@@ -91,6 +91,15 @@ def test_an_index_stands_for_its_shards(temp):
           and "\x1b" not in result.stderr, result)
 
 
+def test_a_folder_in_which_shards_are_missing_gets_no_verdict(temp):
+    first = write(f"{temp}/model-00001-of-00002.safetensors", {"x": floats(1.0)})
+    result = run(temp)
+    check(result.returncode == 2 and "has 1 of the 2 shards of 'model'" in result.stderr, result)
+    check(run(first).returncode == 0, "a file that is named")
+    write(f"{temp}/model-00002-of-00002.safetensors", {"y": floats(7e4)})
+    check(run(temp).returncode == 3, "both shards")
+
+
 def test_damaged_files_are_refused(temp):
     path = write(f"{temp}/a.safetensors", {"w": floats(*[1.0] * 100)})
     with open(path, "rb") as file:

@@ -175,6 +175,59 @@ TEST(Diagnose, LossThatIsNeverRecordedIsNoFailure) {
             "forward-overflow");
 }
 
+TEST(Diagnose, SkipsOfALoopThatNeverRecordsItsLossAreNoFailureOfForward) {
+  Recorded search("megatron");
+  for (int i = 0; i < 18; ++i) search.skip(std::ldexp(0x1p32, -i), 1, 0, kNan);
+  EXPECT_EQ(search.steps(300, 16384, 16384, kNan).found(), "");
+  Recorded stuck("static:65536");
+  stuck.steps(100, 65536, 16384, kNan);
+  for (int i = 0; i < 9; ++i) stuck.skip(65536, 1, 0, kNan);
+  EXPECT_EQ(stuck.found(), "at-floor");
+  Recorded broken("none");
+  for (int i = 0; i < 9; ++i) broken.skip(1, 0, 5, kNan);
+  EXPECT_EQ(broken.found(), "forward-overflow");
+}
+
+TEST(Diagnose, InfiniteGradientsAtScalesThatAreSmallEnoughAreNoMatterOfTheScale) {
+  const auto with = [](int applied, int from, int to) {
+    Recorded run("torch");
+    run.steps(applied, std::ldexp(1.0, from));
+    for (int exponent = from; exponent >= to; --exponent) run.skip(std::ldexp(1.0, exponent));
+    return run.found();
+  };
+  EXPECT_EQ(with(500, 16, -4), "forward-overflow");
+  EXPECT_EQ(with(500, 16, 0), "skips-in-row");
+  EXPECT_EQ(with(0, 16, -16), "forward-overflow") << "from the first step on";
+  EXPECT_EQ(with(0, 32, -4), "") << "the loss may be a large sum";
+}
+
+TEST(Diagnose, StepsThatFailFarFromOverflowHaveBadBatches) {
+  const auto with = [](int times, double largest, int64_t infs, double loss) {
+    Recorded run("torch");
+    for (int i = 0; i < times; ++i) run.steps(20, 1024, largest).skip(1024, infs, 5, loss);
+    return run.steps(20, 1024, largest).diagnosis();
+  };
+  const Diagnosis bad = with(8, 1024, 0, 1.0);
+  ASSERT_EQ(bad.findings.at(0).rule, "bad-batches");
+  EXPECT_EQ(
+      bad.findings[0].problem.substr(0, 87),
+      "8 of 188 steps gave NaN at a scale that was not too high (steps 21, 42, 63, ...): their");
+  EXPECT_EQ(with(8, 32768, 1, kNan).findings.at(0).rule, "bad-batches") << "the loss is NaN";
+  EXPECT_TRUE(with(8, 32768, 0, 1.0).findings.empty()) << "the scale may be too high";
+  EXPECT_TRUE(with(8, 1024, 1, 1.0).findings.empty()) << "inf is the sign of a high scale";
+  EXPECT_TRUE(with(4, 1024, 0, 1.0).findings.empty());
+  Recorded rare("torch");
+  for (int i = 0; i < 8; ++i) rare.steps(300, 1024, 1024).skip(1024, 0, 5);
+  EXPECT_EQ(rare.found(), "");
+}
+
+TEST(Diagnose, RunWithoutAnAppliedStepIsNotCalledHealthy) {
+  Recorded run("torch");
+  for (int i = 0; i < 14; ++i) run.skip(std::ldexp(65536.0, -i));
+  EXPECT_EQ(run.diagnosis().summary,
+            "This run cannot be judged yet: none of its 14 steps was applied.");
+}
+
 TEST(Diagnose, NanGradientsAtEveryScaleAreNoMatterOfTheScale) {
   const auto with = [](int64_t infs, int falls, bool recovers) {
     Recorded run("dynamic");
@@ -220,6 +273,10 @@ TEST(Diagnose, FloorIsNamedWhereGradientsOverflowAtIt) {
   for (int i = 0; i < 20; ++i) run.steps(4, 65536).skip(65536);
   EXPECT_EQ(run.found(), "at-floor");
   EXPECT_EQ(Recorded("static:65536").steps(300, 65536).skip(65536).steps(9, 65536).found(), "");
+  Recorded stuck("static:65536");  // far less than 2 % of the steps, but they are the last ones
+  stuck.steps(1000, 65536);
+  for (int i = 0; i < 5; ++i) stuck.skip(65536);
+  EXPECT_EQ(stuck.found(), "at-floor");
 }
 
 TEST(Diagnose, SkipsInARowCountAfterWarmUpOnly) {

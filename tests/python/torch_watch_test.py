@@ -1,6 +1,5 @@
-"""The range watch and keep_fp32."""
+"""The range watch."""
 
-import copy
 import gc
 import io
 import os
@@ -16,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
-from watch_faults import FAULTS, Block, Fault, Transformer, gate_times_up, tokens, under_autocast
+from watch_faults import FAULTS, Block, Fault, Transformer, tokens, under_autocast, watched
 
 import headroom
 import headroom.torch
@@ -37,14 +36,6 @@ def nothing_left_over():
     before = left_over()
     yield
     assert left_over() == before
-
-
-def watched(model, step):
-    watch = headroom.torch.watch(model, every=1)
-    step()
-    report = watch.report()
-    watch.remove()
-    return report
 
 
 def labels(report, backward=False):
@@ -370,48 +361,6 @@ def test_fsdp2_parameters_have_their_names(tmp_path):
         assert str(watched(model, train(model, batch())).first_bad) == "parameter b.mlp.up.weight"
     finally:
         dist.destroy_process_group()
-
-
-def test_islands_cure_the_overflow_and_can_be_removed():
-    model, step = gate_times_up(DEVICE)
-    names, kept = [], []
-    report = watched(model, step)
-    while report.first_bad is not None and len(kept) < 4:  # behind the first overflow there may be others
-        names += report.islands()
-        kept.append(headroom.torch.keep_fp32(model, report.islands()))
-        report = watched(model, step)
-    assert report.first_bad is None and names == ["blocks.1.mlp", "head"]
-    forward = [row for row in report.rows if row.module.startswith("blocks.1.mlp") and not row.backward]
-    assert forward and all(row.dtype == "f32" for row in forward)
-    for islands in kept:
-        islands.remove()
-    assert str(watched(model, step).first_bad) == "blocks.1.mlp: mul"
-    assert "forward" not in model.blocks[1].mlp.__dict__
-
-
-def test_kept_modules_can_be_copied_nested_and_cast_back():
-    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2))).to(DEVICE)
-    x = torch.ones(1, 2, device=DEVICE, dtype=torch.float16)
-    inner = headroom.torch.keep_fp32(model, ["1.0"])
-    outer = headroom.torch.keep_fp32(model, ["1", "1.0"], cast_outputs=True)
-    twin = copy.deepcopy(model)
-    nn.init.zeros_(model[1][0].weight)
-    with torch.autocast(DEVICE, torch.float16):
-        assert model(x).dtype == twin(x).dtype == torch.float16
-        assert not torch.equal(model(x), twin(x))  # the copy has its own weights
-        outer.remove()
-        assert model(x).dtype == torch.float32
-        inner.remove()
-        assert model(x).dtype == torch.float16
-
-
-def test_keep_fp32_refuses_unknown_names_and_16_bit_parameters():
-    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).half()).to(DEVICE)
-    with pytest.raises(headroom.Error, match="no module 'head'"):
-        headroom.torch.keep_fp32(model, ["0", "head"])
-    with pytest.raises(headroom.Error, match=r"1\.weight is a 16-bit parameter"):
-        headroom.torch.keep_fp32(model, ["0", "1"])
-    assert "forward" not in model[0].__dict__
 
 
 @pytest.mark.skipif(DEVICE != "cpu" or not torch.__version__.startswith("2.11"), reason="recorded on the CPU, torch 2.11")

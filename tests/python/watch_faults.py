@@ -13,6 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import headroom
+import headroom.torch
+
 Step = Callable[[], None]
 
 
@@ -33,6 +36,15 @@ def fault(name: str, expected: str, inputs_finite: bool = True):
         return build
 
     return add
+
+
+def watched(model: nn.Module, step: Step) -> headroom.RangeReport:
+    """What a watch of every step finds."""
+    watch = headroom.torch.watch(model, every=1)
+    step()
+    report = watch.report()
+    watch.remove()
+    return report
 
 
 def under_autocast(model: nn.Module, device: str, *batch: torch.Tensor, scale: float = 1.0) -> Step:

@@ -73,6 +73,21 @@ TEST(Alarm, IsPassedToTheCallback) {
   EXPECT_NE(alarms[1].sentence.find("3 steps in a row were skipped, the last at a scale of 16384; "
                                     "the limit is 2"),
             std::string::npos);
+  EXPECT_NE(alarms[1].sentence.find("Scaling cannot help here"), std::string::npos);
+}
+
+TEST(Alarm, OfAConstantScaleAsksForASmallerOne) {
+  Loop loop;
+  std::string sentence;
+  GradScaler scaler(StaticScale{.scale = 1024.0f, .max_skips_in_row = 2},
+                    {.on_alarm = [&](const AlarmReport& alarm) { sentence = alarm.sentence; }});
+  for (int i = 0; i < 2; ++i) {
+    loop.backward(scaler.scale(1.0f), kInf);
+    scaler.step(loop.optimizer);
+    scaler.update();
+  }
+  EXPECT_NE(sentence.find("The scale is constant: use a smaller one"), std::string::npos);
+  EXPECT_EQ(sentence.find("Scaling cannot help"), std::string::npos);
 }
 
 }  // namespace

@@ -104,20 +104,21 @@ function compareTable(group, index) {
       value(run, key) === undefined ? '\u2013' : result(key, value(run, key));
   const columns = [
     ['run'], ['ended'], ...keys.map(key => [label(key), 'n']), ['steps', 'n'], ['skipped', 'n'],
-    ['time', 'n']
+    ['time', 'n'], ['advice', 'n']
   ];
-  const rows = runs.map(run => ({
-                          on: run === data.runs[view.run],
-                          keys: [
-                            run.name, run.end, ...keys.map(key => value(run, key)), run.count,
-                            run.skipped, run.seconds
-                          ],
-                          cells: [
-                            pickButton(run.name, run.place, () => choose(data.runs.indexOf(run))),
-                            ending(run, true), ...keys.map(key => text(run, key)), count(run.count),
-                            count(run.skipped), time(run.seconds)
-                          ]
-                        }));
+  const rows =
+      runs.map(run => ({
+                 on: run === data.runs[view.run],
+                 keys: [
+                   run.name, run.end, ...keys.map(key => value(run, key)), run.count, run.skipped,
+                   run.seconds, run.advice.findings.length
+                 ],
+                 cells: [
+                   pickButton(run.name, run.place, () => choose(data.runs.indexOf(run))),
+                   ending(run, true), ...keys.map(key => text(run, key)), count(run.count),
+                   count(run.skipped), time(run.seconds), run.advice.findings.length || '\u2013'
+                 ]
+               }));
   return h(
       'section', {},
       heading2(
@@ -176,8 +177,8 @@ function render() {
   drawHead(run, many);
   const groups = [...new Set(data.runs.map(one => one.group))];
   document.getElementById('main').replaceChildren(
-      ...[leftOut(), many ? groups.map(compareTable) : [], advice(run), facts(run), notes(run),
-          charts(run), layerSection(run)]
+      ...[leftOut(), many ? groups.map(compareTable) : [], advice(run, many), facts(run),
+          notes(run), charts(run), layerSection(run)]
           .flat()
           .filter(Boolean),
       h('footer', {},
