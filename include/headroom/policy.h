@@ -65,8 +65,8 @@ struct DynamicScale {
   bool late = false;
   /// A shrink that would reach min_scale leaves the scale unchanged, as in fairseq.
   bool stay_above_min = false;
-  /// A small scale doubles on a schedule besides, as in icefall: below 2 in every 25th step, below
-  /// 8 in every 100th, below 32 in every 400th, counted from the first step.
+  /// In addition, a small scale doubles on a schedule, as in icefall: below 2 in every 25th step,
+  /// below 8 in every 100th, below 32 in every 400th, counted from the first step.
   bool double_when_small = false;
 };
 

@@ -18,7 +18,7 @@ class MagnitudeCounter {
   explicit MagnitudeCounter(DType dtype);
   /// `count` elements at `data`, of any alignment.
   void add(const void* data, int64_t count);
-  /// Adds everything so far to `out` and starts anew.
+  /// Adds all counts so far to `out` and resets them.
   void finish(Magnitudes* out);
 
  private:

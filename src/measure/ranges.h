@@ -5,11 +5,15 @@
 #include <headroom/ranges.h>
 
 #include <cstdint>
+#include <type_traits>
 #include <vector>
 
 #include "core/element.h"
 
 namespace headroom::internal {
+
+// The same bytes on the host and on devices.
+static_assert(std::is_trivially_copyable_v<RangeStats>);
 
 /// Magnitudes of T, as bits, from which on a number fares better in FP16: it does not become zero;
 /// is normal; overflows. 2^-25 itself becomes zero, 65520 becomes inf.

@@ -5,10 +5,14 @@
 #include <headroom/measure.h>
 
 #include <cmath>
+#include <type_traits>
 
 #include "core/element.h"
 
 namespace headroom::internal {
+
+// The same bytes on the host, on devices and in reports.
+static_assert(std::is_trivially_copyable_v<GradStats>);
 
 /// If the largest magnitude of a block, as bits, is zero or in [kTooSmall, kTooLarge), the squares
 /// of the block can be added without care: none overflows, and what underflows is far below the

@@ -54,7 +54,8 @@ void add_counts(const WeightTensor& from, WeightTensor* to) {
   to->fp16.overflow += from.fp16.overflow;
 }
 
-// A file with a format that is easily taken for safetensors gets a sentence of its own.
+// PyTorch's own formats are often given the name of a safetensors file. They are not read, because
+// unpickling runs code.
 void refuse_other_formats(const files::File& file) {
   const std::string magic = file.read_text(0, std::min<uint64_t>(file.size(), 4));
   if (magic.starts_with("PK\x03\x04") || magic.starts_with("\x80\x02")) {
@@ -64,6 +65,7 @@ void refuse_other_formats(const files::File& file) {
   }
 }
 
+// A shard that lacks a tensor of its index is not the one that the checkpoint was saved with.
 void check_promises(const files::File& file, const files::Contents& contents,
                     const std::vector<std::string>& promised) {
   std::set<std::string_view> names;
@@ -76,6 +78,8 @@ void check_promises(const files::File& file, const files::Contents& contents,
   }
 }
 
+// One weight that becomes inf breaks every result computed from it; a few that become zero do not
+// matter, because each was far smaller than the others.
 bool damaged(const WeightTensor& tensor, double lose) {
   return tensor.fp16.overflow > 0 || share(tensor.fp16.flushed, tensor.nonzero()) > lose;
 }

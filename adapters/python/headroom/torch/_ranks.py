@@ -71,7 +71,7 @@ def _block_of(name: str, parameter: torch.Tensor, named: bool, rank: int) -> tup
     dtensor: Any = parameter
     mesh = dtensor.device_mesh
     shape, offset = compute_local_shape_and_global_offset(dtensor.shape, mesh, dtensor.placements)
-    # Names from the model tell parameters apart. Without them two meshes may be two stages of a pipeline.
+    # Names from the model distinguish parameters. Without them two meshes may be two stages of a pipeline.
     place = () if named else tuple(mesh.mesh.flatten().tolist())
     return (name, tuple(offset), tuple(shape), *place)
 

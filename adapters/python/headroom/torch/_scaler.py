@@ -250,7 +250,7 @@ class GradScaler(torch.amp.GradScaler):
         return result
 
     def _bound(self, optimizer: torch.optim.Optimizer) -> Any:
-        """What the core knows the optimizer by."""
+        """The object that represents the optimizer in the core."""
         if self._ranks is not None and optimizer not in self._counted:
             self._counted[optimizer] = self._join(optimizer)
         core: Any
