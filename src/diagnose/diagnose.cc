@@ -23,6 +23,13 @@ std::string healthy_summary(const RunFacts& run) {
   if (run.applied == 0) {
     return "This run cannot be judged yet: none of its " + steps + " steps was applied.";
   }
+  const auto settled = run.steps.begin() + static_cast<std::ptrdiff_t>(run.settled);
+  const auto late = std::count_if(settled, run.steps.end(),
+                                  [](const HistoryStep& step) { return !step.applied; });
+  if (20 * late >= static_cast<std::ptrdiff_t>(run.steps.size())) {
+    return "No rule explains why " + std::to_string(skipped) + " of " + steps +
+           " steps were skipped; look at their culprits in the report.";
+  }
   std::string text = "Nothing is wrong: " + (skipped == 0 ? "none" : std::to_string(skipped)) +
                      " of " + steps + (skipped <= 1 ? " steps was skipped" : " steps were skipped");
   if (run.narrow() && run.scales()) {

@@ -17,6 +17,8 @@ constexpr double kTinyScale = 0x1p-16;   // at which only infinite gradients ove
 
 const char* const kUseHeadroom = "--loss-scale headroom";
 const char* const kUseHeadroomCode = "GradScaler(policy=\"headroom\")";
+const char* const kClip = "--clip 1";
+const char* const kClipCode = "scaler.step(optimizer, max_norm=1.0)";
 
 std::string count_text(size_t count, const std::string& noun) {
   return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
@@ -101,7 +103,7 @@ std::optional<Finding> forward_overflow(const RunFacts& run) {
     finding.change =
         "Lower the learning rate, and look for a division by 0 or a logarithm of 0; the range "
         "watch names the first operation that fails.";
-    finding.command = "--clip 1";
+    finding.command = kClip;
     finding.code = "watch = headroom.torch.watch(model)  # later: print(watch.report())";
   }
   return finding;
@@ -143,7 +145,9 @@ std::optional<Finding> bad_batches(const RunFacts& run) {
   std::vector<std::string> at;
   for (const SkipStreak& streak : run.streaks) {
     if (streak.begin < run.settled || streak.length() >= kManySkips) continue;
-    if (blames_batch(run, streak.begin)) at.push_back(std::to_string(run.steps[streak.begin].step));
+    for (size_t i = streak.begin; i < streak.end; ++i) {
+      if (blames_batch(run, i)) at.push_back(std::to_string(run.steps[i].step));
+    }
   }
   if (at.size() < 5 || 200 * at.size() < run.steps.size()) return std::nullopt;
   Finding finding;
@@ -179,6 +183,16 @@ std::optional<Finding> at_floor(const RunFacts& run) {
                     scale_text(floor) +
                     (constant ? ", which is constant" : ", the policy's floor") +
                     ": the scale would have to be smaller.";
+  const double settled = run.settled < run.steps.size() ? run.steps[run.settled].scale : floor;
+  if (settled >= kFarBelow * floor) {
+    finding.problem += " It had settled at " + scale_text(settled) + ": the gradients have grown.";
+    finding.change =
+        "Lower the learning rate and clip the gradients: a smaller min_scale would only keep the "
+        "run alive a little longer.";
+    finding.command = kClip;
+    finding.code = kClipCode;
+    return finding;
+  }
   finding.change = constant ? "Let the scale follow the gradients."
                             : "Use the policy whose floor is 2^-24, or a smaller min_scale.";
   finding.command = kUseHeadroom;
@@ -202,8 +216,8 @@ std::optional<Finding> skips_in_row(const RunFacts& run) {
       steps + " were skipped in a row, after the scale had settled at " + scale_text(first) +
       (last < first ? ", and lowering it to " + scale_text(last) + " did not help." : ".");
   finding.change = "Clip the gradients, and lower the learning rate or lengthen its warm-up.";
-  finding.command = "--clip 1";
-  finding.code = "scaler.step(optimizer, max_norm=1.0)";
+  finding.command = kClip;
+  finding.code = kClipCode;
   return finding;
 }
 
@@ -371,14 +385,14 @@ const std::vector<Rule>& rules() {
        same_step,
        {"bad-batches"}},
       {{"bad-batches",
-        "5 steps and 0.5 % of all gave NaN, not inf, at a scale with room for 3 doublings, or a "
-        "loss that is inf or NaN, but not in a row",
+        "5 steps and 0.5 % of all gave a loss that is inf or NaN, or gradients that are NaN, not "
+        "inf, at a scale with room for 3 doublings; fewer than 5 of them in a row",
         "inspect the data of those steps"},
        bad_batches},
       {{"at-floor",
         "gradients overflow at the smallest scale of the policy: the run ends there, or 3 steps "
         "and 2 % of all are skipped; also at a static scale, if the last 5 steps are",
-        "`--loss-scale headroom`, whose floor is 2^-24, or a smaller `min_scale`"},
+        "`--loss-scale headroom`, with a floor of 2^-24; clipping if the scale fell by 2^10"},
        at_floor,
        {"skips-in-row"}},
       {{"skips-in-row",

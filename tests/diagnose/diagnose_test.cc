@@ -216,9 +216,39 @@ TEST(Diagnose, StepsThatFailFarFromOverflowHaveBadBatches) {
   EXPECT_TRUE(with(8, 32768, 0, 1.0).findings.empty()) << "the scale may be too high";
   EXPECT_TRUE(with(8, 1024, 1, 1.0).findings.empty()) << "inf is the sign of a high scale";
   EXPECT_TRUE(with(4, 1024, 0, 1.0).findings.empty());
+  Recorded pairs("torch");
+  for (int i = 0; i < 4; ++i) pairs.steps(40, 1024).skip(1024, 1, 2, kNan).skip(512, 1, 2, kNan);
+  EXPECT_EQ(pairs.steps(40, 64).found(), "bad-batches");
   Recorded rare("torch");
   for (int i = 0; i < 8; ++i) rare.steps(300, 1024, 1024).skip(1024, 0, 5);
   EXPECT_EQ(rare.found(), "");
+}
+
+TEST(Diagnose, GradientsThatHaveGrownToTheFloorAreClipped) {
+  const auto with = [](int first) {
+    Recorded run("dynamic");
+    run.steps(100, std::ldexp(1.0, first));
+    for (int exponent = first; exponent > 0; exponent -= 2) {
+      run.skip(std::ldexp(1.0, exponent)).skip(std::ldexp(1.0, exponent - 1));
+      run.steps(50, std::ldexp(1.0, exponent - 2));
+    }
+    return run.skip(1.0).diagnosis();
+  };
+  ASSERT_EQ(with(12).findings.at(0).rule, "at-floor");
+  EXPECT_EQ(with(12).findings[0].command, "--clip 1");
+  EXPECT_EQ(with(4).findings.at(0).command, "--loss-scale headroom");
+}
+
+TEST(Diagnose, RunThatSkipsManyStepsForNoKnownReasonIsNotCalledHealthy) {
+  const auto summary = [](int between) {
+    Recorded run("dynamic");
+    for (int i = 0; i < 12; ++i) run.steps(between, 1024, 512).skip(1024);
+    return run.diagnosis().summary;
+  };
+  EXPECT_EQ(summary(10),
+            "No rule explains why 12 of 132 steps were skipped; look at their culprits in the "
+            "report.");
+  EXPECT_EQ(summary(40).substr(0, 17), "Nothing is wrong:");
 }
 
 TEST(Diagnose, RunWithoutAnAppliedStepIsNotCalledHealthy) {

@@ -13,5 +13,7 @@ function advice(run, many) {
       finding.code ? h('code', {}, finding.code) : null);
   return h(
       'section', {class: 'advice'}, h('h2', {}, many ? 'Advice on ' + run.name : 'Advice'),
-      findings.length ? h('ol', {}, findings.map(item)) : h('p', {class: 'fine'}, powers(summary)));
+      findings.length ?
+          h('ol', {}, findings.map(item)) :
+          h('p', {class: summary.startsWith('Nothing') ? 'fine' : ''}, powers(summary)));
 }
