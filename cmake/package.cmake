@@ -1,0 +1,16 @@
+# A Debian package of what is installed: cpack --config build/release/CPackConfig.cmake (scripts/package-test).
+set(CPACK_GENERATOR DEB)
+set(CPACK_PACKAGE_NAME headroom)
+set(CPACK_PACKAGE_VENDOR "The Headroom authors")
+set(CPACK_PACKAGE_CONTACT "The Headroom authors")
+set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "${PROJECT_DESCRIPTION}")
+set(CPACK_PACKAGE_DIRECTORY ${PROJECT_BINARY_DIR}/packages)
+set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
+set(CPACK_RESOURCE_FILE_LICENSE ${PROJECT_SOURCE_DIR}/LICENSE)
+set(CPACK_RESOURCE_FILE_README ${PROJECT_SOURCE_DIR}/README.md)
+set(CPACK_STRIP_FILES ON)
+set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
+set(CPACK_DEBIAN_PACKAGE_SECTION libdevel)
+set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)  # the packages of the libraries that ours are linked with
+set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${PROJECT_BINARY_DIR}/lib)
+include(CPack)
