@@ -81,7 +81,9 @@ void add_bench(CLI::App& app, Action* action) {
   CLI::Option* const libtorch =
       command->add_flag("--libtorch", options->libtorch,
                         "compare whole steps through LibTorch with its own calls instead");
-  command->add_option("--filter", options->settings.filter, "only figures whose name contains this (default: all)")
+  command
+      ->add_option("--filter", options->settings.filter,
+                   "only figures whose name contains this (default: all)")
       ->excludes(libtorch);
   command
       ->add_option("--megabytes", options->settings.megabytes,

@@ -15,7 +15,8 @@ inline constexpr std::pair<std::string_view, std::string_view> kExamples[] = {
      "  headroom train mlp --loss-scale torch --watch   torch's rule; live report in the browser\n"
      "  headroom train cnn --precision bf16 --opt-level O2\n"},
     {"compare",
-     "  headroom compare                                field and lm; headroom-compare/report.html\n"
+     "  headroom compare                                field and lm; "
+     "headroom-compare/report.html\n"
      "  headroom compare gpt --seeds 3 --out cmp\n"},
     {"report",
      "  headroom report runs/a                          writes runs/a/report.html\n"
@@ -34,7 +35,8 @@ inline constexpr std::pair<std::string_view, std::string_view> kExamples[] = {
     {"state", "  python -m headroom state checkpoint.pt --to megatron\n"},
     {"bench",
      "  headroom bench --filter adamw                   figures whose name contains adamw\n"
-     "  headroom bench --libtorch                       whole steps, beside LibTorch's own calls\n"},
+     "  headroom bench --libtorch                       whole steps, beside LibTorch's own "
+     "calls\n"},
     {"completion", "  eval \"$(headroom completion bash)\"\n"},
 };
 

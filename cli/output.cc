@@ -67,8 +67,8 @@ void print_text(const std::string& text) noexcept {
 
 std::string shell_word(const std::string& word) {
   const auto plain = [](unsigned char c) {
-    return std::isalnum(c) != 0 || std::string_view("_-./+:,=@%").find(static_cast<char>(c)) !=
-                                       std::string_view::npos;
+    return std::isalnum(c) != 0 ||
+           std::string_view("_-./+:,=@%").find(static_cast<char>(c)) != std::string_view::npos;
   };
   if (!word.empty() && std::all_of(word.begin(), word.end(), plain)) return word;
   std::string quoted = "'";

@@ -9,7 +9,8 @@
 
 namespace headroom::cli {
 
-/// The arguments without the program. "help" and "help COMMAND" become "--help" and "COMMAND --help".
+/// The arguments without the program. "help" and "help COMMAND" become "--help" and "COMMAND
+/// --help".
 std::vector<std::string> read_arguments(int argc, char** argv);
 
 /// Parses the arguments and runs the named command. Returns the exit status.

@@ -82,8 +82,8 @@ std::string did_you_mean(std::string_view word, const std::vector<std::string>& 
 std::string not_one_of(std::string_view option, std::string_view value,
                        const std::vector<std::string>& allowed) {
   if (std::find(allowed.begin(), allowed.end(), value) != allowed.end()) return "";
-  return fmt::format("{} is '{}'; it must be one of {}.{}", option, value,
-                     fmt::join(allowed, ", "), did_you_mean(value, allowed));
+  return fmt::format("{} is '{}'; it must be one of {}.{}", option, value, fmt::join(allowed, ", "),
+                     did_you_mean(value, allowed));
 }
 
 CLI::Validator one_of(const std::vector<std::string>& allowed) {

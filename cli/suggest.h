@@ -11,12 +11,12 @@
 
 namespace headroom::cli {
 
-/// " Did you mean 'train'?" if a candidate differs from the word by case, by one or two typing errors,
-/// or continues it; otherwise an empty text.
+/// " Did you mean 'train'?" if a candidate differs from the word by case, by one or two typing
+/// errors, or continues it; otherwise an empty text.
 std::string did_you_mean(std::string_view word, const std::vector<std::string>& candidates);
 
-/// "--precision is 'FP16'; it must be one of fp16, bf16. Did you mean 'fp16'?", or an empty text if the
-/// value is allowed.
+/// "--precision is 'FP16'; it must be one of fp16, bf16. Did you mean 'fp16'?", or an empty text if
+/// the value is allowed.
 std::string not_one_of(std::string_view option, std::string_view value,
                        const std::vector<std::string>& allowed);
 
@@ -38,7 +38,8 @@ std::vector<std::string> option_names(const CLI::App& command);
 /// Why the first argument is not a command, or an empty text if it is one, or an option.
 std::string unknown_command(const CLI::App& app, const std::vector<std::string>& arguments);
 
-/// Which option is unknown, if that is why the parser refused the arguments; otherwise an empty text.
+/// Which option is unknown, if that is why the parser refused the arguments; otherwise an empty
+/// text.
 std::string unknown_option(const CLI::App& app);
 
 }  // namespace headroom::cli

@@ -9,6 +9,7 @@ import posixpath
 import re
 import subprocess
 
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -57,6 +58,8 @@ def runtime_doc(module: str, name: str, member: str = "") -> str | None:
 
 def entry(module: str, name: str, node: ast.AST, compiled: bool) -> str:
     doc = runtime_doc(module, name) if compiled else ast.get_docstring(node)  # type: ignore[arg-type]
+    if not doc and not compiled:
+        raise PluginError(f"{module}.{name} has no docstring")
     if isinstance(node, ast.FunctionDef):
         return f"### {name}\n\n`{name}{signature(node)}`\n\n{documented(doc)}\n\n"
     assert isinstance(node, ast.ClassDef)

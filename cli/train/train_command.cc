@@ -220,10 +220,9 @@ void add_training_options(CLI::App& command, TrainConfig* config) {
           "Training data: a PNG (field), a text file (lm, gpt), a folder of IDX files (mlp, cnn) "
           "(default: built in)")
       ->type_name("PATH");
-  command.add_option(
-      "--opt-level", config->opt_level,
-      "O0: FP32, O1: autocast, O2: 16-bit model with FP32 masters and norms, "
-      "O3: all 16-bit (default: O1, for fp32 O0)");
+  command.add_option("--opt-level", config->opt_level,
+                     "O0: FP32, O1: autocast, O2: 16-bit model with FP32 masters and norms, "
+                     "O3: all 16-bit (default: O1, for fp32 O0)");
   command.add_option("--optimizer", config->optimizer, "sgd, adam or adamw (default: the model's)");
   command.add_option("--lr", config->lr, "Learning rate (default: the model's)");
   command.add_option("--schedule", config->schedule, "cosine or constant (default: the model's)");
@@ -237,7 +236,8 @@ void add_training_options(CLI::App& command, TrainConfig* config) {
   command.add_option("--fake-quant", config->fake_quant,
                      "int8: train with fake-quantized linear layers (default: none)");
   command.add_option("--width", config->width, "Width of the layers (default: the model's)");
-  command.add_option("--depth", config->depth, "Number of hidden layers or blocks (default: the model's)");
+  command.add_option("--depth", config->depth,
+                     "Number of hidden layers or blocks (default: the model's)");
   command.add_option("--context", config->context, "Context length of gpt in bytes (default: 64)");
   command.add_option("--device", config->device, "cpu or cuda")->capture_default_str();
   command.add_option("--layers", config->layers,
@@ -261,7 +261,9 @@ void add_train(CLI::App& app, Action* action) {
       "--loss-scale", config->loss_scale,
       "none, static:S, dynamic or a preset listed by replay --help (default: headroom for fp16, "
       "otherwise none)");
-  command->add_option("--out", config->out, "Folder for history, report, plots and checkpoints (default: nothing is written)");
+  command->add_option(
+      "--out", config->out,
+      "Folder for history, report, plots and checkpoints (default: nothing is written)");
   command->add_flag("--resume", config->resume,
                     "Resume the run in --out from its newest valid checkpoint; omitted settings "
                     "are taken from that run");

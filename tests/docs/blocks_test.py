@@ -5,7 +5,8 @@ says why not.
 - Python programs with their output: run by tests/python/torch_examples_test.py.
 - Programs in C++, C and other languages, with their CMake files: built and run by tests/package/package_test.sh.
 - C++ fragments with a comment `compiled after`: compiled here.
-- Shell commands: here; programs and files exist, and the options of `headroom` commands are in its help.
+- Shell commands with their output: run here. Others: programs and files exist, and the options of `headroom` commands are in
+  its help.
 - All others have a comment `not run` with the reason."""
 import os
 import re
@@ -16,7 +17,7 @@ import tempfile
 
 from blocks import ROOT, Block, blocks, pages
 
-PROGRAM, COMPILER, INCLUDES = sys.argv[1:4]
+PROGRAM, COMPILER, INCLUDES = os.path.abspath(sys.argv[1]), *sys.argv[2:4]
 WITH_TRAINER = os.path.exists(os.path.join(os.path.dirname(PROGRAM), "headroom-train"))
 # Blocks of these pages are programs that the package tests build; docs/cuda.md has an example that is built with the tests.
 PROGRAMS = {"README.md", "docs/cpp.md", "docs/libtorch.md", "docs/scaling.md", "docs/c.md", "docs/cuda.md"}
@@ -84,6 +85,13 @@ def check(block: Block) -> str:
         assert block.page in PROGRAMS, "no test builds it"
         return "run"
     assert block.language == "sh", "neither a program nor a command"
+    if block.output is not None:
+        if block.page in PROGRAMS:
+            return "run"
+        shown = subprocess.run(["bash", "-c", block.code.replace("./run ", f"{PROGRAM} ")], cwd=ROOT, capture_output=True,
+                               text=True, timeout=60)
+        assert shown.stdout == block.output, f"prints {shown.stdout}{shown.stderr}"
+        return "run"
     for line in block.code.replace("\\\n", " ").replace("|\n", "| ").splitlines():
         check_shell(line)
     return "commands"
