@@ -1,4 +1,4 @@
-# A Debian package of what is installed: cpack --config build/release/CPackConfig.cmake (scripts/package-test).
+# A Debian package of what is installed, made by CPack: scripts/package-test deb.
 set(CPACK_GENERATOR DEB)
 set(CPACK_PACKAGE_NAME headroom)
 set(CPACK_PACKAGE_VENDOR "The Headroom authors")
