@@ -41,7 +41,7 @@ def check_headroom(words: list[str]) -> None:
     command, *rest = words
     if command == "help" or command in ("train", "compare") and not WITH_TRAINER:
         return
-    if command == "state":  # is in the Python package
+    if command in ("state", "doctor"):  # are in the Python package
         return
     known = help_of(command)
     for word in rest:
