@@ -81,16 +81,20 @@ void add_bench(CLI::App& app, Action* action) {
   CLI::Option* const libtorch =
       command->add_flag("--libtorch", options->libtorch,
                         "compare whole steps through LibTorch with its own calls instead");
-  command->add_option("--filter", options->settings.filter, "only figures whose name contains this")
+  command
+      ->add_option("--filter", options->settings.filter,
+                   "only figures whose name contains this (default: all)")
       ->excludes(libtorch);
   command
       ->add_option("--megabytes", options->settings.megabytes,
                    "size of the memory that a figure reads or writes")
       ->check(CLI::Range(64, 1 << 20))
-      ->excludes(libtorch);
+      ->excludes(libtorch)
+      ->capture_default_str();
   command
       ->add_option("--repetitions", options->settings.repetitions, "repetitions to take medians of")
-      ->check(CLI::Range(1, 10000));
+      ->check(CLI::Range(1, 10000))
+      ->capture_default_str();
   command->callback([action, options] { *action = [options] { return bench(*options); }; });
 }
 

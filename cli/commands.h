@@ -25,6 +25,7 @@ void add_replay(CLI::App& app, Action* action);
 void add_state(CLI::App& app, Action* action);
 void add_report(CLI::App& app, Action* action);
 void add_bench(CLI::App& app, Action* action);
+void add_completion(CLI::App& app, Action* action);
 
 }  // namespace headroom::cli
 

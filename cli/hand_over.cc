@@ -7,11 +7,12 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/hand_over.h"
 #include "cli/train/step_bench.h"
 
 namespace headroom::cli {
@@ -23,10 +24,8 @@ constexpr bool kHasTrainer = true;
 constexpr bool kHasTrainer = false;
 #endif
 
-std::vector<std::string> own_arguments() {
-  std::ifstream file("/proc/self/cmdline", std::ios::binary);
-  std::vector<std::string> arguments;
-  for (std::string argument; std::getline(file, argument, '\0');) arguments.push_back(argument);
+std::vector<std::string>& trainer_arguments() {
+  static std::vector<std::string> arguments;
   return arguments;
 }
 
@@ -42,7 +41,8 @@ int execute_trainer() {
   // GNU OpenMP's threads spin for milliseconds at barriers by default, which on a busy machine
   // takes time from the threads they wait for.
   if (std::getenv("OMP_WAIT_POLICY") == nullptr) setenv("GOMP_SPINCOUNT", "10000", 0);
-  std::vector<std::string> arguments = own_arguments();
+  std::vector<std::string> arguments = trainer_arguments();
+  arguments.insert(arguments.begin(), "headroom");
   std::vector<char*> pointers;
   for (std::string& argument : arguments) pointers.push_back(argument.data());
   pointers.push_back(nullptr);
@@ -57,6 +57,10 @@ void add(const char* name, const char* about, CLI::App& app, Action* action) {
 }
 
 }  // namespace
+
+void hand_over_arguments(std::vector<std::string> arguments) {
+  trainer_arguments() = std::move(arguments);
+}
 
 void add_train(CLI::App& app, Action* action) { add("train", kAboutTrain, app, action); }
 void add_compare(CLI::App& app, Action* action) { add("compare", kAboutCompare, app, action); }

@@ -6,6 +6,7 @@
 
 #include "cli/commands.h"
 #include "cli/inspect/inspection.h"
+#include "cli/suggest.h"
 #include "files/write.h"
 
 namespace headroom::cli {
@@ -53,7 +54,7 @@ void add_inspect(CLI::App& app, Action* action) {
   command
       ->add_option("--format", options->format,
                    "format of the gradients in training: fp16, bf16, e5m2, e4m3")
-      ->check(CLI::IsMember({"fp16", "bf16", "e5m2", "e4m3"}))
+      ->check(one_of({"fp16", "bf16", "e5m2", "e4m3"}))
       ->capture_default_str();
   command
       ->add_option(
@@ -74,14 +75,18 @@ void add_inspect(CLI::App& app, Action* action) {
       ->capture_default_str();
   command
       ->add_option("--tensor", options->patterns,
-                   "only tensors whose name matches, such as 'layers.*.weight'; may be repeated")
+                   "only tensors whose name matches, such as 'layers.*.weight'; may be repeated "
+                   "(default: all)")
       ->expected(1)
       ->take_all();
-  command->add_option("--as", options->as, "bf16: interpret 16-bit integers and NumPy's V2 as bf16")
-      ->check(CLI::IsMember({"bf16"}));
+  command
+      ->add_option("--as", options->as,
+                   "bf16: interpret 16-bit integers and NumPy's V2 as bf16 (default: refuse them)")
+      ->check(one_of({"bf16"}));
   command->add_flag("--all", options->all, "print every tensor and every power of two");
   command->add_flag("--json", options->json, "print everything as one JSON object");
-  command->add_option("--html", options->html, "also write a page to this file")->type_name("FILE");
+  command->add_option("--html", options->html, "also write a page to this file (default: none)")
+      ->type_name("FILE");
   for (const char* name : {"--format", "--scale", "--tensor", "--as", "--html"}) {
     weights->excludes(command->get_option(name));
   }

@@ -3,12 +3,15 @@
 #include <fmt/format.h>
 #include <headroom/error.h>
 #include <sys/ioctl.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <new>
 #include <nlohmann/json.hpp>
 
@@ -29,6 +32,10 @@ void print_error(const std::string& text) noexcept {
     std::string line = printable(text);
     const size_t end = line.ends_with('\n') ? line.size() - 1 : line.size();
     std::replace(line.begin(), line.begin() + static_cast<std::ptrdiff_t>(end), '\n', ' ');
+    constexpr std::string_view kProgram = "headroom:";
+    if (line.starts_with(kProgram) && wants_colour(STDERR_FILENO)) {
+      line = "\x1b[1;31m" + std::string(kProgram) + "\x1b[0m" + line.substr(kProgram.size());
+    }
     write_error(line);
   } catch (const std::bad_alloc&) {
     write_error("headroom: There is not enough memory to report an error.\n");
@@ -56,6 +63,31 @@ void print_text(const std::string& text) noexcept {
   } catch (const std::bad_alloc&) {
     output_error = ENOMEM;
   }
+}
+
+std::string shell_word(const std::string& word) {
+  const auto plain = [](unsigned char c) {
+    return std::isalnum(c) != 0 ||
+           std::string_view("_-./+:,=@%").find(static_cast<char>(c)) != std::string_view::npos;
+  };
+  if (!word.empty() && std::all_of(word.begin(), word.end(), plain)) return word;
+  std::string quoted = "'";
+  for (const char c : word) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return quoted + "'";
+}
+
+bool wants_colour(int descriptor) {
+  const char* const no_colour = std::getenv("NO_COLOR");
+  const char* const terminal = std::getenv("TERM");
+  if (no_colour != nullptr && *no_colour != '\0') return false;
+  return isatty(descriptor) != 0 && terminal != nullptr && std::string_view(terminal) != "dumb";
+}
+
+void print_bold(const std::string& text) noexcept {
+  if (!wants_colour(STDOUT_FILENO)) return print_text(text);
+  std::fputs("\x1b[1m", stdout);
+  print_text(text);
+  std::fputs("\x1b[0m", stdout);
 }
 
 int flush_output() noexcept {

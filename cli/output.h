@@ -58,6 +58,15 @@ double plain_nan(double value);
 /// "42s", "3m05s", "2h10m".
 std::string duration(double seconds);
 
+/// A word of a shell command line, quoted if necessary.
+std::string shell_word(const std::string& word);
+
+/// Whether to colour what goes to a file descriptor: it is a terminal, and NO_COLOR is not set.
+bool wants_colour(int descriptor);
+
+/// print_text() in bold, if standard output is coloured.
+void print_bold(const std::string& text) noexcept;
+
 /// Columns of the terminal at a file descriptor; 80 if it is not a terminal.
 int terminal_width(int descriptor);
 

@@ -5,13 +5,17 @@
 #include <headroom/version.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <exception>
 #include <sstream>
 #include <string>
 
+#include "cli/completion.h"
+#include "cli/examples.h"
 #include "cli/output.h"
+#include "cli/suggest.h"
 
 namespace headroom::cli {
 namespace {
@@ -55,26 +59,50 @@ int print_parser_message(const CLI::App& app, const CLI::ParseError& error) {
   return finish_output(status == 0 ? 0 : kBadInput);
 }
 
+int refuse_arguments(const std::string& sentence) {
+  print_error(fmt::format("headroom: {}\n", sentence));
+  return kBadInput;
+}
+
 }  // namespace
 
-int run_program(int argc, char** argv, const std::vector<void (*)(CLI::App&, Action*)>& commands) {
+std::vector<std::string> read_arguments(int argc, char** argv) {
+  std::vector<std::string> arguments(argv + std::min(argc, 1), argv + argc);
+  if (!arguments.empty() && arguments[0] == "help") {
+    arguments.erase(arguments.begin());
+    arguments.resize(std::min<size_t>(arguments.size(), 1));
+    arguments.emplace_back("--help");
+  }
+  return arguments;
+}
+
+int run_program(std::vector<std::string> arguments,
+                const std::vector<void (*)(CLI::App&, Action*)>& commands) {
   open_standard_streams();
   ignore_write_signals();
   CLI::App app("Headroom: loss scaling for mixed-precision training.", "headroom");
-  app.set_version_flag("--version", "headroom " HEADROOM_VERSION);
+  app.set_version_flag("-V,--version", "headroom " HEADROOM_VERSION);
   app.require_subcommand(1);
   Action action;
   for (const auto& add : commands) add(app, &action);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    const std::vector<std::string> unknown = app.remaining();
-    if (error.get_exit_code() != 0 && app.get_subcommands().empty() && !unknown.empty()) {
-      print_error(fmt::format("headroom: '{}' is not a command; headroom --help lists them.\n",
-                              unknown[0]));
-      return kBadInput;
+  app.footer("'headroom help COMMAND' shows options, defaults and examples of a command.");
+  for (CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    command->footer(examples_of(command->get_name()) + command->get_footer());
+  }
+  if (asks_for_candidates(arguments)) {
+    for (const std::string& word : candidates(app, {arguments.begin() + 2, arguments.end()})) {
+      print("{}\n", word);
     }
-    return print_parser_message(app, error);
+    return finish_output(0);
+  }
+  const std::string no_command = unknown_command(app, arguments);
+  if (!no_command.empty()) return refuse_arguments(no_command);
+  std::reverse(arguments.begin(), arguments.end());  // the order that CLI11 expects
+  try {
+    app.parse(std::move(arguments));
+  } catch (const CLI::ParseError& error) {
+    const std::string unknown = error.get_exit_code() == 0 ? "" : unknown_option(app);
+    return unknown.empty() ? print_parser_message(app, error) : refuse_arguments(unknown);
   }
   try {
     return finish_output(action());

@@ -11,6 +11,7 @@
 
 #include "cli/commands.h"
 #include "cli/output.h"
+#include "cli/suggest.h"
 #include "cli/trace.h"
 
 namespace headroom::cli {
@@ -36,7 +37,7 @@ struct Step {
 };
 
 ScalePolicy make_policy(const ReplayOptions& options, const std::string& text) {
-  ScalePolicy policy = parse_policy(text);
+  ScalePolicy policy = parse_policy_helpfully(text);
   for (const auto& [name, value] : options.settings) policy.set(name, value);
   validate(policy);
   return policy;
@@ -240,7 +241,7 @@ void add_replay(CLI::App& app, Action* action) {
     command
         ->add_option_function<double>(
             flag, [options, name = info.name](double value) { options->settings[name] = value; },
-            info.summary)
+            std::string(info.summary) + " (default: the preset's)")
         ->type_name("NUMBER");
   }
   command->add_flag("--json", options->json,

@@ -35,4 +35,25 @@ version=1.2.3 bash -c "$(sed -n '/^packages=/,/)$/p' scripts/torch-environment)
   echo \"\${packages[*]}\"" >"$folder/complete"
 [ "$(XDG_CACHE_HOME=$work/cache scripts/torch-environment 1.2.3)" = "$folder/bin/python" ] ||
   fail "a complete environment is not used"
-echo "1 passed, 0 failed"
+# ./run installs and builds the program alone; ./test completes its folder, and ./run leaves a complete one as it is.
+mkdir "$work/tools" "$work/tree"
+printf '#!/bin/sh\necho "$@" >>"%s/configured"\nmkdir -p build/release && touch build/release/build.ninja\n' "$work" >"$work/tools/cmake"
+printf '#!/bin/sh\necho "no work to do"\n' >"$work/tools/ninja"
+chmod +x "$work"/tools/*
+# shellcheck disable=SC2016
+PATH=$work/tools:$PATH bash -c '
+  source "$1/scripts/setup.sh"
+  for needless in clang valgrind libopenmpi-dev libgloo-dev libgtest-dev python3-dev; do
+    [[ " ${PACKAGES[*]} " != *" $needless "* ]] || { echo "./run installs $needless"; exit 1; }
+  done
+  cd "$2/tree" && touch CMakePresets.json
+  build_program
+  echo "HEADROOM_BUILD_TESTS:BOOL=OFF" >build/release/CMakeCache.txt
+  build release
+  echo "HEADROOM_BUILD_TESTS:BOOL=ON" >build/release/CMakeCache.txt
+  build_program
+' - "$PWD" "$work" || fail "build_program or build"
+[ "$(grep -c . "$work/configured")" = 2 ] || fail "configured: $(cat "$work/configured")"
+head -1 "$work/configured" | grep -q -- "-DHEADROOM_BUILD_TESTS=OFF .*-DHEADROOM_PYTHON=OFF" || fail "./run configures tests"
+tail -1 "$work/configured" | grep -q -- "-DHEADROOM_BUILD_TESTS=ON .*-DHEADROOM_PYTHON=AUTO" || fail "./test does not complete the folder"
+echo "2 passed, 0 failed"

@@ -89,7 +89,11 @@ void print_table(const std::vector<Variant>& rows,
   for (const auto& row : table) {
     std::string line = fmt::format("  {:<{}}", row[0], widths[0]);
     for (size_t c = 1; c < row.size(); ++c) line += fmt::format("  {:>{}}", row[c], widths[c]);
-    print("{}\n", line);
+    if (&row == table.data()) {
+      print_bold(line + "\n");
+    } else {
+      print("{}\n", line);
+    }
   }
 }
 

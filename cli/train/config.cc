@@ -1,6 +1,7 @@
 #include "cli/train/config.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <headroom/error.h>
 #include <headroom/inject.h>
 #include <torch/torch.h>
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include "cli/output.h"
+#include "cli/suggest.h"
 
 namespace headroom::cli {
 namespace {
@@ -42,20 +44,9 @@ const std::map<std::string, Defaults>& models() {
   return kModels;
 }
 
-template <typename Map>
-std::string names(const Map& map) {
-  std::string text;
-  for (const auto& [name, value] : map) text += (text.empty() ? "" : ", ") + std::string(name);
-  return text;
-}
-
 void one_of(const char* option, const std::string& value, const std::vector<std::string>& allowed) {
-  std::string list;
-  for (const std::string& name : allowed) {
-    if (value == name) return;
-    list += (list.empty() ? "" : ", ") + name;
-  }
-  refuse(fmt::format("{} is '{}'; it must be one of {}.", option, value, list));
+  const std::string reason = not_one_of(option, value, allowed);
+  if (!reason.empty()) refuse(reason);
 }
 
 void in_range(const char* option, int64_t value, int64_t least, int64_t most) {
@@ -99,7 +90,7 @@ void use_defaults(const Defaults& defaults, TrainConfig* config) {
   use_default(&config->depth, kDefaultCount, defaults.depth);
   use_default(&config->context, kDefaultCount, defaults.context);
   use_default(&config->loss_scale, {},
-              std::string(config->precision == "fp16" ? "dynamic" : "none"));
+              std::string(config->precision == "fp16" ? "headroom" : "none"));
   // At an interval of ten steps, a snapshot costs far less than 1 % of the time. 200 snapshots are
   // as many as a screen shows.
   use_default(&config->layers, kDefaultCount, std::max<int64_t>(10, config->steps / 200));
@@ -181,7 +172,7 @@ OptLevel TrainConfig::level() const {
 
 ScalePolicy TrainConfig::policy() const {
   try {
-    return parse_policy(loss_scale);
+    return parse_policy_helpfully(loss_scale);
   } catch (const Error& error) {
     refuse(fmt::format("--loss-scale is '{}': {}", loss_scale, error.what()));
   }
@@ -190,7 +181,10 @@ ScalePolicy TrainConfig::policy() const {
 void resolve(TrainConfig* config) {
   const auto model = models().find(config->model);
   if (model == models().end()) {
-    refuse(fmt::format("There is no model '{}'; there are {}.", config->model, names(models())));
+    std::vector<std::string> names;
+    for (const auto& [name, defaults] : models()) names.push_back(name);
+    refuse(fmt::format("There is no model '{}'; there are {}.{}", config->model,
+                       fmt::join(names, ", "), did_you_mean(config->model, names)));
   }
   use_defaults(model->second, config);
   check_precision(*config);

@@ -42,9 +42,9 @@ struct Part {
 struct TrainConfig {
   std::string model = "field";
   std::string data;  // path of a file or folder; empty: built-in data
-  std::string precision = "fp32";
+  std::string precision = "fp16";
   std::string opt_level;   // empty: O0 for fp32, otherwise O1
-  std::string loss_scale;  // empty: dynamic for fp16, otherwise none
+  std::string loss_scale;  // empty: headroom for fp16, otherwise none
   std::string optimizer;
   std::string fake_quant;
   std::string device = "cpu";

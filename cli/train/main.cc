@@ -3,5 +3,5 @@
 
 int main(int argc, char** argv) {
   using namespace headroom::cli;
-  return run_program(argc, argv, {add_train, add_compare, add_bench});
+  return run_program(read_arguments(argc, argv), {add_train, add_compare, add_bench});
 }

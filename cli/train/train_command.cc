@@ -96,6 +96,15 @@ void open_to_resume(CLI::App& command, const TrainConfig& config,
   (*checkpoints)->read_settings(command);
 }
 
+// After Ctrl-C: the command that continues the run.
+void print_how_to_resume(const TrainConfig& config) {
+  if (config.out.empty() || config.checkpoint_every == 0) {
+    print("\nNothing was saved to resume from; --out DIR saves checkpoints.\n");
+  } else {
+    print("\nTo resume: headroom train --out {} --resume\n", shell_word(config.out));
+  }
+}
+
 // Reports how the run ended and what could not be written. Returns the exit status.
 int report_end(const RunResult& result, const std::vector<std::string>& not_written) {
   int status = result.interrupted ? kInterrupted : 0;
@@ -160,6 +169,7 @@ int train(const TrainConfig& config, Checkpoints* checkpoints, Team* team) {
     });
     attempt([&] { print_advice(config.out); });
   }
+  if (result.interrupted) print_how_to_resume(config);
   return report_end(result, not_written);
 }
 
@@ -207,31 +217,36 @@ void add_training_options(CLI::App& command, TrainConfig* config) {
   command
       .add_option(
           "--data", config->data,
-          "Training data: a PNG (field), a text file (lm, gpt), a folder of IDX files (mlp, cnn)")
+          "Training data: a PNG (field), a text file (lm, gpt), a folder of IDX files (mlp, cnn) "
+          "(default: built in)")
       ->type_name("PATH");
-  command.add_option(
-      "--opt-level", config->opt_level,
-      "O0: FP32, O1: autocast (default), O2: 16-bit model with FP32 masters and norms, "
-      "O3: all 16-bit");
-  command.add_option("--optimizer", config->optimizer, "sgd, adam or adamw");
-  command.add_option("--lr", config->lr, "Learning rate");
-  command.add_option("--schedule", config->schedule, "cosine or constant");
-  command.add_option("--clip", config->clip, "Clip gradients to this norm");
-  command.add_option("--steps", config->steps, "Steps to train");
-  command.add_option("--batch", config->batch, "Samples in a batch");
-  command.add_option("--accumulate", config->accumulate,
-                     "Batches whose gradients are accumulated for one step");
+  command.add_option("--opt-level", config->opt_level,
+                     "O0: FP32, O1: autocast, O2: 16-bit model with FP32 masters and norms, "
+                     "O3: all 16-bit (default: O1, for fp32 O0)");
+  command.add_option("--optimizer", config->optimizer, "sgd, adam or adamw (default: the model's)");
+  command.add_option("--lr", config->lr, "Learning rate (default: the model's)");
+  command.add_option("--schedule", config->schedule, "cosine or constant (default: the model's)");
+  command.add_option("--clip", config->clip, "Clip gradients to this norm (default: no clipping)");
+  command.add_option("--steps", config->steps, "Steps to train (default: the model's)");
+  command.add_option("--batch", config->batch, "Samples in a batch (default: the model's)");
+  command
+      .add_option("--accumulate", config->accumulate,
+                  "Batches whose gradients are accumulated for one step")
+      ->capture_default_str();
   command.add_option("--fake-quant", config->fake_quant,
-                     "int8: train with fake-quantized linear layers");
-  command.add_option("--width", config->width, "Width of the layers");
-  command.add_option("--depth", config->depth, "Number of hidden layers or blocks");
-  command.add_option("--context", config->context, "Context length of gpt in bytes");
-  command.add_option("--device", config->device, "cpu or cuda");
+                     "int8: train with fake-quantized linear layers (default: none)");
+  command.add_option("--width", config->width, "Width of the layers (default: the model's)");
+  command.add_option("--depth", config->depth,
+                     "Number of hidden layers or blocks (default: the model's)");
+  command.add_option("--context", config->context, "Context length of gpt in bytes (default: 64)");
+  command.add_option("--device", config->device, "cpu or cuda")->capture_default_str();
   command.add_option("--layers", config->layers,
                      "Steps between snapshots of the gradients of every layer; 0: none "
                      "(default: 10 or more)");
   command.add_flag("--tensorboard", config->tensorboard, "Also write event files for TensorBoard");
-  command.add_option("--seed", config->seed, "Seed of weights and batches")->check(not_negative);
+  command.add_option("--seed", config->seed, "Seed of weights and batches")
+      ->check(not_negative)
+      ->capture_default_str();
   command.add_option("--threads", config->threads, "CPU threads (default: all)");
 }
 
@@ -240,13 +255,15 @@ void add_train(CLI::App& app, Action* action) {
   CLI::App* const command = app.add_subcommand("train", kAboutTrain);
   command->add_option("--model,model", config->model, "field, lm, mlp, cnn or gpt")
       ->capture_default_str();
-  command->add_option("--precision", config->precision, "fp32, fp16 or bf16")
+  command->add_option("--precision", config->precision, "fp16, bf16 or fp32")
       ->capture_default_str();
   command->add_option(
       "--loss-scale", config->loss_scale,
-      "none, static:S, dynamic or a preset listed by replay --help (default: dynamic for fp16, "
+      "none, static:S, dynamic or a preset listed by replay --help (default: headroom for fp16, "
       "otherwise none)");
-  command->add_option("--out", config->out, "Folder for history, report and plots");
+  command->add_option(
+      "--out", config->out,
+      "Folder for history, report, plots and checkpoints (default: nothing is written)");
   command->add_flag("--resume", config->resume,
                     "Resume the run in --out from its newest valid checkpoint; omitted settings "
                     "are taken from that run");
@@ -254,9 +271,10 @@ void add_train(CLI::App& app, Action* action) {
                       "Steps between checkpoints in --out; 0: none (default: a tenth of the run)");
   command->add_option("--inject", config->inject,
                       "Faults to inject into the gradients: overflow:p=0.01,nan:step=5,tensor=NAME "
-                      "(docs/reliability.md)");
+                      "(docs/reliability.md; default: none)");
   command->add_option("--inject-seed", config->inject_seed, "Seed of the injected faults")
-      ->check(not_negative);
+      ->check(not_negative)
+      ->capture_default_str();
   command->add_option(
       "--escape", config->escape,
       "When no loss scale helps, return to a checkpoint and continue in bf16 or fp32 "

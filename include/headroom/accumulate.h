@@ -34,6 +34,7 @@ struct Accumulator;
 /// scaler whose loss overflowed shrinks. Needs 4 bytes per parameter element. Not thread-safe.
 class HEADROOM_API GradAccumulator : public FusedOptimizer {
  public:
+  /// Sums for the gradients of these parameters.
   explicit GradAccumulator(std::vector<Parameter> parameters);
   ~GradAccumulator() override;
   GradAccumulator(GradAccumulator&&) noexcept;

@@ -306,6 +306,7 @@ typedef struct hr_alarm {
   const char* sentence;  // what is wrong and what to do
 } hr_alarm;
 
+/// Options of hr_scaler_create(). `size` is sizeof(hr_scaler_options).
 typedef struct hr_scaler_options {
   size_t size;
   int32_t enabled;
@@ -320,6 +321,7 @@ typedef struct hr_scaler_options {
 
 enum { HR_CLEAR_ON_SKIP = 0, HR_CLEAR_ALWAYS = 1, HR_CLEAR_NEVER = 2 };
 
+/// Options of hr_scaler_step(). `size` is sizeof(hr_step_options).
 typedef struct hr_step_options {
   size_t size;
   float max_norm;  // clip the L2 norm of the unscaled gradients to this; 0: no clipping

@@ -24,6 +24,7 @@ struct CheckpointTensor {
 /// reading.
 class HEADROOM_API Checkpoint {
  public:
+  /// The file, the step that it was saved at, and the user's text.
   const std::string& path() const { return path_; }
   int64_t step() const { return step_; }
   const std::string& state() const { return state_; }  // the text that was passed to save()
@@ -44,6 +45,7 @@ class HEADROOM_API Checkpoint {
   std::shared_ptr<const char> memory_;
 };
 
+/// Whether a CheckpointFolder locks its folder.
 enum class FolderUse : uint8_t {
   kOwn,   // for the run that saves checkpoints
   kRead,  // for processes that only load them, such as other ranks
@@ -72,6 +74,7 @@ class HEADROOM_API CheckpointFolder {
   CheckpointFolder(CheckpointFolder&&) noexcept;
   CheckpointFolder& operator=(CheckpointFolder&&) noexcept;
 
+  /// The path of the folder.
   const std::string& folder() const;
 
   /// Writes a checkpoint and waits until it is synced to disk. Then deletes all others except the

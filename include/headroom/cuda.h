@@ -15,12 +15,15 @@ namespace headroom {
 inline TensorView device_view(__half* data, int64_t count) {
   return device_view(data, DType::kF16, count);
 }
+/// BF16 on the device that the pointer belongs to.
 inline TensorView device_view(__nv_bfloat16* data, int64_t count) {
   return device_view(data, DType::kBF16, count);
 }
+/// FP32 on the device that the pointer belongs to.
 inline TensorView device_view(float* data, int64_t count) {
   return device_view(data, DType::kF32, count);
 }
+/// FP64 on the device that the pointer belongs to.
 inline TensorView device_view(double* data, int64_t count) {
   return device_view(data, DType::kF64, count);
 }

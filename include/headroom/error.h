@@ -9,6 +9,7 @@
 
 namespace headroom {
 
+/// Kinds of errors.
 enum class ErrorCode {
   kInvalidArgument,  // a value that can never work: a scale of 0, null data with a count
   kMismatch,         // arguments that do not fit together: weight and gradient of different sizes
@@ -31,6 +32,7 @@ HEADROOM_API const char* to_string(ErrorCode code);
 /// function's comment says otherwise.
 class HEADROOM_API Error : public std::runtime_error {
  public:
+  /// A code for programs and a sentence for people.
   Error(ErrorCode code, const std::string& sentence) : std::runtime_error(sentence), code_(code) {}
   ErrorCode code() const { return code_; }
 

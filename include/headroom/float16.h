@@ -74,10 +74,13 @@ struct f16 {
   uint16_t bits;
 
   f16() = default;
+  /// Rounds to nearest even; from 65520 on to inf. NaN stays NaN.
   HEADROOM_HOST_DEVICE explicit f16(float value) : bits(internal::float_to_half_bits(value)) {}
+  /// Exact.
   HEADROOM_HOST_DEVICE explicit operator float() const {
     return internal::half_bits_to_float(bits);
   }
+  /// The number with these bits.
   HEADROOM_HOST_DEVICE static f16 from_bits(uint16_t bits) {
     f16 value;
     value.bits = bits;
@@ -90,10 +93,13 @@ struct bf16 {
   uint16_t bits;
 
   bf16() = default;
+  /// Rounds to nearest even. NaN stays NaN.
   HEADROOM_HOST_DEVICE explicit bf16(float value) : bits(internal::float_to_bfloat_bits(value)) {}
+  /// Exact.
   HEADROOM_HOST_DEVICE explicit operator float() const {
     return internal::bfloat_bits_to_float(bits);
   }
+  /// The number with these bits.
   HEADROOM_HOST_DEVICE static bf16 from_bits(uint16_t bits) {
     bf16 value;
     value.bits = bits;

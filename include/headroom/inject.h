@@ -14,6 +14,7 @@
 
 namespace headroom {
 
+/// What a fault does to an element.
 enum class FaultKind : uint8_t {
   kOverflow,  // inf or -inf
   kNan,
@@ -30,6 +31,7 @@ struct Fault {
   int64_t first_step = 0;
   int64_t last_step = std::numeric_limits<int64_t>::max();
 
+  /// Whether the fault may occur on this rank in this step.
   bool applies(int at_rank, int64_t at_step) const {
     return (rank < 0 || rank == at_rank) && at_step >= first_step && at_step <= last_step;
   }
@@ -68,6 +70,7 @@ class HEADROOM_API Injector {
   /// unknown parameter.
   std::vector<Injected> inject(int64_t step, const std::vector<Parameter>& parameters) const;
 
+  /// The faults that it injects.
   const std::vector<Fault>& faults() const { return faults_; }
 
  private:

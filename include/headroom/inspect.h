@@ -28,6 +28,7 @@ struct FormatLimits {
                        // number becomes NaN, or 448 where the conversion saturates)
 };
 
+/// The limits of a format.
 HEADROOM_API const FormatLimits& limits(Format format);
 
 /// Counts of the finite nonzero gradients that a format does not represent as normal numbers.
@@ -46,6 +47,7 @@ class HEADROOM_API Magnitudes {
   /// Adds the counts of another histogram.
   void merge(const Magnitudes& other);
 
+  /// Counts and magnitudes of what add() has read.
   int64_t count() const { return count_; }  // of all elements
   int64_t zeros() const { return zeros_; }
   int64_t infs() const { return infs_; }
@@ -76,6 +78,7 @@ class HEADROOM_API Magnitudes {
 /// is not rounded before it is compared. Host memory only.
 HEADROOM_API Outcome outcome_at(const TensorView& grads, Format format, float scale);
 
+/// Options of advise().
 struct AdviceOptions {
   Format format = Format::kFP16;
   double lose = 1e-3;  // share of the nonzero gradients that may become zero

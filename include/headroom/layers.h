@@ -34,6 +34,7 @@ struct LayerStats {
   GradDetail detail;
 };
 
+/// Where the gradients of a layer lie in FP16's range.
 HEADROOM_API Fp16Zones fp16_zones(const LayerStats& layer);
 
 /// measure() with detail for each tensor. Parameters without a gradient are omitted. Call it
@@ -56,6 +57,7 @@ struct ScaleBounds {
   double subnormal = 0.0;
 };
 
+/// Which layers bound the scale from above and below.
 HEADROOM_API ScaleBounds scale_bounds(const std::vector<LayerStats>& layers);
 
 }  // namespace headroom

@@ -37,6 +37,7 @@ struct GradStats {
   int64_t new_inf = 0;    // by unscale_: finite elements that became inf (1/scale was too large)
   int64_t new_zeros = 0;  // by unscale_: nonzero elements that became zero (16-bit underflow)
 
+  /// Whether there is neither inf nor NaN.
   HEADROOM_HOST_DEVICE bool finite() const { return inf_count == 0 && nan_count == 0; }
 
   /// Finite before and after unscale_.
@@ -53,7 +54,7 @@ struct GradDetail {
   static constexpr int kMaxExponent = 127;
   static constexpr int kBins = kMaxExponent - kMinExponent + 1;
 
-  int64_t zeros = 0;
+  int64_t zeros = 0;       // +0 and -0
   int64_t subnormals = 0;  // subnormal in the gradient's own type
   /// histogram[e - kMinExponent]: finite elements with 2^e <= |x| < 2^(e+1). f64 elements outside
   /// the range are counted at its ends.

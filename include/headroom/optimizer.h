@@ -37,6 +37,7 @@ class HEADROOM_API Optimizer {
  public:
   virtual ~Optimizer();
 
+  /// The parameters in the order of their indices.
   const std::vector<Parameter>& parameters() const;
 
   /// Updates the weights with gradient x multiplier. Called by GradScaler::step after the verdict,
@@ -204,6 +205,7 @@ class HEADROOM_API FusedOptimizer : public Optimizer {
   void load_state(const OptimizerState& state);
 
  protected:
+  /// For derived classes.
   explicit FusedOptimizer(const Precision& precision);
   FusedOptimizer(FusedOptimizer&&) noexcept;
   FusedOptimizer& operator=(FusedOptimizer&&) noexcept;
@@ -227,6 +229,7 @@ class HEADROOM_API GroupedOptimizer : public FusedOptimizer {
   /// nothing, if an option or a parameter is invalid.
   size_t add_group(std::vector<Parameter> parameters, const Options& options);
 
+  /// The options of a group. set_options() takes effect in the next step.
   const Options& options(size_t group = 0) const;
   void set_options(const Options& options, size_t group = 0);
 
@@ -234,6 +237,7 @@ class HEADROOM_API GroupedOptimizer : public FusedOptimizer {
   void set_lr(double lr);
 
  protected:
+  /// For derived classes.
   GroupedOptimizer(std::vector<Parameter> parameters, const Options& options,
                    const Precision& precision);
 
@@ -241,6 +245,7 @@ class HEADROOM_API GroupedOptimizer : public FusedOptimizer {
   std::vector<Options> groups_;
 };
 
+/// Options of torch.optim.SGD, with its meanings.
 struct HEADROOM_API SGDOptions {
   double lr = 1e-3;
   double momentum = 0.0;  // cannot be changed from or to 0 in an existing group
@@ -253,11 +258,13 @@ struct HEADROOM_API SGDOptions {
 /// the momentum buffer with the gradient.
 class HEADROOM_API SGD : public GroupedOptimizer<SGDOptions> {
  public:
+  /// Makes masters and moments for these parameters, in one group.
   explicit SGD(std::vector<Parameter> parameters, const SGDOptions& options = {},
                const Precision& precision = {})
       : GroupedOptimizer(std::move(parameters), options, precision) {}
 };
 
+/// Options of torch.optim.Adam, with its meanings.
 struct HEADROOM_API AdamOptions {
   double lr = 1e-3;
   double beta1 = 0.9;
@@ -269,11 +276,13 @@ struct HEADROOM_API AdamOptions {
 /// Adam with L2 regularisation, with torch.optim.Adam's formulas.
 class HEADROOM_API Adam : public GroupedOptimizer<AdamOptions> {
  public:
+  /// Makes masters and moments for these parameters, in one group.
   explicit Adam(std::vector<Parameter> parameters, const AdamOptions& options = {},
                 const Precision& precision = {})
       : GroupedOptimizer(std::move(parameters), options, precision) {}
 };
 
+/// Options of torch.optim.AdamW, with its meanings.
 struct HEADROOM_API AdamWOptions {
   double lr = 1e-3;
   double beta1 = 0.9;
@@ -285,6 +294,7 @@ struct HEADROOM_API AdamWOptions {
 /// Adam with decoupled weight decay, with torch.optim.AdamW's formulas.
 class HEADROOM_API AdamW : public GroupedOptimizer<AdamWOptions> {
  public:
+  /// Makes masters and moments for these parameters, in one group.
   explicit AdamW(std::vector<Parameter> parameters, const AdamWOptions& options = {},
                  const Precision& precision = {})
       : GroupedOptimizer(std::move(parameters), options, precision) {}

@@ -18,6 +18,7 @@ namespace headroom {
 inline constexpr float kSmallestScale = 0x1p-126f;
 inline constexpr float kLargestScale = 0x1p126f;
 
+/// What step() does on overflow, besides skipping.
 enum class OnOverflow : uint8_t {
   kSkip,   // skip the step and continue
   kThrow,  // skip the step, then throw Error(kOverflow) from step()
@@ -91,9 +92,11 @@ struct HeadroomScale {
 /// One of the rules, with its settings. Trivially copyable, so that it can be used on CUDA devices.
 class ScalePolicy {
  public:
+  /// Which of the three rules it is.
   enum class Rule : uint8_t { kStatic, kDynamic, kHeadroom };
 
   // NOLINTBEGIN(*-explicit-*): the settings of a rule are a policy.
+  /// From the settings of any rule.
   constexpr ScalePolicy() : ScalePolicy(DynamicScale{}) {}
   constexpr ScalePolicy(const StaticScale& scale) : rule_(Rule::kStatic), static_(scale) {}
   constexpr ScalePolicy(const NoScale&) : ScalePolicy(StaticScale{1.0f}) {}
@@ -101,6 +104,7 @@ class ScalePolicy {
   constexpr ScalePolicy(const HeadroomScale& scale) : rule_(Rule::kHeadroom), headroom_(scale) {}
   // NOLINTEND(*-explicit-*)
 
+  /// Which rule it is.
   HEADROOM_HOST_DEVICE Rule rule() const { return rule_; }
 
   /// The settings of the rule; null if the policy has another rule.
@@ -130,6 +134,7 @@ class ScalePolicy {
   HEADROOM_API float max_scale() const;
   HEADROOM_API bool allows(float scale) const;
 
+  /// What step() does on overflow.
   HEADROOM_API OnOverflow on_overflow() const;
 
   /// Whether skipped batches have to be retried.
@@ -171,6 +176,7 @@ HEADROOM_API ScalePolicy parse_policy(const std::string& text);
 /// The rule and all settings in that form; numbers are exact.
 HEADROOM_API std::string to_string(const ScalePolicy& policy);
 
+/// A preset and what it is.
 struct PresetInfo {
   const char* name;
   const char* summary;
@@ -182,6 +188,7 @@ HEADROOM_API const std::vector<PresetInfo>& presets();
 /// Throws Error(kInvalidArgument) if a setting is out of its bounds.
 HEADROOM_API void validate(const ScalePolicy& policy);
 
+/// Why update() raises an alarm.
 enum class Alarm : uint8_t {
   kNone,
   kAtFloor,     // an overflow requires a smaller scale than the policy allows
@@ -234,6 +241,7 @@ class HEADROOM_API ScaleState {
   std::shared_ptr<const internal::ScaleRecord> record_;
 };
 
+/// Why a step was skipped.
 enum class Skip : uint8_t {
   kNo,               // the step is applied
   kNotFinite,        // inf or nan in the gradients

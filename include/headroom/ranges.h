@@ -32,6 +32,7 @@ struct RangeStats {
   int64_t nan = 0;
   double amax = 0.0;  // largest finite magnitude
 
+  /// Infinite elements of both signs; whether there is neither inf nor NaN.
   int64_t inf() const { return positive_inf + negative_inf; }
   bool finite() const { return inf() + nan == 0; }
 
@@ -76,6 +77,7 @@ class HEADROOM_API RangeTable {
   std::unique_ptr<internal::Ranges> impl_;
 };
 
+/// Whether a tensor is a result of forward or a gradient of backward.
 enum class RangeDirection : uint8_t { kForward, kBackward };
 
 /// Where a tensor came from.

@@ -36,9 +36,11 @@ HEADROOM_API bool cuda_available();
 /// innermost StreamScope; outside of any scope, CUDA's default stream.
 class HEADROOM_API Stream {
  public:
+  /// Returns the current stream of a device.
   using OfDevice = void* (*)(int device);
 
   Stream() = default;
+  /// This cudaStream_t, or null for the default stream.
   Stream(void* cuda_stream)
       : kind_(Kind::kStream), stream_(cuda_stream) {}  // NOLINT: a cudaStream_t
   Stream(std::nullptr_t) : kind_(Kind::kStream) {}     // NOLINT: the default stream
@@ -46,6 +48,7 @@ class HEADROOM_API Stream {
   /// enqueued on of_device(d), which is called every time something is enqueued.
   explicit Stream(OfDevice of_device) : kind_(Kind::kOfDevice), of_device_(of_device) {}
 
+  /// Whether a stream was given.
   bool given() const { return kind_ != Kind::kNone; }
 
   /// The cudaStream_t for work on this device.

@@ -17,12 +17,14 @@
 
 namespace headroom {
 
+/// When step() zeroes the gradients.
 enum class ClearGrads : uint8_t {
   kOnSkip,  // zero the gradients of a skipped step, leave them after an applied one
   kAlways,  // zero them after every step, in the same pass over memory
   kNever,
 };
 
+/// Options of one step.
 struct StepOptions {
   /// Clips the unscaled gradients to this L2 norm. 0: no clipping.
   float max_norm = 0.0f;
@@ -38,6 +40,7 @@ struct StepReport {
   /// try_report() of the scaler.
   bool pending = false;
 
+  /// Whether the optimizer ran.
   bool applied = false;
   Skip skip = Skip::kNo;     // why it was not applied
   float scale = 1.0f;        // with which these gradients were computed
@@ -61,6 +64,7 @@ struct AlarmReport {
   std::string sentence;  // what is wrong and what to do
 };
 
+/// Options of a scaler.
 struct ScalerOptions {
   /// false: scale() returns the loss unchanged, unscale_() and update() do nothing, and step() may
   /// be called at any time. A step with inf or nan in its gradients is still skipped.
@@ -107,6 +111,7 @@ class HEADROOM_API GradScaler {
   GradScaler(GradScaler&&) noexcept;
   GradScaler& operator=(GradScaler&&) noexcept;
 
+  /// ScalerOptions::enabled, and the policy.
   bool enabled() const;
   const ScalePolicy& policy() const;
 

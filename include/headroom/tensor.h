@@ -15,8 +15,10 @@ struct DLManagedTensor;  // DLPack's exchange struct, from <dlpack/dlpack.h>
 
 namespace headroom {
 
+/// Types of elements.
 enum class DType : uint8_t { kF16, kBF16, kF32, kF64 };
 
+/// "f16", "bf16", "f32" or "f64".
 HEADROOM_API const char* to_string(DType dtype);
 
 /// Bytes of one element; 0 for a value that is no DType.
@@ -24,8 +26,10 @@ constexpr size_t size_of(DType dtype) {
   return dtype <= DType::kBF16 ? 2 : dtype == DType::kF32 ? 4 : dtype == DType::kF64 ? 8 : 0;
 }
 
+/// Kinds of devices.
 enum class DeviceType : uint8_t { kCPU, kCUDA };
 
+/// Where memory is.
 struct Device {
   DeviceType type = DeviceType::kCPU;
   int index = 0;
@@ -42,15 +46,19 @@ struct TensorView {
   Device device = {};
   bool read_only = false;
 
+  /// The size of its memory.
   size_t bytes() const { return static_cast<size_t>(count) * size_of(dtype); }
 };
 
+/// A view of memory of any type, on any device. It does not own the memory.
 inline TensorView view(void* data, DType dtype, int64_t count, Device device = {}) {
   return {data, dtype, count, device, false};
 }
+/// Read-only.
 inline TensorView view(const void* data, DType dtype, int64_t count, Device device = {}) {
   return {const_cast<void*>(data), dtype, count, device, true};
 }
+/// Views of typed memory on the host.
 inline TensorView view(f16* data, int64_t count) { return view(data, DType::kF16, count); }
 inline TensorView view(bf16* data, int64_t count) { return view(data, DType::kBF16, count); }
 inline TensorView view(float* data, int64_t count) { return view(data, DType::kF32, count); }
@@ -65,10 +73,12 @@ inline TensorView view(const double* data, int64_t count) { return view(data, DT
 /// __half, __nv_bfloat16, float and double.
 HEADROOM_API TensorView device_view(void* data, DType dtype, int64_t count);
 
+/// A view of a vector, which must not be resized while the view is in use.
 template <typename T>
 TensorView view(std::vector<T>& values) {
   return view(values.data(), static_cast<int64_t>(values.size()));
 }
+/// Read-only.
 template <typename T>
 TensorView view(const std::vector<T>& values) {
   return view(values.data(), static_cast<int64_t>(values.size()));

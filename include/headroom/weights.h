@@ -29,6 +29,7 @@ struct WeightTensor {
   double smallest = 0.0;  // likewise, without zeros
   Outcome fp16;           // of the finite weights other than zero
 
+  /// Elements that are neither zero, inf nor NaN.
   int64_t nonzero() const { return count - zeros - infs - nans; }  // and finite
 };
 
@@ -39,6 +40,7 @@ struct LeftOutWeights {
   std::string dtype;
 };
 
+/// What FP16 would do to the weights of a checkpoint.
 struct WeightReport {
   /// False if a weight overflows, if there is inf or NaN, or if more than `lose` of the nonzero
   /// weights of a tensor become zero.

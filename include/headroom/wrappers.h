@@ -22,6 +22,7 @@ class HEADROOM_API LossScaleOptimizer {
   explicit LossScaleOptimizer(Optimizer& inner, const ScalePolicy& policy = preset("keras"),
                               ScalerOptions options = {});
 
+  /// The loss to start backward from.
   float scale_loss(float loss) { return scaler_.scale(loss); }
 
   /// step() and update() in one.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""compare_test.py PROGRAM MODEL [SEED...]: `headroom compare` gives the result that the README shows, for these seeds.
+"""compare_test.py PROGRAM MODEL [SEED...]: `headroom compare` gives the result that docs/trainer.md shows, for these seeds.
 
 FP16 without scaling ends clearly worse than FP32. FP16 with dynamic scaling, FP16 with the policy headroom and BF16 without
 scaling do not.

@@ -32,7 +32,8 @@ def diagnose(folder):
 def expect(temp, rule, cure, *arguments, codes=(0,), model="mlp", precision="fp16", resumed=False):
     """The first finding is of this rule and has this cure, and the trainer prints it at the end of the run."""
     folder = f"{temp}/{rule}"
-    printed = train(folder, model, "--precision", precision, *arguments, codes=codes)
+    policy = [] if "--loss-scale" in arguments else ["--loss-scale", "dynamic"]
+    printed = train(folder, model, "--precision", precision, *policy, *arguments, codes=codes)
     if resumed:  # go back to the checkpoint before the last one
         os.remove(sorted(glob.glob(f"{folder}/checkpoint-*.safetensors"))[-1])
         printed = train(folder, "--resume")
@@ -79,7 +80,7 @@ def test_healthy_runs_have_nothing_wrong(temp):
     for name, arguments in {
         "fp32": ["mlp", "--precision", "fp32", "--steps", "60"],
         "bf16": ["mlp", "--precision", "bf16", "--steps", "60"],
-        "dynamic": ["cnn", "--precision", "fp16", "--steps", "40"],
+        "dynamic": ["cnn", "--precision", "fp16", "--loss-scale", "dynamic", "--steps", "40"],
         "headroom": ["gpt", "--precision", "fp16", "--loss-scale", "headroom", "--steps", "40"],
         "retry": ["mlp", "--precision", "fp16", "--loss-scale", "headroom-retry", "--steps", "60"],
         "descent": ["mlp", "--precision", "fp16", "--loss-scale", "megatron", "--steps", "80"],

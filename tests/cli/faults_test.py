@@ -8,7 +8,7 @@ import sys
 from runs import check, history, run_tests
 
 program = sys.argv[1]
-SMALL = ["mlp", "--precision", "fp16", "--width", 32, "--batch", 16, "--steps", 60]
+SMALL = ["mlp", "--precision", "fp16", "--loss-scale", "dynamic", "--width", 32, "--batch", 16, "--steps", 60]
 STUCK = [*SMALL[:-1], 120, "--inject", "overflow:step=50-75"]  # skips steps until no scale is left
 
 
@@ -102,7 +102,7 @@ def test_escape_before_the_first_checkpoint_restarts_the_run(temp):
 
 
 def test_infinite_loss_with_finite_gradients_stops_the_run(temp):
-    result = train("field", "--lr", "3e18", "--clip", 1, "--schedule", "constant", "--steps", 50)
+    result = train("field", "--precision", "fp32", "--lr", "3e18", "--clip", 1, "--schedule", "constant", "--steps", 50)
     check(result.returncode == 3 and "stopped at step 11. The loss was inf in 10 steps in a row" in result.stderr,
           result.stderr)
 

@@ -110,7 +110,7 @@ def test_resumed_run_is_bit_identical(temp):
     levels = (["--precision", "fp16"], ["--precision", "fp16", "--opt-level", "O2", "--loss-scale", "static:1024"],
               ["--precision", "fp16", "--opt-level", "O3", "--optimizer", "sgd", "--lr", 0.01],
               ["--precision", "bf16", "--opt-level", "O2", "--accumulate", 2],
-              ["--precision", "fp16", "--loss-scale", "headroom", "--clip", 1])
+              ["--precision", "fp16", "--loss-scale", "dynamic", "--clip", 1])
     cases = [(model, [*options, *level]) for model, options in small.items() for level in levels]
     cases += [("field", ["--data", image, "--precision", "fp16", "--batch", 32]),
               ("mlp", ["--tensorboard", "--layers", 2])]

@@ -49,7 +49,7 @@ def test_overflowing_batches_are_retried_instead_of_skipped(temp):
 def test_batch_that_fits_no_scale_is_skipped_after_eight_passes(temp):
     # The batches after it are those of a run without retries.
     for extra in ([], ["--accumulate", 3]):
-        small = ["mlp", "--width", 32, "--batch", 16, "--steps", 12, "--inject", "nan:step=5", *extra]
+        small = ["mlp", "--precision", "fp32", "--width", 32, "--batch", 16, "--steps", 12, "--inject", "nan:step=5", *extra]
         train(*small, "--loss-scale", "none", "--out", f"{temp}/plain")
         result = train(*small, "--loss-scale", "headroom-retry", "--out", f"{temp}/bad")
         check(result.returncode == 0 and "skipped steps     1\n" in result.stdout, result)
@@ -60,7 +60,7 @@ def test_batch_that_fits_no_scale_is_skipped_after_eight_passes(temp):
 
 
 def test_run_stops_if_every_batch_is_bad(temp):
-    small = ["mlp", "--width", 32, "--batch", 16, "--steps", 12]
+    small = ["mlp", "--precision", "fp32", "--width", 32, "--batch", 16, "--steps", 12]
     result = train(*small, "--inject", "nan", "--loss-scale", "headroom-retry")
     check(result.returncode == 3 and "passes in a row were skipped" in result.stderr, result)
 

@@ -165,14 +165,14 @@ def invalid_settings():
             ("--inject-seed: it must be", ["field", "--inject-seed", -1]),
             ("'staticfoo:3'", ["field", "--loss-scale", "staticfoo:3"]),
             ("'fp8'", ["field", "--precision", "fp8"]),
-            ("contradict", ["field", "--opt-level", "O2"]),
+            ("contradict", ["field", "--precision", "fp32", "--opt-level", "O2"]),
             ("scale is 0;", ["lm", "--loss-scale", "static:0"]),
             ("static:x", ["lm", "--loss-scale", "static:x"]),
             ("megatron", ["lm", "--loss-scale", "foo"]),
             ("no CUDA", ["mlp", "--device", "cuda"]),
             ("'int4'", ["mlp", "--fake-quant", "int4"]),
             ("cannot be created", ["mlp", "--out", "/proc/no/such"]),
-            ("not expected", ["mlp", "--nonsense"]))
+            ("no option '--nonsense'", ["mlp", "--nonsense"]))
 
 
 def invalid_data(temp):
@@ -349,7 +349,7 @@ def test_layers_are_recorded_at_the_requested_interval(temp):
     events = tfevents.read(f"{temp}/layers/events.out.tfevents.headroom")
     check([step for step, tag, _ in events if tag == "train/loss"] == [1, 2, 3], events)
     settings = events[0][2]
-    check(settings["steps"] == 3 and settings["precision"] == "fp32" and settings["optimizer"] == "adamw", settings)
+    check(settings["steps"] == 3 and settings["precision"] == "fp16" and settings["optimizer"] == "adamw", settings)
     results = history(f"{temp}/layers")[3]["results"]
     check({tag for _, tag, _ in events if tag.startswith("results/")} == {f"results/{name}" for name in results}, events)
 

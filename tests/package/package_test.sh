@@ -33,11 +33,8 @@ compile() {
   "$compiler" -std=c++20 "$here/tools_consumer.cc" $flags -o "$work/tools_consumer"
 }
 
-# code_block FILE LANGUAGE [HEADING]: prints the first code block of a language in a document, or after a heading.
-code_block() {
-  awk -v fence="\`\`\`$2" -v heading="${3:-}" 'heading == "" || $0 == heading {inside = 1}
-    inside && !done && $0 == fence {on = 1; next} /^```$/ {done = done || on; on = 0} on' "$source/$1"
-}
+# code_block PAGE LANGUAGE [HEADING]: prints the first code block of a language in a page, or after a heading.
+code_block() { python3 "$source/tests/docs/blocks.py" "$@"; }
 
 # build_section FILE HEADING PROGRAM: builds the CMake file and the program shown after a heading.
 build_section() {
@@ -96,13 +93,19 @@ case $case in
     says "built without the C library" "$work/c.log"
     ;;
   readme)
-    # The first C++ example of the README.
+    # The C++ example of the README prints nothing, because no step is skipped.
     code_block README.md cpp >"$work/example.cc"
     test -s "$work/example.cc"
     configure "$here/consumer" -DCMAKE_PREFIX_PATH="$prefix" -DCONSUMER_SOURCE="$work/example.cc"
     cmake --build "$work/build" >/dev/null
+    [ -z "$("$work/build/consumer")" ] || fail "the example of the README skips a step"
+    # The first example of docs/cpp.md, and its output.
+    code_block docs/cpp.md cpp >"$work/example.cc"
+    test -s "$work/example.cc"
+    cmake --build "$work/build" >/dev/null
     "$work/build/consumer" | tee "$work/output"
-    # It learns. Without a scale it does not, as the README says: its gradients underflow in FP16.
+    code_block docs/cpp.md output | diff - "$work/output" || fail "docs/cpp.md shows another output"
+    # It learns. Without a scale it does not, as the page says: its gradients underflow in FP16.
     last() { awk '/^step 300/ {print $4 < '"$1"' ? "below" : "above"}'; }
     [ "$(last 1e-12 <"$work/output")" = below ]
     sed -i 's/hr::DynamicScale{}/hr::NoScale{}/' "$work/example.cc"
@@ -110,8 +113,8 @@ case $case in
     [ "$("$work/build/consumer" | last 4.9e-9)" = above ]
     ;;
   libtorch)
-    # The LibTorch quick start of the README: its CMake file and its program.
-    build_section README.md '## LibTorch' fit.cc
+    # The first example of docs/libtorch.md: its CMake file and its program.
+    build_section docs/libtorch.md '## First example' fit.cc
     "$work/build/fit" | tee "$work/output"
     grep -q 'applied at scale ' "$work/output"
     ;;

@@ -1,18 +1,18 @@
-"""The examples in the docstrings of headroom.torch, in docs/python.md, docs/frameworks.md and docs/watch.md run as shown."""
+"""The examples in the docstrings of headroom.torch, in README and in docs/ print what is shown."""
 
 import doctest
 import importlib
 import pathlib
-import re
 import subprocess
 import sys
 
 import pytest
 
-DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
-BLOCK = re.compile(r"```python\n(.*?)```\n\n```\n(.*?)```", re.DOTALL)
-EXAMPLES = [(name, *block) for name in ("python.md", "frameworks.md", "watch.md")
-            for block in BLOCK.findall((DOCS / name).read_text())]
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "docs"))
+from blocks import blocks, pages  # noqa: E402
+
+EXAMPLES = [(block.page, block.code, block.output) for page in pages() for block in blocks(page)
+            if block.language == "python" and block.output is not None]
 
 
 @pytest.mark.parametrize("module", ["", "._optim", "._rules", "._scaler", "._memory", "._recorder", "._watch", "._islands"])
@@ -20,7 +20,7 @@ def test_docstring_examples_run(module):
     assert doctest.testmod(importlib.import_module("headroom.torch" + module)).failed == 0
 
 
-@pytest.mark.parametrize("page, code, expected", EXAMPLES, ids=range(len(EXAMPLES)))
+@pytest.mark.parametrize("page, code, expected", EXAMPLES, ids=[f"{page}-{i}" for i, (page, _, _) in enumerate(EXAMPLES)])
 def test_examples_print_what_the_page_shows(page, code, expected, tmp_path):
     """Each as a program of its own: frameworks keep global state."""
     program = tmp_path / "example.py"
@@ -31,5 +31,6 @@ def test_examples_print_what_the_page_shows(page, code, expected, tmp_path):
 
 
 def test_every_page_has_examples():
-    assert [page for page, _, _ in EXAMPLES].count("python.md") == 3
-    assert "watch.md" in [page for page, _, _ in EXAMPLES]
+    names = [page for page, _, _ in EXAMPLES]
+    assert names.count("docs/python.md") == 3
+    assert {"README.md", "docs/watch.md", "docs/frameworks.md", "docs/migrate/torch-amp.md"} <= set(names)

@@ -36,9 +36,11 @@ class HEADROOM_API GradScalerOptions {
   GradScalerOptions& init_scale(double scale) { return set("init_scale", scale); }
   GradScalerOptions& growth_factor(double factor) { return set("growth_factor", factor); }
   GradScalerOptions& backoff_factor(double factor) { return set("backoff_factor", factor); }
+  /// Clean steps in a row before the scale grows.
   GradScalerOptions& growth_interval(int64_t steps) {
     return set("growth_interval", static_cast<double>(steps));
   }
+  /// A disabled scaler scales by 1, and still skips steps with inf or NaN.
   GradScalerOptions& enabled(bool enabled) {
     scaler_.enabled = enabled;
     return *this;
@@ -54,6 +56,7 @@ class HEADROOM_API GradScalerOptions {
                            RankGradients gradients = RankGradients::kReplicated);
   GradScalerOptions& on_alarm(std::function<void(const AlarmReport&)> callback);
 
+  /// The options' values.
   const ScalePolicy& policy() const { return policy_; }
   bool enabled() const { return scaler_.enabled; }
 
@@ -95,6 +98,7 @@ class Bindings;
 /// last use. CUDA work goes to LibTorch's current stream.
 class HEADROOM_API GradScaler {
  public:
+  /// A scaler at the policy's first scale.
   explicit GradScaler(GradScalerOptions options = {});
   ~GradScaler();
   GradScaler(GradScaler&&) noexcept;
@@ -143,6 +147,7 @@ class HEADROOM_API GradScaler {
   /// Call this after dropping the gradients of scaled losses without a step.
   void discard();
 
+  /// As in PyTorch; get_scale() waits for a scaler on a device.
   double get_scale() const;
   double get_growth_factor() const;
   double get_backoff_factor() const;
@@ -163,6 +168,7 @@ class HEADROOM_API GradScaler {
   std::string save() const;
   void load(const std::string& json);
 
+  /// The policy, and its state, which waits for a device.
   const ScalePolicy& policy() const;
   ScaleState state() const;
 

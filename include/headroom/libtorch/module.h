@@ -28,6 +28,7 @@ HEADROOM_API TensorView view_of(const torch::Tensor& tensor, const std::string& 
 /// current streams.
 class HEADROOM_API ModuleGradients {
  public:
+  /// Keeps references to the module's parameters and their names.
   explicit ModuleGradients(const torch::nn::Module& module);
   ~ModuleGradients();
   ModuleGradients(const ModuleGradients&) = delete;

@@ -52,6 +52,7 @@ class HEADROOM_API CastMeter {
   CastMeter(const CastMeter&) = delete;
   CastMeter& operator=(const CastMeter&) = delete;
 
+  /// Counts since the meter was made.
   CastLoss loss() const;
 };
 

@@ -80,6 +80,7 @@ class HEADROOM_API FusedOptimizer : public torch::optim::Optimizer {
   void load_fused_state(const FusedState& state);
 
  protected:
+  /// For the classes below.
   FusedOptimizer(std::vector<torch::optim::OptimizerParamGroup> groups,
                  std::unique_ptr<torch::optim::OptimizerOptions> defaults,
                  std::shared_ptr<internal::FusedBody> body);
@@ -94,6 +95,7 @@ class HEADROOM_API FusedOptimizer : public torch::optim::Optimizer {
 /// torch::optim::SGD, fused. Whether momentum is 0 cannot change after construction.
 class HEADROOM_API FusedSGD : public FusedOptimizer {
  public:
+  /// From groups with options of their own, or from one list of parameters.
   FusedSGD(std::vector<torch::optim::OptimizerParamGroup> groups, torch::optim::SGDOptions defaults,
            const Precision& precision = {});
   FusedSGD(std::vector<torch::Tensor> params, torch::optim::SGDOptions defaults,
@@ -105,6 +107,7 @@ class HEADROOM_API FusedSGD : public FusedOptimizer {
 /// torch::optim::Adam, fused; without amsgrad.
 class HEADROOM_API FusedAdam : public FusedOptimizer {
  public:
+  /// From groups with options of their own, or from one list of parameters.
   explicit FusedAdam(std::vector<torch::optim::OptimizerParamGroup> groups,
                      torch::optim::AdamOptions defaults = {}, const Precision& precision = {});
   explicit FusedAdam(std::vector<torch::Tensor> params, torch::optim::AdamOptions defaults = {},
@@ -116,6 +119,7 @@ class HEADROOM_API FusedAdam : public FusedOptimizer {
 /// torch::optim::AdamW, fused; without amsgrad.
 class HEADROOM_API FusedAdamW : public FusedOptimizer {
  public:
+  /// From groups with options of their own, or from one list of parameters.
   explicit FusedAdamW(std::vector<torch::optim::OptimizerParamGroup> groups,
                       torch::optim::AdamWOptions defaults = {}, const Precision& precision = {});
   explicit FusedAdamW(std::vector<torch::Tensor> params, torch::optim::AdamWOptions defaults = {},

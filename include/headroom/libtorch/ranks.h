@@ -29,6 +29,7 @@ namespace headroom::libtorch {
 /// After Error(kRankLost) all further calls throw.
 class HEADROOM_API ProcessGroupRanks : public Ranks {
  public:
+  /// What the functions of a Group take and return.
   using Tensors = std::vector<torch::Tensor>;
   using Work = c10::intrusive_ptr<c10d::Work>;
 
@@ -55,6 +56,7 @@ class HEADROOM_API ProcessGroupRanks : public Ranks {
                                 }},
                           time_limit, device) {}
 
+  /// For process groups of other types; the device is where messages are put.
   ProcessGroupRanks(Group group, std::chrono::milliseconds time_limit, const torch::Device& device);
 
   int rank() const override { return group_.rank; }

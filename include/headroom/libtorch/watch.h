@@ -54,6 +54,7 @@ class HEADROOM_API Watch {
 /// In its scope, forward operations of this thread belong to this module: "block.3.mlp".
 class HEADROOM_API WatchScope {
  public:
+  /// Operations of this thread belong to this module until the scope ends.
   explicit WatchScope(std::string module);
   ~WatchScope();
   WatchScope(const WatchScope&) = delete;

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""docs/reliability.md lists every public class with its thread safety and its state after an error."""
+"""docs/reliability.md lists every public class with its thread safety and its state after an error; docs/cuda.md contains the
+whole example."""
 import glob
 import os
 import re
 
-root = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
+root = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 classes = set()
 for path in glob.glob(f"{root}/include/headroom/**/*.h", recursive=True):
     with open(path) as header:
