@@ -5,6 +5,9 @@
 
 #include <headroom/tensor.h>
 
+#include <headroom/optimizer.h>
+
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 
@@ -22,10 +25,12 @@ constexpr bool has_master(WeightKind kind) {
 
 /// Consecutive elements of one parameter. All pointers refer to the same first element.
 struct ApplySpan {
-  float* master;  // the FP32 weight, or the master of a 16-bit one; null if there is no master
-  void* weight;   // the 16-bit weight; null for FP32
+  void* master;  // the FP32 weight, or the master of a 16-bit one: FP32, or the part below the
+                 // weight (StateFormat); null if there is no master
+  void* weight;  // the 16-bit weight; null for FP32
   void* grad;
-  float* state[2];
+  void* state[2];         // FP32, bf16 or MomentCode
+  uint8_t* exponents[2];  // of the groups of elements, in StateFormat::kByte
   size_t count;
   uint32_t first_index;  // lower 32 bits of the element's index in its tensor, and
   uint32_t random_key;   // the key for stochastic rounding
@@ -36,6 +41,15 @@ struct ApplySpan {
 struct ApplyJob {
   bool clear_grads;
   bool stochastic_rounding;  // of bf16 weights
+};
+
+/// What selects a kernel. Jobs and launches of one kind are processed together.
+struct KernelKind {
+  Rule rule;
+  DType grad;
+  WeightKind weight;
+  StateFormat state;
+  auto operator<=>(const KernelKind&) const = default;
 };
 
 /// Returns pick.operator()<kRule, G, W, kMaster>() with the template arguments for a rule, a type
@@ -62,14 +76,17 @@ auto select_kernel(Rule rule, DType grad, WeightKind kind, const Pick& pick) {
     };
     if (rule == Rule::kSgd) return by_kind.template operator()<Rule::kSgd>();
     if (rule == Rule::kSgdMomentum) return by_kind.template operator()<Rule::kSgdMomentum>();
+    if (rule == Rule::kLion) return by_kind.template operator()<Rule::kLion>();
     return by_kind.template operator()<Rule::kAdam>();
   });
 }
 
 using ApplyFunction = void (*)(const ApplySpan* spans, size_t count, const ApplyJob& job);
 
-/// The kernel for these types on the SIMD target in use.
-ApplyFunction apply_function(Rule rule, DType grad, WeightKind kind);
+/// The kernel of this kind on the SIMD target in use.
+ApplyFunction apply_function(const KernelKind& kind);
+/// The same for the compact formats only (compact.cc).
+ApplyFunction compact_function(const KernelKind& kind);
 
 /// The samples of groups [first_group, end_group) of a parameter with a master, see Samples.
 struct SampleSpan {
