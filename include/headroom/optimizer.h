@@ -156,8 +156,8 @@ struct RuleSettings;
 /// stream (StreamScope). May throw anything; the optimizer is unchanged then.
 using StateAllocator = std::function<std::shared_ptr<void>(size_t bytes, const Device& device)>;
 
-/// The base of SGD, Adam, AdamW and Lion: masters, state and step counts. The weights' values are copied
-/// to the masters when a parameter is added, or later with set_allocator().
+/// The base of SGD, Adam, AdamW and Lion: masters, state and step counts. The weights' values are
+/// copied to the masters when a parameter is added, or later with set_allocator().
 ///
 /// On CUDA, construction, add_group(), load_state(), refresh_masters() and a rebind() that moves
 /// weights use the current stream (StreamScope) and wait for it, so that a later step on any stream
@@ -220,8 +220,9 @@ class HEADROOM_API FusedOptimizer : public Optimizer {
 
   /// Loads a state from state() of an optimizer with the same parameters and any StateFormat, and
   /// writes the 16-bit weights from the masters. Values that this format cannot hold are rounded to
-  /// nearest; a state of the same format is loaded exactly. Throws Error(kBadState), changing nothing, unless names, sizes and
-  /// types are the same, counts are not negative and every value is finite.
+  /// nearest; a state of the same format is loaded exactly. Throws Error(kBadState), changing
+  /// nothing, unless names, sizes and types are the same, counts are not negative and every value
+  /// is finite.
   void load_state(const OptimizerState& state);
 
  protected:

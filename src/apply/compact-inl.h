@@ -10,6 +10,7 @@
 
 #include <hwy/cache_control.h>
 
+#include <array>
 #include <cstring>
 #include <type_traits>
 
@@ -35,10 +36,41 @@ HWY_INLINE hn::Vec<hn::Rebind<T, D>> load_bytes(D, const void* from) {
   return hn::PromoteTo(hn::Rebind<T, D>(), hn::LoadU(d8, static_cast<const Byte*>(from)));
 }
 
-// The lanes have to be below 256.
+// The lowest byte of each lane.
 template <class D>
-HWY_INLINE void store_bytes(D, BitsOf<D> bits, void* to) {
-  hn::StoreU(hn::U8FromU32(bits), hn::Rebind<uint8_t, D>(), static_cast<uint8_t*>(to));
+HWY_INLINE void store_bytes(D, BitsOf<D> bits, uint8_t* to) {
+  const hn::Rebind<uint32_t, D> du;
+  hn::StoreU(hn::U8FromU32(hn::And(bits, hn::Set(du, 0xFFu))), hn::Rebind<uint8_t, D>(), to);
+}
+template <class D>
+HWY_INLINE void store_low_halves(D d, BitsOf<D> bits, uint16_t* to) {
+  const hn::Rebind<uint32_t, D> du;
+  store_halves(d, low_halves(d, hn::And(bits, hn::Set(du, 0xFFFFu))), to);
+}
+
+// See HalfRange.
+template <int kDropped, class D>
+HWY_INLINE BitsOf<D> encode_half_range(D d, hn::Vec<D> value, BitsOf<D> dither) {
+  using Range = HalfRange<kDropped>;
+  const hn::Rebind<int32_t, D> di;
+  const hn::Rebind<uint32_t, D> du;
+  const auto lowest = hn::Set(du, Range::kMinBits);
+  const auto subnormal = hn::BitCast(di, hn::Add(value, hn::BitCast(d, lowest)));
+  const auto normal =
+      hn::Add(hn::BitCast(di, value), hn::Set(di, static_cast<int32_t>(Range::kBinade)));
+  const auto bits = hn::BitCast(du, hn::Max(subnormal, normal));
+  return hn::ShiftRight<kDropped>(hn::Add(hn::Sub(bits, lowest), dither));
+}
+
+template <int kDropped, class D>
+HWY_INLINE hn::Vec<D> decode_half_range(D d, BitsOf<D> code) {
+  using Range = HalfRange<kDropped>;
+  const hn::Rebind<uint32_t, D> du;
+  const auto lowest = hn::Set(du, Range::kMinBits);
+  const auto bits = hn::Add(hn::ShiftLeft<kDropped>(code), lowest);
+  const auto subnormal = hn::Sub(hn::BitCast(d, bits), hn::BitCast(d, lowest));
+  const auto normal = hn::BitCast(d, hn::Sub(bits, hn::Set(du, Range::kBinade)));
+  return hn::Min(subnormal, normal);
 }
 
 // See SplitMaster.
@@ -48,6 +80,7 @@ struct Masters {
   using Remainder = typename Split::Remainder;
   using DI = hn::Rebind<int32_t, D>;
   using DU = hn::Rebind<uint32_t, D>;
+  static constexpr bool kExtraBits = Split::kHalf && kBits == 16;
 
   static HWY_INLINE hn::Vec<D> join(D d, const W* weight, const Remainder* remainder) {
     const DI di;
@@ -58,7 +91,8 @@ struct Masters {
     if constexpr (kBits == 8) {
       below = load_bytes<int32_t>(d, remainder);
     } else {
-      below = hn::PromoteTo(di, hn::LoadU(hn::Rebind<int16_t, D>(), remainder));
+      const auto* from = reinterpret_cast<const int16_t*>(remainder);
+      below = hn::PromoteTo(di, hn::LoadU(hn::Rebind<int16_t, D>(), from));
     }
     // Only a weight of 0 can have a sum below 0.
     const auto sum = hn::Add(hn::ShiftLeft<kBits>(magnitude), below);
@@ -66,18 +100,15 @@ struct Masters {
     const auto sign = hn::ShiftLeft<16>(hn::And(bits, hn::Set(du, 0x8000u)));
     if constexpr (!Split::kHalf) {
       return hn::BitCast(d, hn::Or(sign, hn::ShiftLeft<Split::kDropped>(whole)));
+    } else if constexpr (!kExtraBits) {
+      const auto value = hn::BitCast(du, decode_half_range<Split::kDropped>(d, whole));
+      return hn::BitCast(d, hn::Or(sign, value));
     } else {
-      BitsOf<D> normal;
-      if constexpr (Split::kDropped > 0) {
-        normal = hn::ShiftLeft<Split::kDropped>(whole);
-      } else {
-        normal = hn::ShiftRight<-Split::kDropped>(whole);
-      }
-      normal = hn::Add(normal, hn::Set(du, Split::kBias));
-      const auto subnormal = hn::BitCast(
-          du, hn::Mul(hn::ConvertTo(d, hn::BitCast(di, whole)), hn::Set(d, Split::kUnit)));
-      const auto is_normal = hn::Gt(hn::BitCast(di, whole),
-                                    hn::Set(di, static_cast<int32_t>(Split::kNormal) - 1));
+      const auto normal = hn::Add(hn::ShiftRight<3>(whole), hn::Set(du, 0x38000000u));
+      const auto subnormal =
+          hn::BitCast(du, hn::Mul(hn::ConvertTo(d, hn::BitCast(di, whole)), hn::Set(d, 0x1p-40f)));
+      const auto is_normal =
+          hn::Gt(hn::BitCast(di, whole), hn::Set(di, static_cast<int32_t>(1u << 26) - 1));
       const auto value = hn::IfThenElse(hn::RebindMask(du, is_normal), normal, subnormal);
       return hn::BitCast(d, hn::Or(sign, value));
     }
@@ -87,113 +118,99 @@ struct Masters {
                                Remainder* remainder) {
     const DI di;
     const DU du;
-    const auto limit = hn::Set(di, static_cast<int32_t>(Split::kInf));
-    const auto magnitude = hn::BitCast(du, hn::Min(magnitude_bits(d, master), limit));
-    BitsOf<D> whole;
-    if constexpr (Split::kDropped > 0) {
-      const auto dither = hn::And(hn::ShiftRight<16 - Split::kDropped>(random),
-                                  hn::Set(du, Split::kRandomMask));
-      if constexpr (Split::kHalf) {
-        const auto normal = hn::ShiftRight<Split::kDropped>(
-            hn::Add(hn::Sub(magnitude, hn::Set(du, Split::kBias)), dither));
-        const auto moved =
-            hn::Mul(hn::ConvertTo(d, hn::BitCast(di, dither)), hn::Set(d, 1.0f / 32.0f));
-        whole = pick(d, magnitude, normal, moved);
+    const auto half_unit = hn::Set(du, Split::kHalfUnit);
+    const auto dither =
+        hn::And(hn::ShiftRight<20>(random), hn::Set(du, (1u << Split::kDropped) - 1));
+    BitsOf<D> whole, rounded;
+    if constexpr (!Split::kHalf) {
+      const auto quiet = hn::BitCast(d, hn::Set(du, Split::kQuietNan));
+      const auto bits = hn::BitCast(du, hn::IfThenElse(hn::IsNaN(master), quiet, master));
+      whole = hn::ShiftRight<Split::kDropped>(hn::Add(bits, dither));
+      rounded = hn::ShiftRight<kBits>(hn::Add(whole, half_unit));
+    } else {
+      const auto limit = hn::Set(di, static_cast<int32_t>(Split::kHalfInf));
+      const auto magnitude = hn::BitCast(d, hn::Min(magnitude_bits(d, master), limit));
+      if constexpr (kExtraBits) {
+        whole = extra_bits(d, magnitude);
       } else {
-        whole = hn::ShiftRight<Split::kDropped>(hn::Add(magnitude, dither));
+        whole = encode_half_range<Split::kDropped>(d, magnitude, dither);
       }
-    } else if constexpr (Split::kHalf) {
-      const auto normal =
-          hn::ShiftLeft<-Split::kDropped>(hn::Sub(magnitude, hn::Set(du, Split::kBias)));
-      whole = pick(d, magnitude, normal, hn::Zero(d));
-    } else {
-      whole = magnitude;
+      const auto sign = hn::And(hn::ShiftRight<16>(hn::BitCast(du, master)), hn::Set(du, 0x8000u));
+      rounded = hn::Or(sign, hn::ShiftRight<kBits>(hn::Add(whole, half_unit)));
     }
-    const auto rounded = hn::ShiftRight<kBits>(hn::Add(whole, hn::Set(du, 1u << (kBits - 1))));
-    const auto sign =
-        hn::And(hn::ShiftRight<16>(hn::BitCast(du, master)), hn::Set(du, 0x8000u));
-    store_halves(d, low_halves(d, hn::Or(sign, rounded)), weight);
-    const auto below = hn::And(hn::Sub(whole, hn::ShiftLeft<kBits>(rounded)),
-                               hn::Set(du, (1u << kBits) - 1));
+    store_halves(d, low_halves(d, rounded), weight);
     if constexpr (kBits == 8) {
-      store_bytes(d, below, remainder);
+      store_bytes(d, whole, remainder);
     } else {
-      store_halves(d, low_halves(d, below), remainder);
+      store_low_halves(d, whole, remainder);
     }
   }
 
  private:
-  // The integer of an f16 master: `normal`, or the value in units plus `dither` below 2^-14.
-  static HWY_INLINE BitsOf<D> pick(D d, BitsOf<D> magnitude, BitsOf<D> normal,
-                                   hn::Vec<D> dither) {
+  // The integer of an f16 master with 16 bits below the weight.
+  static HWY_INLINE BitsOf<D> extra_bits(D d, hn::Vec<D> magnitude) {
     const DI di;
     const DU du;
-    const auto scaled = hn::Mul(hn::BitCast(d, magnitude), hn::Set(d, 1.0f / Split::kUnit));
-    const auto is_subnormal = hn::Gt(hn::Set(di, 0x38800000), hn::BitCast(di, magnitude));
+    const auto is_subnormal = hn::Lt(magnitude, hn::Set(d, 0x1p-14f));
     // Zero where it is not used: larger numbers have no integer.
-    const auto units = hn::IfThenElseZero(hn::RebindMask(d, is_subnormal), scaled);
-    const auto subnormal = hn::BitCast(du, hn::ConvertTo(di, hn::Add(units, dither)));
+    const auto units = hn::IfThenElseZero(is_subnormal, hn::Mul(magnitude, hn::Set(d, 0x1p40f)));
+    const auto subnormal = hn::BitCast(du, hn::ConvertTo(di, units));
+    const auto normal =
+        hn::ShiftLeft<3>(hn::Sub(hn::BitCast(du, magnitude), hn::Set(du, 0x38000000u)));
     return hn::IfThenElse(hn::RebindMask(du, is_subnormal), subnormal, normal);
   }
 };
 
-// See MomentCode.
-template <int kExponentBits, class D>
-HWY_INLINE hn::Vec<D> decode_moment(D d, const uint8_t* codes, uint32_t exponent) {
-  using Code = MomentCode<kExponentBits>;
+template <class D>
+HWY_INLINE WordsOf<D> moment_magnitudes(D d, hn::Vec<D> value) {
   const hn::Rebind<int32_t, D> di;
-  const hn::Rebind<uint32_t, D> du;
-  const auto code = load_bytes<uint32_t>(d, codes);
-  const auto magnitude = Code::kSigned ? hn::And(code, hn::Set(du, 0x7Fu)) : code;
-  const auto smallest = hn::Set(du, (exponent - Code::kBinades) << 23);
-  const auto first = hn::Set(du, Code::kFirstNormal);
-  const auto is_subnormal = hn::Gt(hn::BitCast(di, first), hn::BitCast(di, magnitude));
-  const auto field = hn::Sub(magnitude, hn::IfThenZeroElse(hn::RebindMask(du, is_subnormal), first));
-  const auto bits = hn::Add(smallest, hn::ShiftLeft<Code::kDropped>(field));
-  const auto value =
-      hn::Sub(hn::BitCast(d, bits),
-              hn::IfThenElseZero(hn::RebindMask(d, is_subnormal), hn::BitCast(d, smallest)));
-  if (!Code::kSigned) return value;
-  const auto sign = hn::ShiftLeft<24>(hn::And(code, hn::Set(du, 0x80u)));
-  return hn::Or(value, hn::BitCast(d, sign));
+  return hn::Min(magnitude_bits(d, value), hn::Set(di, static_cast<int32_t>(kLargestMoment)));
 }
 
-template <int kExponentBits, class D>
-HWY_INLINE WordsOf<D> code_magnitude(D d, hn::Vec<D> value) {
-  const hn::Rebind<int32_t, D> di;
-  const auto largest = hn::Set(di, static_cast<int32_t>(MomentCode<kExponentBits>::kLargest));
-  return hn::Min(magnitude_bits(d, value), largest);
-}
-
-template <int kExponentBits, class D>
-HWY_INLINE void encode_moment(D d, hn::Vec<D> value, uint32_t exponent, BitsOf<D> random,
-                              uint8_t* codes) {
-  using Code = MomentCode<kExponentBits>;
-  const hn::Rebind<int32_t, D> di;
-  const hn::Rebind<uint32_t, D> du;
-  const uint32_t lowest = (exponent - Code::kBinades) << 23;
-  const auto smallest = hn::Set(di, static_cast<int32_t>(lowest));
-  const auto bits = code_magnitude<kExponentBits>(d, value);
-  const auto is_subnormal = hn::Gt(smallest, bits);
-  const auto sum = hn::Add(hn::BitCast(d, bits), hn::BitCast(d, smallest));
-  const auto moved = hn::BitCast(du, hn::IfThenElse(is_subnormal, hn::BitCast(di, sum), bits));
-  const auto kept = hn::ShiftRight<Code::kDropped>(
-      hn::Add(moved, hn::ShiftLeft<Code::kDropped - 16>(random)));
-  const auto first = hn::IfThenZeroElse(hn::RebindMask(du, is_subnormal),
-                                        hn::Set(du, Code::kFirstNormal));
-  auto code = hn::Add(hn::Sub(kept, hn::Set(du, lowest >> Code::kDropped)), first);
-  if (Code::kSigned) {
-    const auto sign = hn::And(hn::ShiftRight<24>(hn::BitCast(du, value)), hn::Set(du, 0x80u));
-    code = hn::Or(code, sign);
-  } else {
-    const auto at_least = hn::Min(bits, hn::Set(di, 1));  // 0 for 0
-    code = hn::BitCast(du, hn::Max(hn::BitCast(di, code), at_least));
+// See FirstMoment and SecondMoment.
+struct FirstMoments {
+  using Code = FirstMoment;
+  template <class D>
+  static HWY_INLINE hn::Vec<D> decode(D d, const uint8_t* codes, uint32_t exponent) {
+    const hn::Rebind<uint32_t, D> du;
+    const auto code = load_bytes<uint32_t>(d, codes);
+    const auto scaled = decode_half_range<20>(d, hn::And(code, hn::Set(du, 0x7Fu)));
+    const auto value = hn::Mul(scaled, hn::Set(d, bits_float(exponent << 23)));
+    const auto sign = hn::ShiftLeft<24>(hn::And(code, hn::Set(du, 0x80u)));
+    return hn::Or(value, hn::BitCast(d, sign));
   }
-  store_bytes(d, code, codes);
-}
+  template <class D>
+  static HWY_INLINE BitsOf<D> encode(D d, hn::Vec<D> value, uint32_t exponent, BitsOf<D> random) {
+    const hn::Rebind<uint32_t, D> du;
+    const auto magnitude = hn::BitCast(d, moment_magnitudes(d, value));
+    const auto scaled = hn::Mul(magnitude, hn::Set(d, bits_float((254 - exponent) << 23)));
+    const auto code = encode_half_range<20>(d, scaled, hn::And(random, hn::Set(du, 0xFFFFFu)));
+    const auto sign = hn::And(hn::ShiftRight<24>(hn::BitCast(du, value)), hn::Set(du, 0x80u));
+    return hn::Or(code, sign);
+  }
+};
 
-// Encodes a group, whose exponent follows from its largest element. `random`: random_word().
-template <int kExponentBits>
+struct SecondMoments {
+  using Code = SecondMoment;
+  template <class D>
+  static HWY_INLINE hn::Vec<D> decode(D d, const uint8_t* codes, uint32_t exponent) {
+    const hn::Rebind<uint32_t, D> du;
+    const auto code = hn::ShiftLeft<20>(load_bytes<uint32_t>(d, codes));
+    return hn::BitCast(d, hn::Add(code, hn::Set(du, Code::first_bits(exponent))));
+  }
+  template <class D>
+  static HWY_INLINE BitsOf<D> encode(D d, hn::Vec<D> value, uint32_t exponent, BitsOf<D> random) {
+    const hn::Rebind<int32_t, D> di;
+    const hn::Rebind<uint32_t, D> du;
+    const auto dither = hn::BitCast(di, hn::ShiftRight<12>(random));
+    const auto first = hn::Set(di, static_cast<int32_t>(Code::first_bits(exponent)));
+    const auto above = hn::Sub(hn::Add(moment_magnitudes(d, value), dither), first);
+    return hn::ShiftRight<20>(hn::BitCast(du, hn::Max(above, hn::Zero(di))));
+  }
+};
+
+// Encodes a group, whose exponent follows from its largest element. `random`: dither_word().
+template <class Moments>
 HWY_INLINE void encode_group(const float* values, const uint32_t* random, uint8_t* codes,
                              uint8_t* exponent) {
   const DF d;
@@ -201,29 +218,43 @@ HWY_INLINE void encode_group(const float* values, const uint32_t* random, uint8_
   const hn::Rebind<uint32_t, DF> du;
   auto largest = hn::Zero(di);
   for (size_t j = 0; j < kGroup; j += kFloatLanes) {
-    largest = hn::Max(largest, code_magnitude<kExponentBits>(d, hn::Load(d, values + j)));
+    largest = hn::Max(largest, moment_magnitudes(d, hn::Load(d, values + j)));
   }
   const auto top = static_cast<uint32_t>(hn::GetLane(hn::MaxOfLanes(di, largest)));
-  const uint32_t shared = MomentCode<kExponentBits>::exponent(top);
+  const uint32_t shared = Moments::Code::exponent(top);
   *exponent = static_cast<uint8_t>(shared);
   for (size_t j = 0; j < kGroup; j += kFloatLanes) {
-    const auto word = hn::Load(du, random + j);
-    const auto bits = MomentCode<kExponentBits>::kSigned ? hn::And(word, hn::Set(du, 0xFFFFu))
-                                                         : hn::ShiftRight<16>(word);
-    encode_moment<kExponentBits>(d, hn::Load(d, values + j), shared, bits, codes + j);
+    const auto code = Moments::encode(d, hn::Load(d, values + j), shared, hn::Load(du, random + j));
+    store_bytes(d, code, codes + j);
   }
 }
 
-// Moments in bf16.
+// Moments in bf16, see encode_moment(). `dither`: 16 bits.
 template <class D>
-HWY_INLINE void encode_moment(D d, hn::Vec<D> value, BitsOf<D> random, bf16* to) {
+HWY_INLINE void store_moments(D d, hn::Vec<D> value, BitsOf<D> dither, bf16* to) {
   const hn::Rebind<int32_t, D> di;
   const hn::Rebind<uint32_t, D> du;
-  const auto magnitude =
-      hn::BitCast(du, hn::Min(magnitude_bits(d, value), hn::Set(di, 0x7F7F0000)));
-  const auto kept = hn::ShiftRight<16>(hn::Add(magnitude, random));
+  const auto limit = hn::Set(di, 0x7F7F0000);
+  const auto magnitude = hn::Min(magnitude_bits(d, value), limit);
+  const auto sum = hn::Min(hn::Add(magnitude, hn::BitCast(di, dither)), limit);
+  const auto kept = hn::ShiftRight<16>(hn::BitCast(du, sum));
   const auto sign = hn::And(hn::ShiftRight<16>(hn::BitCast(du, value)), hn::Set(du, 0x8000u));
   store_halves(d, low_halves(d, hn::Or(sign, kept)), to);
+}
+
+// dither_word() of the elements from `index` on, a multiple of the number of lanes. Lanes of more
+// than 8 take the factors as often as necessary.
+template <class D>
+HWY_INLINE BitsOf<D> dither_words(D, uint32_t index, uint32_t key) {
+  const hn::Rebind<uint32_t, D> du;
+  constexpr auto kFactors = [] {
+    std::array<uint32_t, 16> factors{};
+    for (uint32_t i = 0; i < 16; ++i) factors[i] = dither_factor(i % 8);
+    return factors;
+  }();
+  const auto chunk = hn::ShiftRight<3>(hn::Add(hn::Iota(du, 0), hn::Set(du, index)));
+  const auto hash = random_hash(chunk, hn::Set(du, key));
+  return hn::Mul(hash, hn::LoadU(du, kFactors.data() + index % 8));
 }
 
 // Gradients of any type. The branch goes the same way for a whole span.
@@ -270,15 +301,15 @@ HWY_INLINE void update_group(const RuleNumbers& n, const ApplyJob job,
   HWY_ALIGN uint32_t random[kGroup];
   for (size_t j = 0; j < kGroup; j += kFloatLanes) {
     const size_t at = i + j;
-    const auto word = random_words(d, index + static_cast<uint32_t>(j), key);
+    const auto word = dither_words(d, index + static_cast<uint32_t>(j), key);
     if constexpr (A::kByte) {
       const size_t group = i / kGroup;
       hn::Store(word, du, random + j);
       if constexpr (kStates > 0) {
-        hn::Store(decode_moment<4>(d, a.state[0] + at, a.exponents[0][group]), d, s0 + j);
+        hn::Store(FirstMoments::decode(d, a.state[0] + at, a.exponents[0][group]), d, s0 + j);
       }
       if constexpr (kStates > 1) {
-        hn::Store(decode_moment<5>(d, a.state[1] + at, a.exponents[1][group]), d, s1 + j);
+        hn::Store(SecondMoments::decode(d, a.state[1] + at, a.exponents[1][group]), d, s1 + j);
       }
     } else {
       if constexpr (kStates > 0) hn::Store(load_float(d, a.state[0] + at), d, s0 + j);
@@ -294,17 +325,19 @@ HWY_INLINE void update_group(const RuleNumbers& n, const ApplyJob job,
       store_float(d, updated<kRule>(d, n, g, w, s0 + j, s1 + j), a.master + at);
     }
     if constexpr (!A::kByte) {
-      const auto low = hn::And(word, hn::Set(du, 0xFFFFu));
-      if constexpr (kStates > 0) encode_moment(d, hn::Load(d, s0 + j), low, a.state[0] + at);
+      const auto low = hn::And(hn::ShiftRight<4>(word), hn::Set(du, 0xFFFFu));
+      if constexpr (kStates > 0) store_moments(d, hn::Load(d, s0 + j), low, a.state[0] + at);
       if constexpr (kStates > 1) {
-        encode_moment(d, hn::Load(d, s1 + j), hn::ShiftRight<16>(word), a.state[1] + at);
+        store_moments(d, hn::Load(d, s1 + j), hn::ShiftRight<16>(word), a.state[1] + at);
       }
     }
   }
   if constexpr (A::kByte) {
     const size_t group = i / kGroup;
-    if constexpr (kStates > 0) encode_group<4>(s0, random, a.state[0] + i, a.exponents[0] + group);
-    if constexpr (kStates > 1) encode_group<5>(s1, random, a.state[1] + i, a.exponents[1] + group);
+    if constexpr (kStates > 0)
+      encode_group<FirstMoments>(s0, random, a.state[0] + i, a.exponents[0] + group);
+    if constexpr (kStates > 1)
+      encode_group<SecondMoments>(s1, random, a.state[1] + i, a.exponents[1] + group);
   }
   if (job.clear_grads) {
     const size_t size = size_of(a.grad_type);
@@ -323,13 +356,13 @@ HWY_INLINE void update_compact_span(const ApplySpan& span, const ApplyJob job) {
   using A = CompactArrays<W, kFormat>;
   constexpr size_t kStates = state_buffers(kRule);
   const RuleNumbers n = *span.numbers;  // a copy, which cannot alias the stores below
-  A a = {static_cast<typename A::Master*>(span.master),
-         static_cast<typename A::Narrow*>(span.weight),
-         span.grad,
-         {static_cast<typename A::Moment*>(span.state[0]),
-          static_cast<typename A::Moment*>(span.state[1])},
-         {span.exponents[0], span.exponents[1]},
-         span.grad_type};
+  const A a = {static_cast<typename A::Master*>(span.state.master),
+               static_cast<typename A::Narrow*>(span.weight),
+               span.grad,
+               {static_cast<typename A::Moment*>(span.state.moments[0]),
+                static_cast<typename A::Moment*>(span.state.moments[1])},
+               {span.state.exponents[0], span.state.exponents[1]},
+               span.grad_type};
   const size_t grad_size = size_of(a.grad_type);
   const size_t whole = span.count / kGroup * kGroup;
   for (size_t i = 0; i < whole; i += kGroup) {
@@ -337,8 +370,7 @@ HWY_INLINE void update_compact_span(const ApplySpan& span, const ApplyJob job) {
     prefetch(a.master, i);
     if constexpr (A::kNarrow) prefetch(a.weight, i);
     for (size_t b = 0; b < kStates; ++b) prefetch(a.state[b], i);
-    update_group<kRule>(n, job, a, i, span.first_index + static_cast<uint32_t>(i),
-                        span.random_key);
+    update_group<kRule>(n, job, a, i, span.first_index + static_cast<uint32_t>(i), span.random_key);
   }
   const size_t rest = span.count - whole;
   if (rest == 0) return;
@@ -374,25 +406,10 @@ void update_compact_spans(const ApplySpan* spans, size_t count, const ApplyJob& 
   for (size_t i = 0; i < count; ++i) update_compact_span<kRule, W, kFormat>(spans[i], job);
 }
 
-// Picks by format, then by type of weight, then by rule.
-template <StateFormat kFormat, typename W>
-ApplyFunction compact_by_rule(Rule rule) {
-  if (rule == Rule::kSgd) return &update_compact_spans<Rule::kSgd, W, kFormat>;
-  if (rule == Rule::kSgdMomentum) return &update_compact_spans<Rule::kSgdMomentum, W, kFormat>;
-  if (rule == Rule::kLion) return &update_compact_spans<Rule::kLion, W, kFormat>;
-  return &update_compact_spans<Rule::kAdam, W, kFormat>;
-}
-
-template <StateFormat kFormat>
-ApplyFunction compact_by_weight(const KernelKind& kind) {
-  if (kind.weight == WeightKind::kF16Master) return compact_by_rule<kFormat, f16>(kind.rule);
-  if (kind.weight == WeightKind::kBF16Master) return compact_by_rule<kFormat, bf16>(kind.rule);
-  return compact_by_rule<kFormat, float>(kind.rule);
-}
-
 ApplyFunction compact_function_for_target(const KernelKind& kind) {
-  return kind.state == StateFormat::kByte ? compact_by_weight<StateFormat::kByte>(kind)
-                                          : compact_by_weight<StateFormat::kHalf>(kind);
+  return select_compact_kernel(kind, []<Rule kRule, typename W, StateFormat kFormat>() {
+    return &update_compact_spans<kRule, W, kFormat>;
+  });
 }
 
 }  // namespace HWY_NAMESPACE

@@ -1,5 +1,5 @@
-// Prepares an optimizer's step on the device, as part of the kernel that decides on it. Both
-// functions are called by the first kPrepareThreads threads of a single block.
+// What the kernels of apply/ share: the arithmetic of the rules, the pieces that blocks process,
+// and the preparation of a step on the device, as part of the kernel that decides on it.
 #ifndef HEADROOM_SRC_APPLY_CUDA_CUH_
 #define HEADROOM_SRC_APPLY_CUDA_CUH_
 
@@ -7,7 +7,45 @@
 
 namespace headroom::internal {
 
-/// Threads that share this work. The block may have more threads for other work.
+/// One block of a step kernel processes one piece.
+constexpr int kStepThreads = 256;
+constexpr int kPiece = 2048;  // elements
+
+using StepKernel = void (*)(CudaTables tables, int64_t last_piece, ApplyJob job,
+                            bool clear_skipped);
+
+/// The step kernel for StateFormat::kHalf and kByte (compact.cu).
+StepKernel compact_step_kernel(const KernelKind& kind);
+
+/// The rules, with the same operations in the same order as update-inl.h. The files are compiled
+/// with
+/// --fmad=false, so that the results are the same bits as on the CPU.
+template <Rule kRule>
+__device__ inline float updated(const RuleNumbers& n, float g, float w, float* s0, float* s1) {
+  g = g + n.l2 * w;
+  if constexpr (kRule == Rule::kSgd) {
+    return w - n.lr * g;
+  } else if constexpr (kRule == Rule::kSgdMomentum) {
+    const float b = n.momentum * *s0 + n.damped * g;
+    *s0 = b;
+    return w - n.lr * (n.from_grad * g + n.from_buffer * b);
+  } else if constexpr (kRule == Rule::kLion) {
+    const float mixed = n.beta1 * *s0 + n.beta1_rest * g;
+    *s0 = n.beta2 * *s0 + n.beta2_rest * g;
+    const float step = mixed == 0.0f ? 0.0f : copysignf(n.lr, mixed);
+    return n.keep * w - step;
+  } else {
+    const float m = *s0 + n.beta1_rest * (g - *s0);
+    const float v = n.beta2 * *s1 + n.beta2_rest * (g * g);
+    *s0 = m;
+    *s1 = v;
+    const float denominator = sqrtf(v) * n.correction2 + n.eps;
+    return n.keep * w - n.step_size * (m / denominator);
+  }
+}
+
+/// Threads that prepare a step: the first ones of a single block, which may have more for other
+/// work.
 constexpr unsigned kPrepareThreads = 512;
 
 /// Computes the numbers of the next step of each slot.
@@ -16,8 +54,9 @@ __device__ inline void prepare_numbers(const CudaTables& tables) {
     const CudaSlot& slot = tables.slots[i];
     if (slot.grad == nullptr) continue;
     const int64_t steps = tables.steps[slot.parameter];
-    tables.numbers[i] = {rule_numbers(tables.groups[slot.group], steps, 0.0f),
-                         random_base(tables.seed, slot.parameter, steps), false};
+    const uint64_t base = random_base(tables.seed, slot.parameter, steps);
+    tables.numbers[i] = {rule_numbers(tables.groups[slot.group], steps, 0.0f), base,
+                         random_key_at(base, 0), false};
   }
 }
 

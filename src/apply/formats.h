@@ -1,9 +1,10 @@
 // Compact formats of masters and moments (StateFormat), as scalar functions: the reference for the
 // SIMD kernels and the code of CUDA kernels. docs/state.md describes the formats.
 //
-// What a format cannot hold is rounded at random, up or down with the right mean. Rounding to
-// nearest would lose every change smaller than half a unit: a second moment with beta2 = 0.999
-// changes by 0.1 % in a step, far less than a unit of 8 or 16 bits, and would never decay.
+// What a format cannot hold is rounded at random, up or down with the right mean, by adding random
+// bits ("dither") below the last bit that is kept. Rounding to nearest would lose every change
+// smaller than half a unit: a second moment with beta2 = 0.999 changes by 0.1 % in a step, far less
+// than a unit of 8 or 16 bits, and would never decay.
 #ifndef HEADROOM_SRC_APPLY_FORMATS_H_
 #define HEADROOM_SRC_APPLY_FORMATS_H_
 
@@ -12,146 +13,216 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "apply/rules.h"
+
 namespace headroom::internal {
 
 constexpr uint32_t kMagnitude = 0x7FFFFFFFu;  // the bits of a float without the sign
 
-/// In place of random_word(), rounds to nearest, ties away from zero.
-constexpr uint32_t kRoundNearest = 0x80008000u;
+/// Larger of two numbers as signed integers. Bits of floats without sign are ordered like this.
+HEADROOM_HOST_DEVICE inline uint32_t larger(uint32_t a, uint32_t b) {
+  return static_cast<int32_t>(a) > static_cast<int32_t>(b) ? a : b;
+}
+HEADROOM_HOST_DEVICE inline uint32_t smaller(uint32_t a, uint32_t b) {
+  return static_cast<int32_t>(a) < static_cast<int32_t>(b) ? a : b;
+}
+
+/// Random bits of an element. Eight elements share one hash, of which each takes the product with
+/// an odd number: a permutation of all words, so that the bits of every element are uniform.
+HEADROOM_HOST_DEVICE constexpr uint32_t dither_factor(uint32_t i) {
+  constexpr uint32_t kFactors[8] = {0x9E3779B1u, 0x85EBCA6Bu, 0xC2B2AE35u, 0x27D4EB2Fu,
+                                    0x165667B1u, 0xD3A2646Du, 0xFD7046C5u, 0xB55A4F09u};
+  return kFactors[i];
+}
+HEADROOM_HOST_DEVICE inline uint32_t dither_hash(uint32_t index, uint32_t key) {
+  return random_word(index / 8, key);
+}
+inline uint32_t dither_word(uint32_t index, uint32_t key) {
+  return dither_hash(index, key) * dither_factor(index % 8);
+}
+
+/// The bits of a dither_word() that round the first moment, the second one, and the master. The
+/// fields overlap where only the less important bits of one are concerned.
+HEADROOM_HOST_DEVICE constexpr uint32_t first_dither(uint32_t word) { return word & 0xFFFFFu; }
+HEADROOM_HOST_DEVICE constexpr uint32_t second_dither(uint32_t word) { return word >> 12; }
+template <int kBits>
+HEADROOM_HOST_DEVICE constexpr uint32_t master_dither(uint32_t word) {
+  return (word >> 20) & ((1u << kBits) - 1);
+}
+
+/// A dither of 20 bits that rounds to nearest, ties away from zero.
+constexpr uint32_t kNearestMoment = 0x80000u;
+
+/// Numbers without sign with exponents from that of kMin = 2^-14 on, and subnormal ones below: f16
+/// with more or fewer bits. kDropped: bits of a float's mantissa that are cut off.
+template <int kDropped>
+struct HalfRange {
+  static constexpr uint32_t kMinBits = 0x38800000u;  // of 2^-14
+  static constexpr uint32_t kBinade = 1u << 23;
+
+  /// `value` is 0 or more; `dither` has kDropped bits. Below kMin, the sum with kMin has the unit
+  /// of subnormal numbers in the right place and the larger bits; above, the number itself has.
+  HEADROOM_HOST_DEVICE static uint32_t encode(float value, uint32_t dither) {
+    const uint32_t subnormal = float_bits(value + bits_float(kMinBits));
+    const uint32_t bits = larger(subnormal, float_bits(value) + kBinade);
+    return (bits - kMinBits + dither) >> kDropped;
+  }
+
+  /// The other way round: of the two candidates, the smaller is right.
+  HEADROOM_HOST_DEVICE static float decode(uint32_t code) {
+    const uint32_t bits = (code << kDropped) + kMinBits;
+    const float subnormal = bits_float(bits) - bits_float(kMinBits);
+    return bits_float(smaller(float_bits(subnormal), bits - kBinade));
+  }
+};
 
 /// A weight of type W (f16 or bf16) and kBits (8 or 16) below it. Together they are the master: its
 /// sign, and its magnitude as an integer whose upper bits are those of a W. The weight is the
 /// master rounded to nearest, ties away from zero, and the remainder is signed: what the master is
-/// above or below the weight.
+/// above or below the weight. So the remainder is the lower part of that integer.
 template <typename W, int kBits>
 struct SplitMaster {
   static_assert(kBits == 8 || kBits == 16);
-  using Remainder = std::conditional_t<kBits == 8, int8_t, int16_t>;
+  using Remainder = std::conditional_t<kBits == 8, uint8_t, uint16_t>;
   static constexpr bool kHalf = std::is_same_v<W, f16>;
-  static constexpr uint32_t kBias = 0x38000000u;  // exponents of f16 and float differ by 112
-  // Bits of a float below the last bit of the master; below 0: the master has more bits.
-  static constexpr int kDropped = (kHalf ? 13 : 16) - kBits;
-  static constexpr uint32_t kRandomMask = kDropped > 0 ? (1u << kDropped) - 1 : 0;
-  // The integer of the smallest normal f16, and the value of 1 below it.
-  static constexpr uint32_t kNormal = 1u << (10 + kBits);
-  static constexpr float kUnit = kBits == 8 ? 0x1p-32f : 0x1p-40f;
-  // From here on the master is inf: 65536 for f16.
-  static constexpr uint32_t kInf = kHalf ? 0x47800000u : 0x7F800000u;
+  /// Bits of a float below the last bit of the master. An f16 with 16 bits below has 3 bits more.
+  static constexpr int kDropped = kHalf ? (kBits == 8 ? 5 : 0) : 16 - kBits;
+  static constexpr uint32_t kHalfUnit = 1u << (kBits - 1);
+  static constexpr uint32_t kHalfInf = 0x47800000u;   // 65536, which is inf in f16
+  static constexpr uint32_t kQuietNan = 0x7FC00000u;  // bf16: the one that is stored
 
   W weight;
   Remainder remainder;
 
-  /// NaN and what is beyond the range become inf. `random`: random_word(), or kRoundNearest.
-  HEADROOM_HOST_DEVICE static SplitMaster split(float master, uint32_t random) {
-    const uint32_t bits = float_bits(master);
-    const uint32_t magnitude = (bits & kMagnitude) < kInf ? bits & kMagnitude : kInf;
-    const uint32_t dither = (random >> (16 - (kDropped > 0 ? kDropped : 0))) & kRandomMask;
-    uint32_t whole;
-    if (!kHalf) {
-      whole = (magnitude + dither) >> kDropped;
-    } else if (magnitude >= 0x38800000u) {
-      const uint32_t normal = magnitude - kBias;
-      whole = kDropped > 0 ? (normal + dither) >> (kDropped & 31) : normal << (-kDropped & 31);
+  /// `dither`: master_dither<kDropped>(), or 0 with kBits = 16, where nothing is rounded but f16
+  /// below 2^-14, at 2^-40.
+  HEADROOM_HOST_DEVICE static SplitMaster split(float master, uint32_t dither) {
+    if constexpr (!kHalf) {
+      const uint32_t bits = master == master ? float_bits(master) : kQuietNan;
+      const uint32_t whole = (bits + dither) >> kDropped;
+      return {W::from_bits(static_cast<uint16_t>((whole + kHalfUnit) >> kBits)),
+              static_cast<Remainder>(whole)};
     } else {
-      // Subnormal f16. With 16 bits the rest, below 2^-40, is cut off.
-      const float scaled = bits_float(magnitude) * (1.0f / kUnit);
-      whole = static_cast<uint32_t>(scaled + static_cast<float>(dither) * (1.0f / 32.0f));
+      const uint32_t bits = float_bits(master);
+      const float magnitude = bits_float(smaller(bits & kMagnitude, kHalfInf));
+      uint32_t whole;
+      if constexpr (kBits == 8) {
+        whole = HalfRange<kDropped>::encode(magnitude, dither);
+      } else {
+        whole = larger((float_bits(magnitude) - 0x38000000u) << 3 & normal_mask(magnitude),
+                       below_normal(magnitude));
+      }
+      const uint32_t rounded = (whole + kHalfUnit) >> kBits;
+      return {W::from_bits(static_cast<uint16_t>((bits >> 16 & 0x8000u) | rounded)),
+              static_cast<Remainder>(whole)};
     }
-    const uint32_t rounded = (whole + (1u << (kBits - 1))) >> kBits;
-    const uint32_t sign = (bits >> 16) & 0x8000u;
-    return {W::from_bits(static_cast<uint16_t>(sign | rounded)),
-            static_cast<Remainder>(whole - (rounded << kBits))};
   }
 
   /// The master. A weight that others have written keeps its remainder: the result is within half a
   /// unit of that weight. A negative remainder of a weight of 0 counts as 0.
   HEADROOM_HOST_DEVICE float join() const {
+    const auto below = static_cast<int32_t>(static_cast<std::make_signed_t<Remainder>>(remainder));
     const uint32_t magnitude = weight.bits & 0x7FFFu;
-    const int32_t below = magnitude == 0 && remainder < 0 ? 0 : remainder;
-    const uint32_t whole = (magnitude << kBits) + static_cast<uint32_t>(below);
+    const uint32_t whole = larger((magnitude << kBits) + static_cast<uint32_t>(below), 0);
     const uint32_t sign = static_cast<uint32_t>(weight.bits & 0x8000u) << 16;
-    if (!kHalf) return bits_float(sign | whole << kDropped);
-    if (whole < kNormal) {
-      return bits_float(sign | float_bits(static_cast<float>(static_cast<int32_t>(whole)) * kUnit));
+    if constexpr (!kHalf) {
+      return bits_float(sign | whole << kDropped);
+    } else if constexpr (kBits == 8) {
+      return bits_float(sign | float_bits(HalfRange<kDropped>::decode(whole)));
+    } else {
+      if (whole < (1u << 26)) {
+        return bits_float(sign |
+                          float_bits(static_cast<float>(static_cast<int32_t>(whole)) * 0x1p-40f));
+      }
+      return bits_float(sign | ((whole >> 3) + 0x38000000u));
     }
-    const uint32_t normal =
-        kDropped > 0 ? whole << (kDropped & 31) : whole >> (-kDropped & 31);
-    return bits_float(sign | (normal + kBias));
+  }
+
+ private:
+  // f16 with 16 bits: the integer of a magnitude below 2^-14 in units of 2^-40, else 0; and a mask
+  // for the others.
+  HEADROOM_HOST_DEVICE static uint32_t below_normal(float magnitude) {
+    return magnitude < 0x1p-14f ? static_cast<uint32_t>(magnitude * 0x1p40f) : 0;
+  }
+  HEADROOM_HOST_DEVICE static uint32_t normal_mask(float magnitude) {
+    return magnitude < 0x1p-14f ? 0 : ~0u;
   }
 };
 
 /// Elements that share an exponent in StateFormat::kByte.
 constexpr int64_t kGroupSize = 32;
 
-/// A moment in 8 bits: a small float with 3 bits of mantissa, kExponentBits of exponent, subnormal
-/// numbers and no inf or NaN, whose exponents count from that of its group. The first moment has
-/// a sign and 4 bits of exponent; the second one is never negative and has 5.
+/// Larger moments, inf and NaN are stored as the largest one: 2^126.
+constexpr uint32_t kLargestMoment = 0x7E800000u;
+
+/// The bits of a moment without the sign, limited to kLargestMoment.
+HEADROOM_HOST_DEVICE inline uint32_t moment_magnitude(float value) {
+  return smaller(float_bits(value) & kMagnitude, kLargestMoment);
+}
+
+/// The first moment in 8 bits: sign, 4 bits of exponent, 3 of mantissa, with subnormal numbers and
+/// without inf and NaN. Exponents count from that of the group.
 ///
-/// Because the exponent of a group is a power of two, a value that is stored again under another
-/// exponent stays the same: rounding only adds noise when a value changes.
-template <int kExponentBits>
-struct MomentCode {
-  static constexpr bool kSigned = kExponentBits == 4;
-  static constexpr int kMantissaBits = 3;
-  static constexpr int kDropped = 23 - kMantissaBits;
-  static constexpr uint32_t kFirstNormal = 1u << kMantissaBits;
-  static constexpr uint32_t kBinades = (1u << kExponentBits) - 2;  // of normal numbers, less one
-  static constexpr uint32_t kLowest = kBinades + 8;  // exponent; keeps all arithmetic normal
-  // Larger magnitudes, inf and NaN are stored as the largest one: 2^127.
-  static constexpr uint32_t kLargest = 0x7EFFFFFFu;
+/// Because the exponent of a group stands for a power of two, a value that is stored again under
+/// another exponent stays the same: rounding only adds noise when a value changes.
+struct FirstMoment {
+  static constexpr uint32_t kLowest = 18;  // exponent of a group; keeps all arithmetic normal
+  using Range = HalfRange<20>;
 
-  HEADROOM_HOST_DEVICE static uint32_t magnitude(float value) {
-    const uint32_t bits = float_bits(value) & kMagnitude;
-    return bits < kLargest ? bits : kLargest;
-  }
-
-  /// The exponent of a group whose largest magnitude(), as bits, this is: it can be rounded up.
+  /// The exponent of a group from the largest moment_magnitude(): it can be rounded up.
   HEADROOM_HOST_DEVICE static uint32_t exponent(uint32_t largest) {
-    const uint32_t rounded = (largest + (1u << kDropped) - 1) >> 23;
-    return rounded > kLowest ? rounded : kLowest;
+    return larger((largest + 0xFFFFFu) >> 23, kLowest);
   }
 
-  /// `random`: 16 bits; 0x8000 rounds to nearest. A second moment that is not 0 is never rounded to
-  /// 0, which would divide the next update by almost nothing.
-  HEADROOM_HOST_DEVICE static uint8_t encode(float value, uint32_t exponent, uint32_t random) {
-    const uint32_t smallest = (exponent - kBinades) << 23;  // normal number of the group
-    const uint32_t bits = magnitude(value);
-    const bool subnormal = bits < smallest;
-    // The sum has the unit of subnormal numbers in the last bit that is kept.
-    const uint32_t moved =
-        subnormal ? float_bits(bits_float(bits) + bits_float(smallest)) : bits;
-    const uint32_t kept = (moved + (random << (kDropped - 16))) >> kDropped;
-    uint32_t code = kept - (smallest >> kDropped) + (subnormal ? 0 : kFirstNormal);
-    if (kSigned) return static_cast<uint8_t>(code | (float_bits(value) >> 24 & 0x80u));
-    return static_cast<uint8_t>(code == 0 && bits != 0 ? 1 : code);
+  HEADROOM_HOST_DEVICE static uint8_t encode(float value, uint32_t exponent, uint32_t dither) {
+    const float magnitude = bits_float(moment_magnitude(value));
+    const uint32_t code = Range::encode(magnitude * bits_float((254 - exponent) << 23), dither);
+    return static_cast<uint8_t>(code | (float_bits(value) >> 24 & 0x80u));
   }
 
   HEADROOM_HOST_DEVICE static float decode(uint8_t code, uint32_t exponent) {
-    const uint32_t smallest = (exponent - kBinades) << 23;
-    const uint32_t magnitude = kSigned ? code & 0x7Fu : code;
-    const bool subnormal = magnitude < kFirstNormal;
-    const uint32_t bits = smallest + ((magnitude - (subnormal ? 0 : kFirstNormal)) << kDropped);
-    const float value = bits_float(bits) - (subnormal ? bits_float(smallest) : 0.0f);
-    return kSigned && (code & 0x80u) != 0 ? -value : value;
+    const float magnitude = Range::decode(code & 0x7Fu) * bits_float(exponent << 23);
+    return bits_float(float_bits(magnitude) | static_cast<uint32_t>(code & 0x80u) << 24);
   }
 };
 
-using FirstMomentCode = MomentCode<4>;
-using SecondMomentCode = MomentCode<5>;
+/// The second moment in 8 bits: 5 bits of exponent and 3 of mantissa, without sign and zero, except
+/// that a group of exponent 0 is all zeros. In other groups the smallest number, 2^-31 of the
+/// largest power of two, stands for all below: a second moment that came out as 0 would divide the
+/// update by almost nothing.
+struct SecondMoment {
+  static constexpr uint32_t kLowest = 32;
 
-/// A moment in 16 bits: bf16, rounded at random. `random`: 16 bits; 0x8000 rounds to nearest. Inf
-/// and NaN are stored as the largest finite number.
-HEADROOM_HOST_DEVICE inline bf16 encode_moment(float value, uint32_t random) {
+  HEADROOM_HOST_DEVICE static uint32_t exponent(uint32_t largest) {
+    return largest == 0 ? 0 : larger((largest + 0xFFFFFu) >> 23, kLowest);
+  }
+
+  /// The bits of code 0 in a group.
+  HEADROOM_HOST_DEVICE static uint32_t first_bits(uint32_t exponent) {
+    return exponent == 0 ? 0 : (exponent - 31) << 23;
+  }
+
+  HEADROOM_HOST_DEVICE static uint8_t encode(float value, uint32_t exponent, uint32_t dither) {
+    const uint32_t above = moment_magnitude(value) + dither - first_bits(exponent);
+    return static_cast<uint8_t>(larger(above, 0) >> 20);
+  }
+
+  HEADROOM_HOST_DEVICE static float decode(uint8_t code, uint32_t exponent) {
+    return bits_float(first_bits(exponent) + (static_cast<uint32_t>(code) << 20));
+  }
+};
+
+/// A moment in 16 bits: bf16. `dither`: 16 bits; 0x8000 rounds to nearest. Inf and NaN are stored
+/// as the largest finite number.
+HEADROOM_HOST_DEVICE inline bf16 encode_moment(float value, uint32_t dither) {
+  constexpr uint32_t kLargest = 0x7F7F0000u;
   const uint32_t bits = float_bits(value);
-  const uint32_t magnitude = bits & kMagnitude;
-  const uint32_t kept = (magnitude < 0x7F7F0000u ? magnitude + random : 0x7F7F0000u) >> 16;
+  const uint32_t kept = smaller(smaller(bits & kMagnitude, kLargest) + dither, kLargest) >> 16;
   return bf16::from_bits(static_cast<uint16_t>((bits >> 16 & 0x8000u) | kept));
 }
 
-/// Which half of random_word() rounds a moment.
-HEADROOM_HOST_DEVICE constexpr uint32_t moment_random(uint32_t word, size_t buffer) {
-  return buffer == 0 ? word & 0xFFFFu : word >> 16;
-}
+/// The part of first_dither() or second_dither() for 16 bits.
+HEADROOM_HOST_DEVICE constexpr uint32_t half_dither(uint32_t dither) { return dither >> 4; }
 
 }  // namespace headroom::internal
 

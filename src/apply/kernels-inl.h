@@ -154,11 +154,11 @@ HWY_INLINE void update_vector(D d, const RuleNumbers& n, const ApplyJob job, con
 template <Rule kRule, typename G, typename W, bool kMaster>
 HWY_INLINE void update_span(const ApplySpan& span, const ApplyJob job) {
   const RuleNumbers n = *span.numbers;  // a copy, which cannot alias the stores below
-  const Arrays<G, W> a = {static_cast<float*>(span.master),
+  const Arrays<G, W> a = {static_cast<float*>(span.state.master),
                           static_cast<W*>(span.weight),
                           static_cast<G*>(span.grad),
-                          static_cast<float*>(span.state[0]),
-                          static_cast<float*>(span.state[1]),
+                          static_cast<float*>(span.state.moments[0]),
+                          static_cast<float*>(span.state.moments[1]),
                           span.first_index,
                           span.random_key};
   if constexpr (kMaster && !std::is_same_v<W, float>) {
@@ -202,8 +202,8 @@ void update_spans(const ApplySpan* spans, size_t count, const ApplyJob& job) {
   for (size_t i = 0; i < count; ++i) update_span<kRule, G, W, kMaster>(spans[i], job);
 }
 
-ApplyFunction apply_function_for_target(Rule rule, DType grad, WeightKind kind) {
-  return select_kernel(rule, grad, kind, []<Rule kRule, typename G, typename W, bool kMaster>() {
+ApplyFunction apply_function_for_target(const KernelKind& kind) {
+  return select_kernel(kind, []<Rule kRule, typename G, typename W, bool kMaster>() {
     return &update_spans<kRule, G, W, kMaster>;
   });
 }

@@ -14,7 +14,7 @@ HWY_EXPORT(follow_kernels_for_target);
 
 ApplyFunction apply_function(const KernelKind& kind) {
   if (kind.state != StateFormat::kFull) return compact_function(kind);
-  return HEADROOM_DISPATCH(apply_function_for_target)(kind.rule, kind.grad, kind.weight);
+  return HEADROOM_DISPATCH(apply_function_for_target)(kind);
 }
 
 FollowKernels follow_kernels(DType dtype) {

@@ -34,12 +34,11 @@ HWY_INLINE V updated(D d, const RuleNumbers& n, V g, V w, float* s0, float* s1) 
     return hn::Sub(w, hn::Mul(hn::Set(d, n.lr), direction));
   } else if constexpr (kRule == Rule::kLion) {
     const V m = load_float(d, s0);
-    const V mixed =
-        hn::Add(hn::Mul(hn::Set(d, n.beta1), m), hn::Mul(hn::Set(d, n.beta1_rest), g));
+    const V mixed = hn::Add(hn::Mul(hn::Set(d, n.beta1), m), hn::Mul(hn::Set(d, n.beta1_rest), g));
     store_float(d, hn::Add(hn::Mul(hn::Set(d, n.beta2), m), hn::Mul(hn::Set(d, n.beta2_rest), g)),
                 s0);
-    const V step = hn::IfThenZeroElse(hn::Eq(mixed, hn::Zero(d)),
-                                      hn::CopySign(hn::Set(d, n.lr), mixed));
+    const V step =
+        hn::IfThenZeroElse(hn::Eq(mixed, hn::Zero(d)), hn::CopySign(hn::Set(d, n.lr), mixed));
     return hn::Sub(hn::Mul(hn::Set(d, n.keep), w), step);
   } else {
     const V m0 = load_float(d, s0);
@@ -55,14 +54,21 @@ HWY_INLINE V updated(D d, const RuleNumbers& n, V g, V w, float* s0, float* s1) 
   }
 }
 
+// The hash of random_word().
+template <class V>
+HWY_INLINE V random_hash(V index, V key) {
+  const hn::DFromV<V> du;
+  auto x = hn::Xor(index, key);
+  x = hn::Mul(hn::Xor(x, hn::ShiftRight<16>(x)), hn::Set(du, 0x7FEB352Du));
+  x = hn::Mul(hn::Xor(x, hn::ShiftRight<15>(x)), hn::Set(du, 0x846CA68Bu));
+  return hn::Xor(x, hn::ShiftRight<16>(x));
+}
+
 // random_word() of the elements from `index` on.
 template <class D>
 HWY_INLINE BitsOf<D> random_words(D, uint32_t index, uint32_t key) {
   const hn::Rebind<uint32_t, D> du;
-  auto x = hn::Xor(hn::Add(hn::Iota(du, 0), hn::Set(du, index)), hn::Set(du, key));
-  x = hn::Mul(hn::Xor(x, hn::ShiftRight<16>(x)), hn::Set(du, 0x7FEB352Du));
-  x = hn::Mul(hn::Xor(x, hn::ShiftRight<15>(x)), hn::Set(du, 0x846CA68Bu));
-  return hn::Xor(x, hn::ShiftRight<16>(x));
+  return random_hash(hn::Add(hn::Iota(du, 0), hn::Set(du, index)), hn::Set(du, key));
 }
 
 }  // namespace HWY_NAMESPACE
