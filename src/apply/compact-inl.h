@@ -119,8 +119,8 @@ struct Masters {
     const DI di;
     const DU du;
     const auto half_unit = hn::Set(du, Split::kHalfUnit);
-    const auto dither =
-        hn::And(hn::ShiftRight<20>(random), hn::Set(du, (1u << Split::kDropped) - 1));
+    auto dither = hn::Zero(du);
+    if constexpr (Split::kDropped > 0) dither = hn::ShiftRight<32 - Split::kDropped>(random);
     BitsOf<D> whole, rounded;
     if constexpr (!Split::kHalf) {
       const auto quiet = hn::BitCast(d, hn::Set(du, Split::kQuietNan));
@@ -318,11 +318,11 @@ HWY_INLINE void update_group(const RuleNumbers& n, const ApplyJob job,
     const auto g = hn::Mul(load_grad(d, a.grad, a.grad_type, at), hn::Set(d, n.multiplier));
     if constexpr (A::kNarrow) {
       const auto w = Split::join(d, a.weight + at, a.master + at);
-      Split::split(d, updated<kRule>(d, n, g, w, s0 + j, s1 + j), word, a.weight + at,
+      Split::split(d, updated<kRule, true>(d, n, g, w, s0 + j, s1 + j), word, a.weight + at,
                    a.master + at);
     } else {
       const auto w = load_float(d, a.master + at);
-      store_float(d, updated<kRule>(d, n, g, w, s0 + j, s1 + j), a.master + at);
+      store_float(d, updated<kRule, true>(d, n, g, w, s0 + j, s1 + j), a.master + at);
     }
     if constexpr (!A::kByte) {
       const auto low = hn::And(hn::ShiftRight<4>(word), hn::Set(du, 0xFFFFu));

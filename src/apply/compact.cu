@@ -2,8 +2,9 @@
 // block updates one piece; a thread updates eight elements, and four threads share a group of
 // moments.
 //
-// What bounds these kernels is as much arithmetic as memory: they move 12 bytes per element and
-// have some 80 instructions' time for it. So bytes are converted four at a time.
+// Arithmetic bounds these kernels as much as memory does: in the time of the 12 bytes of an element
+// there is room for some 80 instructions. So everything is loaded before anything is used, bytes
+// are converted in words, and only what is not whole takes a path of its own.
 #include "apply/cuda.cuh"
 #include "apply/formats.h"
 #include "core/cuda.cuh"
@@ -14,12 +15,12 @@ namespace {
 constexpr int kResident = 4;  // blocks on a multiprocessor; limits registers
 constexpr int kEach = 8;      // elements of a thread
 static_assert(kStepThreads * kEach == kPiece);
-constexpr unsigned kWarp = 0xFFFFFFFFu;
 
-// Up to kEach elements in registers, zeros behind `count`. `whole`: they can be loaded at once.
-template <typename T>
-__device__ Pack<T, kEach> load(const T* from, int count, bool whole) {
-  if (whole) return load_pack<kEach>(from);
+// The elements of a thread in one array. kWhole: all of them exist and are aligned; otherwise those
+// from `count` on are 0.
+template <bool kWhole, typename T>
+__device__ Pack<T, kEach> load_elements(const T* from, int count) {
+  if constexpr (kWhole) return load_pack<kEach>(from);
   Pack<T, kEach> pack{};
 #pragma unroll
   for (int e = 0; e < kEach; ++e) {
@@ -28,81 +29,106 @@ __device__ Pack<T, kEach> load(const T* from, int count, bool whole) {
   return pack;
 }
 
-template <typename T>
-__device__ void store(T* to, const Pack<T, kEach>& pack, int count, bool whole) {
-  if (whole) return store_pack(to, pack);
+template <bool kWhole, typename T>
+__device__ void store_elements(T* to, const Pack<T, kEach>& pack, int count) {
+  if constexpr (kWhole) return store_pack(to, pack);
 #pragma unroll
   for (int e = 0; e < kEach; ++e) {
     if (e < count) to[e] = pack.at[e];
   }
 }
 
-// The lowest bytes of four words.
-__device__ inline uint32_t pack_bytes(const uint32_t* words) {
-  return __byte_perm(__byte_perm(words[0], words[1], 0x0040),
-                     __byte_perm(words[2], words[3], 0x0040), 0x5410);
+template <typename P>
+__device__ inline uint32_t word_of(const P& pack, int i) {
+  return reinterpret_cast<const uint32_t*>(&pack)[i];
+}
+template <typename P>
+__device__ inline void set_word(P* pack, int i, uint32_t word) {
+  reinterpret_cast<uint32_t*>(pack)[i] = word;
 }
 
-__device__ inline uint32_t byte_of(uint32_t word, int i) { return (word >> (8 * i)) & 0xFFu; }
-
-// What a thread holds of an array of bytes.
-using Bytes = Pack<uint8_t, kEach>;
-__device__ inline uint32_t word_of(const Bytes& bytes, int i) {
-  return reinterpret_cast<const uint32_t*>(&bytes)[i];
+// Byte kByte of four words.
+template <int kByte>
+__device__ inline uint32_t bytes_of(const uint32_t* words) {
+  constexpr unsigned kPair = kByte | (kByte + 4) << 4;
+  return __byte_perm(__byte_perm(words[0], words[1], kPair), __byte_perm(words[2], words[3], kPair),
+                     0x5410);
 }
-__device__ inline Bytes bytes_of(const uint32_t* words) {
-  const uint2 both = {pack_bytes(words), pack_bytes(words + 4)};
-  return *reinterpret_cast<const Bytes*>(&both);
+
+// The lower halves of two words.
+__device__ inline uint32_t halves_of(const uint32_t* words) {
+  return __byte_perm(words[0], words[1], 0x5410);
+}
+
+// 16-bit number i of a pack, in the upper half of the result.
+template <typename P>
+__device__ inline uint32_t upper_half(const P& pack, int i) {
+  const uint32_t word = word_of(pack, i / 2);
+  return i % 2 == 0 ? word << 16 : word & 0xFFFF0000u;
 }
 
 // The largest of the four threads of a group.
 __device__ inline uint32_t largest_of_group(uint32_t mine) {
-  mine = larger(mine, __shfl_xor_sync(kWarp, mine, 1));
-  return larger(mine, __shfl_xor_sync(kWarp, mine, 2));
+  constexpr unsigned kAll = 0xFFFFFFFFu;
+  mine = larger(mine, __shfl_xor_sync(kAll, mine, 1));
+  return larger(mine, __shfl_xor_sync(kAll, mine, 2));
 }
 
-// Moments of a thread as FP32 values, and how they are loaded and stored.
+// First or second moments of a thread, in bytes.
 template <typename Code>
 struct ByteMoments {
+  static constexpr bool kFirst = std::is_same_v<Code, FirstMoment>;
   uint8_t* codes;
   uint8_t* exponents;
+  Pack<uint8_t, kEach> loaded;
+  uint32_t exponent;
 
-  __device__ ByteMoments(const StateArrays& arrays, int moment, int64_t at)
-      : codes(static_cast<uint8_t*>(arrays.moments[moment]) + at),
-        exponents(arrays.exponents[moment] + at / kGroupSize) {}
+  template <bool kWhole>
+  __device__ void load(const StateArrays& arrays, int64_t at, int count) {
+    constexpr int kMoment = kFirst ? 0 : 1;
+    codes = static_cast<uint8_t*>(arrays.moments[kMoment]) + at;
+    exponents = arrays.exponents[kMoment] + at / kGroupSize;
+    loaded = load_elements<kWhole>(codes, count);
+    exponent = kWhole || count > 0 ? *exponents : 0;
+  }
 
-  __device__ void load(int count, bool whole, float* values) const {
-    const Bytes bytes = internal::load(codes, count, whole);
-    const uint32_t exponent = count > 0 ? *exponents : 0;
-    for (int i = 0; i < 2; ++i) decode(word_of(bytes, i), exponent, values + 4 * i);
-    if (whole) return;
+  template <bool kWhole>
+  __device__ void decode(int count, float* values) const {
 #pragma unroll
-    for (int e = 0; e < kEach; ++e) {
-      if (e >= count) values[e] = 0.0f;  // a code of 0 is not always 0
+    for (int i = 0; i < kEach / 4; ++i) decode_word(word_of(loaded, i), values + 4 * i);
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) {  // a code of 0 is not always 0
+      if (!kWhole && e >= count) values[e] = 0.0f;
     }
   }
 
-  __device__ void store(const float* values, const uint32_t* random, int count, bool whole) const {
+  template <bool kWhole>
+  __device__ void store(const float* values, uint32_t hash, int count) {
     uint32_t largest = 0;
 #pragma unroll
     for (int e = 0; e < kEach; ++e) largest = larger(largest, moment_magnitude(values[e]));
-    const uint32_t exponent = Code::exponent(largest_of_group(largest));
-    uint32_t words[kEach];
+    const uint32_t shared = Code::exponent(largest_of_group(largest));
 #pragma unroll
-    for (int e = 0; e < kEach; ++e) words[e] = encode(values[e], exponent, random[e]);
-    internal::store(codes, bytes_of(words), count, whole);
-    if (count > 0 && threadIdx.x % 4 == 0) *exponents = static_cast<uint8_t>(exponent);
+    for (int i = 0; i < kEach / 4; ++i) {
+      uint32_t words[4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        words[e] = encode(values[4 * i + e], shared, hash * dither_factor(4 * i + e));
+      }
+      set_word(&loaded, i, bytes_of<3>(words));
+    }
+    store_elements<kWhole>(codes, loaded, count);
+    if ((kWhole || count > 0) && threadIdx.x % 4 == 0) *exponents = static_cast<uint8_t>(shared);
   }
 
  private:
-  // Codes of first moments have the bits of f16, but for the place of the sign.
-  __device__ static void decode(uint32_t word, uint32_t exponent, float* values) {
-    if constexpr (std::is_same_v<Code, FirstMoment>) {
+  __device__ void decode_word(uint32_t word, float* values) const {
+    if constexpr (kFirst) {  // the bits of f16, but for the place of the sign
       const float factor = bits_float(exponent << 23);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const uint32_t high = __byte_perm(word, 0, i == 0 ? 0x1404 : 0x3424);
-        const uint32_t bits = (high & 0x80008000u) | (high >> 1 & 0x3F803F80u);
+        const uint32_t upper = __byte_perm(word, 0, i == 0 ? 0x1404 : 0x3424);
+        const uint32_t bits = (upper & 0x80008000u) | (upper >> 1 & 0x3F803F80u);
         const float2 pair = __half22float2(*reinterpret_cast<const __half2*>(&bits));
         values[2 * i] = pair.x * factor;
         values[2 * i + 1] = pair.y * factor;
@@ -110,154 +136,210 @@ struct ByteMoments {
     } else {
       const uint32_t first = Code::first_bits(exponent);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) values[i] = bits_float((byte_of(word, i) << 20) + first);
+      for (int i = 0; i < 4; ++i) {
+        const uint32_t code = __byte_perm(word, 0, 0x4044u | static_cast<unsigned>(i) << 8);
+        values[i] = bits_float(code * 16 + first);  // from bit 16 to bit 20
+      }
     }
   }
 
+  // The code in the upper byte.
   __device__ static uint32_t encode(float value, uint32_t exponent, uint32_t random) {
-    constexpr bool kFirst = std::is_same_v<Code, FirstMoment>;
-    return Code::encode(value, exponent, kFirst ? first_dither(random) : second_dither(random));
+    if constexpr (kFirst) {
+      const float magnitude = bits_float(moment_magnitude(value));
+      const float scaled = magnitude * bits_float((254 - exponent) << 23);
+      const uint32_t code = Code::Range::place(scaled, first_dither(random));
+      return (code * 16 & kMagnitude) | (float_bits(value) & ~kMagnitude);
+    } else {
+      return Code::place(value, exponent, second_dither(random)) * 16;
+    }
   }
 };
 
+// Moments in bf16.
 template <typename Code>
 struct HalfMoments {
-  bf16* values16;
+  static constexpr bool kFirst = std::is_same_v<Code, FirstMoment>;
+  bf16* stored;
+  Pack<bf16, kEach> loaded;
 
-  __device__ HalfMoments(const StateArrays& arrays, int moment, int64_t at)
-      : values16(static_cast<bf16*>(arrays.moments[moment]) + at) {}
-
-  __device__ void load(int count, bool whole, float* values) const {
-    const auto pack = internal::load(values16, count, whole);
-#pragma unroll
-    for (int e = 0; e < kEach; ++e) values[e] = to_float(pack.at[e]);
+  template <bool kWhole>
+  __device__ void load(const StateArrays& arrays, int64_t at, int count) {
+    stored = static_cast<bf16*>(arrays.moments[kFirst ? 0 : 1]) + at;
+    loaded = load_elements<kWhole>(stored, count);
   }
 
-  __device__ void store(const float* values, const uint32_t* random, int count, bool whole) const {
-    constexpr bool kFirst = std::is_same_v<Code, FirstMoment>;
-    Pack<bf16, kEach> pack;
+  template <bool kWhole>
+  __device__ void decode(int /*count*/, float* values) const {
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) values[e] = bits_float(upper_half(loaded, e));
+  }
+
+  template <bool kWhole>
+  __device__ void store(const float* values, uint32_t hash, int count) {
 #pragma unroll
     for (int e = 0; e < kEach; ++e) {
-      const uint32_t dither = kFirst ? first_dither(random[e]) : second_dither(random[e]);
-      pack.at[e] = encode_moment(values[e], half_dither(dither));
+      const uint32_t random = hash * dither_factor(e);
+      const uint32_t dither = kFirst ? first_dither(random) : second_dither(random);
+      loaded.at[e] = encode_moment(values[e], half_dither(dither));
     }
-    internal::store(values16, pack, count, whole);
+    store_elements<kWhole>(stored, loaded, count);
   }
 };
 
-// Weights of a thread: 16-bit ones with what is below them, or FP32 ones.
+// 16-bit weights of a thread and what is below them.
 template <typename W, StateFormat kFormat>
 struct Weights {
   static constexpr int kBits = kFormat == StateFormat::kByte ? 8 : 16;
   using Split = SplitMaster<W, kBits>;
   using Remainder = typename Split::Remainder;
-  W* weight;
-  Remainder* below;
+  W* weights;
+  Remainder* remainders;
+  Pack<W, kEach> upper;
+  Pack<Remainder, kEach> lower;
 
-  __device__ Weights(const CudaSlot& slot, int64_t at)
-      : weight(static_cast<W*>(slot.weight) + at),
-        below(static_cast<Remainder*>(slot.state.master) + at) {}
-
-  __device__ void load(int count, bool whole, float* values) const {
-    const auto upper = internal::load(weight, count, whole);
-    const auto lower = internal::load(below, count, whole);
-#pragma unroll
-    for (int e = 0; e < kEach; ++e) values[e] = Split{upper.at[e], lower.at[e]}.join();
+  template <bool kWhole>
+  __device__ void load(const CudaSlot& slot, int64_t at, int count) {
+    weights = static_cast<W*>(slot.weight) + at;
+    remainders = static_cast<Remainder*>(slot.state.master) + at;
+    upper = load_elements<kWhole>(weights, count);
+    lower = load_elements<kWhole>(remainders, count);
   }
 
-  __device__ void store(const float* values, const uint32_t* random, int count, bool whole) const {
-    Pack<W, kEach> upper;
-    Pack<Remainder, kEach> lower;
+  __device__ void decode(float* values) const {
 #pragma unroll
     for (int e = 0; e < kEach; ++e) {
-      const Split both = Split::split(values[e], master_dither<Split::kDropped>(random[e]));
-      upper.at[e] = both.weight;
-      lower.at[e] = both.remainder;
+      if constexpr (!Split::kHalf && kBits == 8) {
+        // As join(), but both parts are put where they are in a float.
+        const uint32_t bits = upper_half(upper, e);
+        const auto byte = static_cast<unsigned>(e % 4);
+        const unsigned sign = byte | 8;  // extended to the bytes above
+        const uint32_t below =
+            __byte_perm(word_of(lower, e / 4), 0, 0x4 | byte << 4 | sign << 8 | sign << 12);
+        const uint32_t sum = larger((bits & kMagnitude) + below, 0);
+        values[e] = bits_float(sum | (bits & ~kMagnitude));
+      } else {
+        values[e] = Split{upper.at[e], lower.at[e]}.join();
+      }
     }
-    internal::store(weight, upper, count, whole);
-    internal::store(below, lower, count, whole);
+  }
+
+  template <bool kWhole>
+  __device__ void store(const float* values, uint32_t hash, int count) {
+    uint32_t whole[kEach], rounded[kEach];
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) {
+      const uint32_t dither = master_dither<Split::kDropped>(hash * dither_factor(e));
+      whole[e] = Split::whole(values[e], dither);
+      rounded[e] = Split::rounded(values[e], whole[e]);
+    }
+#pragma unroll
+    for (int i = 0; i < kEach / 2; ++i) {
+      set_word(&upper, i, halves_of(rounded + 2 * i));
+      if constexpr (kBits == 16) set_word(&lower, i, halves_of(whole + 2 * i));
+    }
+#pragma unroll
+    for (int i = 0; i < kEach / 4; ++i) {
+      if constexpr (kBits == 8) set_word(&lower, i, bytes_of<0>(whole + 4 * i));
+    }
+    store_elements<kWhole>(weights, upper, count);
+    store_elements<kWhole>(remainders, lower, count);
   }
 };
 
 template <StateFormat kFormat>
 struct Weights<float, kFormat> {
-  float* weight;
+  float* weights;
+  Pack<float, kEach> loaded;
 
-  __device__ Weights(const CudaSlot& slot, int64_t at)
-      : weight(static_cast<float*>(slot.state.master) + at) {}
-
-  __device__ void load(int count, bool whole, float* values) const {
-    const auto pack = internal::load(weight, count, whole);
-#pragma unroll
-    for (int e = 0; e < kEach; ++e) values[e] = pack.at[e];
+  template <bool kWhole>
+  __device__ void load(const CudaSlot& slot, int64_t at, int count) {
+    weights = static_cast<float*>(slot.state.master) + at;
+    loaded = load_elements<kWhole>(weights, count);
   }
-  __device__ void store(const float* values, const uint32_t*, int count, bool whole) const {
-    Pack<float, kEach> pack;
+  __device__ void decode(float* values) const {
 #pragma unroll
-    for (int e = 0; e < kEach; ++e) pack.at[e] = values[e];
-    internal::store(weight, pack, count, whole);
+    for (int e = 0; e < kEach; ++e) values[e] = loaded.at[e];
+  }
+  template <bool kWhole>
+  __device__ void store(const float* values, uint32_t /*hash*/, int count) {
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) loaded.at[e] = values[e];
+    store_elements<kWhole>(weights, loaded, count);
   }
 };
 
-template <typename G>
-__device__ void load_grads(const CudaSlot& slot, int64_t at, int count, bool whole, float* values) {
-  const auto pack = load(static_cast<const G*>(slot.grad) + at, count, whole);
-#pragma unroll
-  for (int e = 0; e < kEach; ++e) values[e] = to_float(pack.at[e]);
-}
+// Gradients of a thread, of any type. The branches go the same way for a whole block.
+struct Grads {
+  DType type;
+  Pack<float, kEach> wide;
+  Pack<uint16_t, kEach> narrow;
 
-// The branch goes the same way for a whole block.
-__device__ void load_grads(const CudaSlot& slot, int64_t at, int count, bool whole, float* values) {
-  const DType type = slot.kind.grad;
-  if (type == DType::kF32) return load_grads<float>(slot, at, count, whole, values);
-  if (type == DType::kF16) return load_grads<f16>(slot, at, count, whole, values);
-  load_grads<bf16>(slot, at, count, whole, values);
-}
+  template <bool kWhole>
+  __device__ void load(const CudaSlot& slot, int64_t at, int count) {
+    type = slot.kind.grad;
+    if (type == DType::kF32) {
+      wide = load_elements<kWhole>(static_cast<const float*>(slot.grad) + at, count);
+    } else {
+      narrow = load_elements<kWhole>(static_cast<const uint16_t*>(slot.grad) + at, count);
+    }
+  }
+
+  __device__ void decode(float* values) const {
+    if (type == DType::kF32) {
+#pragma unroll
+      for (int e = 0; e < kEach; ++e) values[e] = wide.at[e];
+    } else if (type == DType::kBF16) {
+#pragma unroll
+      for (int e = 0; e < kEach; ++e) values[e] = bits_float(upper_half(narrow, e));
+    } else {
+#pragma unroll
+      for (int e = 0; e < kEach; ++e) values[e] = to_float(f16::from_bits(narrow.at[e]));
+    }
+  }
+};
 
 __device__ void clear_grads(const CudaSlot& slot, int64_t at, int count) {
-  const size_t size = slot.kind.grad == DType::kF32 ? 4 : 2;
-  auto* const grad = static_cast<uint16_t*>(slot.grad) + at * static_cast<int64_t>(size / 2);
-  for (size_t i = 0; i < static_cast<size_t>(count) * (size / 2); ++i) grad[i] = 0;
+  const int halves = slot.kind.grad == DType::kF32 ? 2 : 1;
+  auto* const grad = static_cast<uint16_t*>(slot.grad) + at * halves;
+  for (int i = 0; i < count * halves; ++i) grad[i] = 0;
 }
 
-// The random bits of a thread's elements, see dither_word().
-__device__ void fill_random(const CudaNumbers& numbers, int64_t at, uint32_t* random) {
+// The hash of a thread's elements, see dither_word().
+__device__ inline uint32_t hash_of(const CudaNumbers& numbers, int64_t at) {
   const bool low = at >> 32 == 0;
   const uint32_t key =
       low ? numbers.random_key : random_key_at(numbers.random_base, static_cast<uint64_t>(at));
-  const uint32_t hash = dither_hash(static_cast<uint32_t>(at), key);
-#pragma unroll
-  for (int e = 0; e < kEach; ++e) random[e] = hash * dither_factor(e);
+  return dither_hash(static_cast<uint32_t>(at), key);
 }
 
-template <Rule kRule, typename W, StateFormat kFormat>
+template <Rule kRule, typename W, StateFormat kFormat, bool kWhole>
 __device__ void update_elements(const CudaSlot& slot, const CudaNumbers& numbers, float multiplier,
-                                int64_t at, int count, const ApplyJob& job) {
+                                int64_t at, int count) {
   constexpr size_t kStates = state_buffers(kRule);
   constexpr bool kByte = kFormat == StateFormat::kByte;
-  using First = std::conditional_t<kByte, ByteMoments<FirstMoment>, HalfMoments<FirstMoment>>;
-  using Second = std::conditional_t<kByte, ByteMoments<SecondMoment>, HalfMoments<SecondMoment>>;
-  const Weights<W, kFormat> weights(slot, at);
-  const First first(slot.state, 0, at);
-  const Second second(slot.state, 1, at);
-  const bool whole = count == kEach && aligned_16(slot.grad) && aligned_16(slot.weight) &&
-                     aligned_16(slot.state.master);
-  float g[kEach], w[kEach], m[kEach], v[kEach];
-  load_grads(slot, at, count, whole, g);
-  weights.load(count, whole, w);
-  if constexpr (kStates > 0) first.load(count, whole, m);
-  if constexpr (kStates > 1) second.load(count, whole, v);
-  uint32_t random[kEach];
-  fill_random(numbers, at, random);
+  std::conditional_t<kByte, ByteMoments<FirstMoment>, HalfMoments<FirstMoment>> first;
+  std::conditional_t<kByte, ByteMoments<SecondMoment>, HalfMoments<SecondMoment>> second;
+  Weights<W, kFormat> weights;
+  Grads grads;
+  grads.load<kWhole>(slot, at, count);
+  weights.template load<kWhole>(slot, at, count);
+  if constexpr (kStates > 0) first.template load<kWhole>(slot.state, at, count);
+  if constexpr (kStates > 1) second.template load<kWhole>(slot.state, at, count);
+  const uint32_t hash = hash_of(numbers, at);
   const RuleNumbers n = numbers.rule;
+  float g[kEach], w[kEach], m[kEach], v[kEach];
+  grads.decode(g);
+  weights.decode(w);
+  if constexpr (kStates > 0) first.template decode<kWhole>(count, m);
+  if constexpr (kStates > 1) second.template decode<kWhole>(count, v);
 #pragma unroll
   for (int e = 0; e < kEach; ++e) {
-    w[e] = updated<kRule>(n, g[e] * multiplier, w[e], &m[e], &v[e]);
+    w[e] = updated<kRule, true>(n, g[e] * multiplier, w[e], &m[e], &v[e]);
   }
-  weights.store(w, random, count, whole);
-  if constexpr (kStates > 0) first.store(m, random, count, whole);
-  if constexpr (kStates > 1) second.store(v, random, count, whole);
-  if (job.clear_grads) clear_grads(slot, at, count);
+  weights.template store<kWhole>(w, hash, count);
+  if constexpr (kStates > 0) first.template store<kWhole>(m, hash, count);
+  if constexpr (kStates > 1) second.template store<kWhole>(v, hash, count);
 }
 
 // As step_kernel() of cuda.cu. All threads of a block get to the end, for the shuffles.
@@ -267,20 +349,28 @@ __global__ void __launch_bounds__(kStepThreads, kResident)
   const int64_t piece = last_piece - static_cast<int64_t>(blockIdx.x);
   const uint32_t index = tables.slot_of[piece];
   const CudaSlot& slot = tables.slots[index];
-  const int64_t at = (piece - slot.first_piece) * kPiece + static_cast<int>(threadIdx.x) * kEach;
-  const auto left = slot.count - at;
+  const int64_t begin = (piece - slot.first_piece) * kPiece;
+  const int64_t at = begin + static_cast<int>(threadIdx.x) * kEach;
+  const int64_t left = slot.count - at;
   const int count = static_cast<int>(left < 0 ? 0 : left < kEach ? left : kEach);
+  const bool whole = slot.count - begin >= kPiece && aligned_16(slot.grad) &&
+                     aligned_16(slot.weight) && aligned_16(slot.state.master);
   wait_for_kernel_before();
   const DeviceVerdict verdict = *tables.verdict;
   if (verdict.apply) {
-    update_elements<kRule, W, kFormat>(slot, tables.numbers[index], verdict.multiplier, at, count,
-                                       job);
+    const CudaNumbers& numbers = tables.numbers[index];
+    if (whole) {
+      update_elements<kRule, W, kFormat, true>(slot, numbers, verdict.multiplier, at, kEach);
+    } else {
+      update_elements<kRule, W, kFormat, false>(slot, numbers, verdict.multiplier, at, count);
+    }
+    if (job.clear_grads) clear_grads(slot, at, count);
   } else if (clear_skipped) {
     clear_grads(slot, at, count);
   }
 }
 
-struct PickCompactKernel {
+struct PickCompactKernel {  // for select_compact_kernel(); nvcc warns about a lambda
   template <Rule kRule, typename W, StateFormat kFormat>
   StepKernel operator()() const {
     return compact_kernel<kRule, W, kFormat>;

@@ -79,8 +79,8 @@ struct Arrays {
 #pragma unroll
     for (int e = 0; e < kCount; ++e) {
       if constexpr (!kMaster) x->w.at[e] = to_float(x->narrow.at[e]);
-      x->w.at[e] = updated<kRule>(n, to_float(x->g.at[e]) * n.multiplier, x->w.at[e], &x->m.at[e],
-                                  &x->v.at[e]);
+      x->w.at[e] = updated<kRule, false>(n, to_float(x->g.at[e]) * n.multiplier, x->w.at[e],
+                                         &x->m.at[e], &x->v.at[e]);
       if constexpr (kNarrow) x->narrow.at[e] = rounded<W>(x->w.at[e], job, index + e, base);
     }
   }

@@ -42,12 +42,12 @@ inline uint32_t dither_word(uint32_t index, uint32_t key) {
 }
 
 /// The bits of a dither_word() that round the first moment, the second one, and the master. The
-/// fields overlap where only the less important bits of one are concerned.
+/// last two begin with the same bits: that their errors go together does no harm.
 HEADROOM_HOST_DEVICE constexpr uint32_t first_dither(uint32_t word) { return word & 0xFFFFFu; }
 HEADROOM_HOST_DEVICE constexpr uint32_t second_dither(uint32_t word) { return word >> 12; }
 template <int kBits>
 HEADROOM_HOST_DEVICE constexpr uint32_t master_dither(uint32_t word) {
-  return (word >> 20) & ((1u << kBits) - 1);
+  return kBits == 0 ? 0 : word >> (32 - kBits) % 32;
 }
 
 /// A dither of 20 bits that rounds to nearest, ties away from zero.
@@ -63,9 +63,14 @@ struct HalfRange {
   /// `value` is 0 or more; `dither` has kDropped bits. Below kMin, the sum with kMin has the unit
   /// of subnormal numbers in the right place and the larger bits; above, the number itself has.
   HEADROOM_HOST_DEVICE static uint32_t encode(float value, uint32_t dither) {
+    return place(value, dither) >> kDropped;
+  }
+
+  /// The same, with kDropped more bits that are not part of it.
+  HEADROOM_HOST_DEVICE static uint32_t place(float value, uint32_t dither) {
     const uint32_t subnormal = float_bits(value + bits_float(kMinBits));
     const uint32_t bits = larger(subnormal, float_bits(value) + kBinade);
-    return (bits - kMinBits + dither) >> kDropped;
+    return bits - kMinBits + dither;
   }
 
   /// The other way round: of the two candidates, the smaller is right.
@@ -97,25 +102,30 @@ struct SplitMaster {
   /// `dither`: master_dither<kDropped>(), or 0 with kBits = 16, where nothing is rounded but f16
   /// below 2^-14, at 2^-40.
   HEADROOM_HOST_DEVICE static SplitMaster split(float master, uint32_t dither) {
+    const uint32_t bits = whole(master, dither);
+    return {W::from_bits(static_cast<uint16_t>(rounded(master, bits))),
+            static_cast<Remainder>(bits)};
+  }
+
+  /// The integer of a master; with bf16, the sign is above it.
+  HEADROOM_HOST_DEVICE static uint32_t whole(float master, uint32_t dither) {
     if constexpr (!kHalf) {
-      const uint32_t bits = master == master ? float_bits(master) : kQuietNan;
-      const uint32_t whole = (bits + dither) >> kDropped;
-      return {W::from_bits(static_cast<uint16_t>((whole + kHalfUnit) >> kBits)),
-              static_cast<Remainder>(whole)};
+      return ((master == master ? float_bits(master) : kQuietNan) + dither) >> kDropped;
     } else {
-      const uint32_t bits = float_bits(master);
-      const float magnitude = bits_float(smaller(bits & kMagnitude, kHalfInf));
-      uint32_t whole;
+      const float magnitude = bits_float(smaller(float_bits(master) & kMagnitude, kHalfInf));
       if constexpr (kBits == 8) {
-        whole = HalfRange<kDropped>::encode(magnitude, dither);
+        return HalfRange<kDropped>::encode(magnitude, dither);
       } else {
-        whole = larger((float_bits(magnitude) - 0x38000000u) << 3 & normal_mask(magnitude),
-                       below_normal(magnitude));
+        if (magnitude < 0x1p-14f) return static_cast<uint32_t>(magnitude * 0x1p40f);
+        return (float_bits(magnitude) - 0x38000000u) << 3;
       }
-      const uint32_t rounded = (whole + kHalfUnit) >> kBits;
-      return {W::from_bits(static_cast<uint16_t>((bits >> 16 & 0x8000u) | rounded)),
-              static_cast<Remainder>(whole)};
     }
+  }
+
+  /// The bits of the weight, from whole().
+  HEADROOM_HOST_DEVICE static uint32_t rounded(float master, uint32_t whole) {
+    const uint32_t magnitude = (whole + kHalfUnit) >> kBits;
+    return kHalf ? (float_bits(master) >> 16 & 0x8000u) | magnitude : magnitude;
   }
 
   /// The master. A weight that others have written keeps its remainder: the result is within half a
@@ -137,16 +147,6 @@ struct SplitMaster {
       return bits_float(sign | ((whole >> 3) + 0x38000000u));
     }
   }
-
- private:
-  // f16 with 16 bits: the integer of a magnitude below 2^-14 in units of 2^-40, else 0; and a mask
-  // for the others.
-  HEADROOM_HOST_DEVICE static uint32_t below_normal(float magnitude) {
-    return magnitude < 0x1p-14f ? static_cast<uint32_t>(magnitude * 0x1p40f) : 0;
-  }
-  HEADROOM_HOST_DEVICE static uint32_t normal_mask(float magnitude) {
-    return magnitude < 0x1p-14f ? 0 : ~0u;
-  }
 };
 
 /// Elements that share an exponent in StateFormat::kByte.
@@ -155,7 +155,7 @@ constexpr int64_t kGroupSize = 32;
 /// Larger moments, inf and NaN are stored as the largest one: 2^126.
 constexpr uint32_t kLargestMoment = 0x7E800000u;
 
-/// The bits of a moment without the sign, limited to kLargestMoment.
+/// The bits of a moment without the sign, limited to kLargestMoment. Second moments have no sign.
 HEADROOM_HOST_DEVICE inline uint32_t moment_magnitude(float value) {
   return smaller(float_bits(value) & kMagnitude, kLargestMoment);
 }
@@ -203,8 +203,12 @@ struct SecondMoment {
   }
 
   HEADROOM_HOST_DEVICE static uint8_t encode(float value, uint32_t exponent, uint32_t dither) {
-    const uint32_t above = moment_magnitude(value) + dither - first_bits(exponent);
-    return static_cast<uint8_t>(larger(above, 0) >> 20);
+    return static_cast<uint8_t>(place(value, exponent, dither) >> 20);
+  }
+
+  /// The same, with 20 more bits that are not part of it.
+  HEADROOM_HOST_DEVICE static uint32_t place(float value, uint32_t exponent, uint32_t dither) {
+    return larger(moment_magnitude(value) + dither - first_bits(exponent), 0);
   }
 
   HEADROOM_HOST_DEVICE static float decode(uint8_t code, uint32_t exponent) {

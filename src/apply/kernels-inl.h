@@ -134,7 +134,7 @@ HWY_INLINE void update_vector(D d, const RuleNumbers& n, const ApplyJob job, con
   }
   // Unscaling and clipping are one multiplication.
   const auto g = hn::Mul(load_float(d, a.grad + i), hn::Set(d, n.multiplier));
-  w = updated<kRule>(d, n, g, w, a.s0 + i, a.s1 + i);
+  w = updated<kRule, false>(d, n, g, w, a.s0 + i, a.s1 + i);
   if constexpr (kMaster) store_float(d, w, a.master + i);
   if constexpr (std::is_same_v<W, bf16>) {
     if (job.stochastic_rounding) {

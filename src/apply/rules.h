@@ -51,6 +51,8 @@ struct RuleSettings {
 ///     Adam      m += beta1_rest x (g - m)
 ///               v = beta2 x v + beta2_rest x g x g
 ///               w = keep x w - step_size x m / (sqrt(v) x correction2 + eps)
+///               with compact state (StateFormat), which GPUs compute faster:
+///               w = keep x w - step_size x (m x (1 / (sqrt(max(v, 2^-96)) x correction2 + eps)))
 ///     Lion      w = keep x w - lr x sign(beta1 x m + beta1_rest x g)
 ///               m = beta2 x m + beta2_rest x g
 struct RuleNumbers {
@@ -72,6 +74,8 @@ struct RuleNumbers {
   float from_grad;  // the update is from_grad x gradient + from_buffer x momentum buffer
   float from_buffer;
 };
+
+constexpr float kSmallestVariance = 0x1p-96f;
 
 /// x^n for x from 0 to 1, by repeated squaring. std::pow() is not used: it gives different bits on
 /// different platforms and on GPUs.

@@ -18,9 +18,9 @@ namespace internal {
 namespace HWY_NAMESPACE {
 
 // Applies a rule to one vector: updates the state buffers and returns the new weight. Numbers are
-// broadcast where they are used; the compiler hoists that out of the loop. cuda.cu has the same
-// operations in the same order.
-template <Rule kRule, class D, class V = hn::Vec<D>>
+// broadcast where they are used; the compiler hoists that out of the loop. cuda.cuh has the same
+// operations in the same order. kCompact: see RuleNumbers.
+template <Rule kRule, bool kCompact, class D, class V = hn::Vec<D>>
 HWY_INLINE V updated(D d, const RuleNumbers& n, V g, V w, float* s0, float* s1) {
   g = hn::Add(g, hn::Mul(hn::Set(d, n.l2), w));
   if constexpr (kRule == Rule::kSgd) {
@@ -47,10 +47,11 @@ HWY_INLINE V updated(D d, const RuleNumbers& n, V g, V w, float* s0, float* s1) 
                         hn::Mul(hn::Set(d, n.beta2_rest), hn::Mul(g, g)));
     store_float(d, m, s0);
     store_float(d, v, s1);
-    const V denominator =
-        hn::Add(hn::Mul(hn::Sqrt(v), hn::Set(d, n.correction2)), hn::Set(d, n.eps));
-    return hn::Sub(hn::Mul(hn::Set(d, n.keep), w),
-                   hn::Mul(hn::Set(d, n.step_size), hn::Div(m, denominator)));
+    const V root = hn::Sqrt(kCompact ? hn::Max(v, hn::Set(d, kSmallestVariance)) : v);
+    const V denominator = hn::Add(hn::Mul(root, hn::Set(d, n.correction2)), hn::Set(d, n.eps));
+    const V direction =
+        kCompact ? hn::Mul(m, hn::Div(hn::Set(d, 1.0f), denominator)) : hn::Div(m, denominator);
+    return hn::Sub(hn::Mul(hn::Set(d, n.keep), w), hn::Mul(hn::Set(d, n.step_size), direction));
   }
 }
 

@@ -119,8 +119,9 @@ struct CompactModel {
       } else {
         first[i] = first[i] + n.beta1_rest * (g - first[i]);
         second[i] = n.beta2 * second[i] + n.beta2_rest * (g * g);
-        const float denominator = std::sqrt(second[i]) * n.correction2 + n.eps;
-        w = n.keep * w - n.step_size * (first[i] / denominator);
+        const float root = std::sqrt(std::max(second[i], 0x1p-96f));
+        const float reciprocal = 1.0f / (root * n.correction2 + n.eps);
+        w = n.keep * w - n.step_size * (first[i] * reciprocal);
       }
     }
     round(internal::random_key_at(internal::random_base(seed, parameter, steps), 0));
@@ -144,8 +145,8 @@ struct CompactModel {
           second[i] = byte ? model_second(second[i], e2, d2) : model_half(second[i], d2 >> 4);
         }
         if constexpr (!std::is_same_v<W, float>) {
-          const uint32_t bits = std::is_same_v<W, f16> ? 31 : 255;  // f16 drops 5 bits, bf16 8
-          masters[i] = model_master<W>(masters[i], byte ? 8 : 16, byte ? word >> 20 & bits : 0);
+          const uint32_t dither = word >> (std::is_same_v<W, f16> ? 27 : 24);  // 5 and 8 bits
+          masters[i] = model_master<W>(masters[i], byte ? 8 : 16, byte ? dither : 0);
         }
       }
     }
