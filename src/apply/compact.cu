@@ -20,21 +20,27 @@ static_assert(kStepThreads * kEach == kPiece);
 // from `count` on are 0.
 template <bool kWhole, typename T>
 __device__ Pack<T, kEach> load_elements(const T* from, int count) {
-  if constexpr (kWhole) return load_pack<kEach>(from);
-  Pack<T, kEach> pack{};
+  if constexpr (kWhole) {
+    return load_pack<kEach>(from);
+  } else {
+    Pack<T, kEach> pack{};
 #pragma unroll
-  for (int e = 0; e < kEach; ++e) {
-    if (e < count) pack.at[e] = from[e];
+    for (int e = 0; e < kEach; ++e) {
+      if (e < count) pack.at[e] = from[e];
+    }
+    return pack;
   }
-  return pack;
 }
 
 template <bool kWhole, typename T>
 __device__ void store_elements(T* to, const Pack<T, kEach>& pack, int count) {
-  if constexpr (kWhole) return store_pack(to, pack);
+  if constexpr (kWhole) {
+    store_pack(to, pack);
+  } else {
 #pragma unroll
-  for (int e = 0; e < kEach; ++e) {
-    if (e < count) to[e] = pack.at[e];
+    for (int e = 0; e < kEach; ++e) {
+      if (e < count) to[e] = pack.at[e];
+    }
   }
 }
 
