@@ -36,22 +36,16 @@ HWY_INLINE hn::Vec<hn::Rebind<T, D>> load_bytes(D, const void* from) {
   return hn::PromoteTo(hn::Rebind<T, D>(), hn::LoadU(d8, static_cast<const Byte*>(from)));
 }
 
-// The lowest byte of each lane.
+// The lanes have to be below 256.
 template <class D>
 HWY_INLINE void store_bytes(D, BitsOf<D> bits, uint8_t* to) {
-  const hn::Rebind<uint32_t, D> du;
-  hn::StoreU(hn::U8FromU32(hn::And(bits, hn::Set(du, 0xFFu))), hn::Rebind<uint8_t, D>(), to);
-}
-template <class D>
-HWY_INLINE void store_low_halves(D d, BitsOf<D> bits, uint16_t* to) {
-  const hn::Rebind<uint32_t, D> du;
-  store_halves(d, low_halves(d, hn::And(bits, hn::Set(du, 0xFFFFu))), to);
+  hn::StoreU(hn::U8FromU32(bits), hn::Rebind<uint8_t, D>(), to);
 }
 
-// See HalfRange.
-template <int kDropped, class D>
-HWY_INLINE BitsOf<D> encode_half_range(D d, hn::Vec<D> value, BitsOf<D> dither) {
-  using Range = HalfRange<kDropped>;
+// HalfRange::place() and its inverse.
+template <class D>
+HWY_INLINE BitsOf<D> place_half_range(D d, hn::Vec<D> value, BitsOf<D> dither) {
+  using Range = HalfRange<0>;
   const hn::Rebind<int32_t, D> di;
   const hn::Rebind<uint32_t, D> du;
   const auto lowest = hn::Set(du, Range::kMinBits);
@@ -59,15 +53,15 @@ HWY_INLINE BitsOf<D> encode_half_range(D d, hn::Vec<D> value, BitsOf<D> dither) 
   const auto normal =
       hn::Add(hn::BitCast(di, value), hn::Set(di, static_cast<int32_t>(Range::kBinade)));
   const auto bits = hn::BitCast(du, hn::Max(subnormal, normal));
-  return hn::ShiftRight<kDropped>(hn::Add(hn::Sub(bits, lowest), dither));
+  return hn::Add(hn::Sub(bits, lowest), dither);
 }
 
-template <int kDropped, class D>
-HWY_INLINE hn::Vec<D> decode_half_range(D d, BitsOf<D> code) {
-  using Range = HalfRange<kDropped>;
+template <class D>
+HWY_INLINE hn::Vec<D> unplace_half_range(D d, BitsOf<D> placed) {
+  using Range = HalfRange<0>;
   const hn::Rebind<uint32_t, D> du;
   const auto lowest = hn::Set(du, Range::kMinBits);
-  const auto bits = hn::Add(hn::ShiftLeft<kDropped>(code), lowest);
+  const auto bits = hn::Add(placed, lowest);
   const auto subnormal = hn::Sub(hn::BitCast(d, bits), hn::BitCast(d, lowest));
   const auto normal = hn::BitCast(d, hn::Sub(bits, hn::Set(du, Range::kBinade)));
   return hn::Min(subnormal, normal);
@@ -85,24 +79,22 @@ struct Masters {
   static HWY_INLINE hn::Vec<D> join(D d, const W* weight, const Remainder* remainder) {
     const DI di;
     const DU du;
-    const auto bits = hn::PromoteTo(du, load_halves(d, weight));
-    const auto magnitude = hn::BitCast(di, hn::And(bits, hn::Set(du, 0x7FFFu)));
+    const auto bits = hn::ShiftLeft<16>(hn::PromoteTo(du, load_halves(d, weight)));
     WordsOf<D> below;
     if constexpr (kBits == 8) {
-      below = load_bytes<int32_t>(d, remainder);
+      below = hn::ShiftLeft<8>(load_bytes<int32_t>(d, remainder));
     } else {
       const auto* from = reinterpret_cast<const int16_t*>(remainder);
       below = hn::PromoteTo(di, hn::LoadU(hn::Rebind<int16_t, D>(), from));
     }
+    const auto magnitude = hn::BitCast(di, hn::And(bits, hn::Set(du, kMagnitude)));
     // Only a weight of 0 can have a sum below 0.
-    const auto sum = hn::Add(hn::ShiftLeft<kBits>(magnitude), below);
-    const auto whole = hn::BitCast(du, hn::Max(sum, hn::Zero(di)));
-    const auto sign = hn::ShiftLeft<16>(hn::And(bits, hn::Set(du, 0x8000u)));
+    const auto whole = hn::BitCast(du, hn::Max(hn::Add(magnitude, below), hn::Zero(di)));
+    const auto sign = hn::BitCast(d, hn::AndNot(hn::Set(du, kMagnitude), bits));
     if constexpr (!Split::kHalf) {
-      return hn::BitCast(d, hn::Or(sign, hn::ShiftLeft<Split::kDropped>(whole)));
+      return hn::Or(sign, hn::BitCast(d, whole));
     } else if constexpr (!kExtraBits) {
-      const auto value = hn::BitCast(du, decode_half_range<Split::kDropped>(d, whole));
-      return hn::BitCast(d, hn::Or(sign, value));
+      return hn::Or(sign, unplace_half_range(d, hn::ShiftRight<3>(whole)));
     } else {
       const auto normal = hn::Add(hn::ShiftRight<3>(whole), hn::Set(du, 0x38000000u));
       const auto subnormal =
@@ -110,7 +102,7 @@ struct Masters {
       const auto is_normal =
           hn::Gt(hn::BitCast(di, whole), hn::Set(di, static_cast<int32_t>(1u << 26) - 1));
       const auto value = hn::IfThenElse(hn::RebindMask(du, is_normal), normal, subnormal);
-      return hn::BitCast(d, hn::Or(sign, value));
+      return hn::Or(sign, hn::BitCast(d, value));
     }
   }
 
@@ -118,36 +110,37 @@ struct Masters {
                                Remainder* remainder) {
     const DI di;
     const DU du;
-    const auto half_unit = hn::Set(du, Split::kHalfUnit);
     auto dither = hn::Zero(du);
     if constexpr (Split::kDropped > 0) dither = hn::ShiftRight<32 - Split::kDropped>(random);
-    BitsOf<D> whole, rounded;
+    BitsOf<D> aligned, rounded;
     if constexpr (!Split::kHalf) {
       const auto quiet = hn::BitCast(d, hn::Set(du, Split::kQuietNan));
-      const auto bits = hn::BitCast(du, hn::IfThenElse(hn::IsNaN(master), quiet, master));
-      whole = hn::ShiftRight<Split::kDropped>(hn::Add(bits, dither));
-      rounded = hn::ShiftRight<kBits>(hn::Add(whole, half_unit));
+      const auto usable = hn::IfThenElse(hn::IsNaN(master), quiet, master);
+      aligned = hn::Add(hn::BitCast(du, usable), dither);
+      rounded = hn::ShiftRight<16>(hn::Add(aligned, hn::Set(du, Split::kHalfUnit)));
     } else {
-      const auto limit = hn::Set(di, static_cast<int32_t>(Split::kHalfInf));
+      const auto limit = hn::Set(di, static_cast<int32_t>(float_bits(Split::kHalfInf)));
       const auto magnitude = hn::BitCast(d, hn::Min(magnitude_bits(d, master), limit));
       if constexpr (kExtraBits) {
-        whole = extra_bits(d, magnitude);
+        aligned = extra_bits(d, magnitude);
       } else {
-        whole = encode_half_range<Split::kDropped>(d, magnitude, dither);
+        aligned = hn::ShiftLeft<3>(place_half_range(d, magnitude, dither));
       }
-      const auto sign = hn::And(hn::ShiftRight<16>(hn::BitCast(du, master)), hn::Set(du, 0x8000u));
-      rounded = hn::Or(sign, hn::ShiftRight<kBits>(hn::Add(whole, half_unit)));
+      const auto sign = hn::AndNot(hn::Set(du, kMagnitude), hn::BitCast(du, master));
+      const auto sum = hn::Or(hn::Add(aligned, hn::Set(du, Split::kHalfUnit)), sign);
+      rounded = hn::ShiftRight<16>(sum);
     }
     store_halves(d, low_halves(d, rounded), weight);
     if constexpr (kBits == 8) {
-      store_bytes(d, whole, remainder);
+      store_bytes(d, hn::And(hn::ShiftRight<8>(aligned), hn::Set(du, 0xFFu)), remainder);
     } else {
-      store_low_halves(d, whole, remainder);
+      const auto low = hn::And(aligned, hn::Set(du, 0xFFFFu));
+      store_halves(d, low_halves(d, low), remainder);
     }
   }
 
  private:
-  // The integer of an f16 master with 16 bits below the weight.
+  // SplitMaster::aligned_half() with 16 bits.
   static HWY_INLINE BitsOf<D> extra_bits(D d, hn::Vec<D> magnitude) {
     const DI di;
     const DU du;
@@ -174,7 +167,8 @@ struct FirstMoments {
   static HWY_INLINE hn::Vec<D> decode(D d, const uint8_t* codes, uint32_t exponent) {
     const hn::Rebind<uint32_t, D> du;
     const auto code = load_bytes<uint32_t>(d, codes);
-    const auto scaled = decode_half_range<20>(d, hn::And(code, hn::Set(du, 0x7Fu)));
+    const auto placed = hn::ShiftLeft<20>(hn::And(code, hn::Set(du, 0x7Fu)));
+    const auto scaled = unplace_half_range(d, placed);
     const auto value = hn::Mul(scaled, hn::Set(d, bits_float(exponent << 23)));
     const auto sign = hn::ShiftLeft<24>(hn::And(code, hn::Set(du, 0x80u)));
     return hn::Or(value, hn::BitCast(d, sign));
@@ -184,7 +178,8 @@ struct FirstMoments {
     const hn::Rebind<uint32_t, D> du;
     const auto magnitude = hn::BitCast(d, moment_magnitudes(d, value));
     const auto scaled = hn::Mul(magnitude, hn::Set(d, bits_float((254 - exponent) << 23)));
-    const auto code = encode_half_range<20>(d, scaled, hn::And(random, hn::Set(du, 0xFFFFFu)));
+    const auto dither = hn::And(random, hn::Set(du, 0xFFFFFu));
+    const auto code = hn::ShiftRight<20>(place_half_range(d, scaled, dither));
     const auto sign = hn::And(hn::ShiftRight<24>(hn::BitCast(du, value)), hn::Set(du, 0x80u));
     return hn::Or(code, sign);
   }

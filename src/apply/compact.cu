@@ -12,9 +12,9 @@
 namespace headroom::internal {
 namespace {
 
-constexpr int kResident = 4;  // blocks on a multiprocessor; limits registers
-constexpr int kEach = 8;      // elements of a thread
-static_assert(kStepThreads * kEach == kPiece);
+constexpr int kEach = 8;         // elements of a thread
+constexpr int kResident = KRES;  // blocks on a multiprocessor; limits registers
+static_assert(kPiece % (kCompactThreads * kEach) == 0);
 
 // The elements of a thread in one array. kWhole: all of them exist and are aligned; otherwise those
 // from `count` on are 0.
@@ -61,9 +61,34 @@ __device__ inline uint32_t bytes_of(const uint32_t* words) {
                      0x5410);
 }
 
-// The lower halves of two words.
-__device__ inline uint32_t halves_of(const uint32_t* words) {
+// Byte i of a word, signed, times 256. (__byte_perm() cannot extend a sign.)
+__device__ inline uint32_t signed_byte(uint32_t word, unsigned i) {
+  const unsigned sign = i | 8;
+  uint32_t result;
+  asm("prmt.b32 %0, %1, 0, %2;"
+      : "=r"(result)
+      : "r"(word), "r"(0x4 | i << 4 | sign << 8 | sign << 12));
+  return result;
+}
+
+// The lower or upper halves of two words.
+__device__ inline uint32_t lower_halves(const uint32_t* words) {
   return __byte_perm(words[0], words[1], 0x5410);
+}
+__device__ inline uint32_t upper_halves(const uint32_t* words) {
+  return __byte_perm(words[0], words[1], 0x7632);
+}
+
+// Bits with the sign of others, in one instruction that the compiler does not find.
+__device__ inline uint32_t with_sign(uint32_t bits, uint32_t sign) {
+  uint32_t result;
+  asm("lop3.b32 %0, %1, %2, 0x7FFFFFFF, 0xE4;" : "=r"(result) : "r"(bits), "r"(sign));
+  return result;
+}
+
+// moment_magnitude() in one instruction, which takes NaN for the limit as well.
+__device__ inline float limited(float moment) {
+  return fminf(fabsf(moment), bits_float(kLargestMoment));
 }
 
 // 16-bit number i of a pack, in the upper half of the result.
@@ -110,10 +135,10 @@ struct ByteMoments {
 
   template <bool kWhole>
   __device__ void store(const float* values, uint32_t hash, int count) {
-    uint32_t largest = 0;
+    float largest = 0.0f;
 #pragma unroll
-    for (int e = 0; e < kEach; ++e) largest = larger(largest, moment_magnitude(values[e]));
-    const uint32_t shared = Code::exponent(largest_of_group(largest));
+    for (int e = 0; e < kEach; ++e) largest = fmaxf(largest, limited(values[e]));
+    const uint32_t shared = Code::exponent(largest_of_group(float_bits(largest)));
 #pragma unroll
     for (int i = 0; i < kEach / 4; ++i) {
       uint32_t words[4];
@@ -152,12 +177,12 @@ struct ByteMoments {
   // The code in the upper byte.
   __device__ static uint32_t encode(float value, uint32_t exponent, uint32_t random) {
     if constexpr (kFirst) {
-      const float magnitude = bits_float(moment_magnitude(value));
-      const float scaled = magnitude * bits_float((254 - exponent) << 23);
+      const float scaled = limited(value) * bits_float((254 - exponent) << 23);
       const uint32_t code = Code::Range::place(scaled, first_dither(random));
-      return (code * 16 & kMagnitude) | (float_bits(value) & ~kMagnitude);
+      return with_sign(code * 16, float_bits(value));
     } else {
-      return Code::place(value, exponent, second_dither(random)) * 16;
+      const uint32_t bits = float_bits(limited(value));
+      return larger(bits + second_dither(random) - Code::first_bits(exponent), 0) * 16;
     }
   }
 };
@@ -215,41 +240,46 @@ struct Weights {
   __device__ void decode(float* values) const {
 #pragma unroll
     for (int e = 0; e < kEach; ++e) {
-      if constexpr (!Split::kHalf && kBits == 8) {
-        // As join(), but both parts are put where they are in a float.
-        const uint32_t bits = upper_half(upper, e);
-        const auto byte = static_cast<unsigned>(e % 4);
-        const unsigned sign = byte | 8;  // extended to the bytes above
-        const uint32_t below =
-            __byte_perm(word_of(lower, e / 4), 0, 0x4 | byte << 4 | sign << 8 | sign << 12);
-        const uint32_t sum = larger((bits & kMagnitude) + below, 0);
-        values[e] = bits_float(sum | (bits & ~kMagnitude));
+      uint32_t below;
+      if constexpr (kBits == 8) {
+        below = signed_byte(word_of(lower, e / 4), static_cast<unsigned>(e % 4));
       } else {
-        values[e] = Split{upper.at[e], lower.at[e]}.join();
+        below = static_cast<uint32_t>(static_cast<int32_t>(static_cast<int16_t>(lower.at[e])));
       }
+      values[e] = Split::join(upper_half(upper, e), below);
     }
   }
 
   template <bool kWhole>
   __device__ void store(const float* values, uint32_t hash, int count) {
-    uint32_t whole[kEach], rounded[kEach];
+    uint32_t bits[kEach], rounded[kEach];
 #pragma unroll
     for (int e = 0; e < kEach; ++e) {
-      const uint32_t dither = master_dither<Split::kDropped>(hash * dither_factor(e));
-      whole[e] = Split::whole(values[e], dither);
-      rounded[e] = Split::rounded(values[e], whole[e]);
+      bits[e] = aligned(values[e], master_dither<Split::kDropped>(hash * dither_factor(e)));
+      rounded[e] = bits[e] + Split::kHalfUnit;
+      if constexpr (Split::kHalf) rounded[e] = with_sign(rounded[e], float_bits(values[e]));
     }
 #pragma unroll
     for (int i = 0; i < kEach / 2; ++i) {
-      set_word(&upper, i, halves_of(rounded + 2 * i));
-      if constexpr (kBits == 16) set_word(&lower, i, halves_of(whole + 2 * i));
+      set_word(&upper, i, upper_halves(rounded + 2 * i));
+      if constexpr (kBits == 16) set_word(&lower, i, lower_halves(bits + 2 * i));
     }
 #pragma unroll
     for (int i = 0; i < kEach / 4; ++i) {
-      if constexpr (kBits == 8) set_word(&lower, i, bytes_of<0>(whole + 4 * i));
+      if constexpr (kBits == 8) set_word(&lower, i, bytes_of<1>(bits + 4 * i));
     }
     store_elements<kWhole>(weights, upper, count);
     store_elements<kWhole>(remainders, lower, count);
+  }
+
+ private:
+  // Split::aligned(), with fewer instructions. NaN that arithmetic makes has no sign.
+  __device__ static uint32_t aligned(float master, uint32_t dither) {
+    if constexpr (Split::kHalf) {
+      return Split::aligned_half(fminf(fabsf(master), Split::kHalfInf), dither);
+    } else {
+      return smaller(float_bits(master), Split::kQuietNan) + dither;
+    }
   }
 };
 
@@ -305,12 +335,6 @@ struct Grads {
   }
 };
 
-__device__ void clear_grads(const CudaSlot& slot, int64_t at, int count) {
-  const int halves = slot.kind.grad == DType::kF32 ? 2 : 1;
-  auto* const grad = static_cast<uint16_t*>(slot.grad) + at * halves;
-  for (int i = 0; i < count * halves; ++i) grad[i] = 0;
-}
-
 // The hash of a thread's elements, see dither_word().
 __device__ inline uint32_t hash_of(const CudaNumbers& numbers, int64_t at) {
   const bool low = at >> 32 == 0;
@@ -319,46 +343,88 @@ __device__ inline uint32_t hash_of(const CudaNumbers& numbers, int64_t at) {
   return dither_hash(static_cast<uint32_t>(at), key);
 }
 
+// Everything of kEach elements of a thread.
 template <Rule kRule, typename W, StateFormat kFormat, bool kWhole>
-__device__ void update_elements(const CudaSlot& slot, const CudaNumbers& numbers, float multiplier,
-                                int64_t at, int count) {
-  constexpr size_t kStates = state_buffers(kRule);
-  constexpr bool kByte = kFormat == StateFormat::kByte;
+struct Elements {
+  static constexpr size_t kStates = state_buffers(kRule);
+  static constexpr bool kByte = kFormat == StateFormat::kByte;
   std::conditional_t<kByte, ByteMoments<FirstMoment>, HalfMoments<FirstMoment>> first;
   std::conditional_t<kByte, ByteMoments<SecondMoment>, HalfMoments<SecondMoment>> second;
   Weights<W, kFormat> weights;
   Grads grads;
-  grads.load<kWhole>(slot, at, count);
-  weights.template load<kWhole>(slot, at, count);
-  if constexpr (kStates > 0) first.template load<kWhole>(slot.state, at, count);
-  if constexpr (kStates > 1) second.template load<kWhole>(slot.state, at, count);
-  const uint32_t hash = hash_of(numbers, at);
-  const RuleNumbers n = numbers.rule;
-  float g[kEach], w[kEach], m[kEach], v[kEach];
-  grads.decode(g);
-  weights.decode(w);
-  if constexpr (kStates > 0) first.template decode<kWhole>(count, m);
-  if constexpr (kStates > 1) second.template decode<kWhole>(count, v);
-#pragma unroll
-  for (int e = 0; e < kEach; ++e) {
-    w[e] = updated<kRule, true>(n, g[e] * multiplier, w[e], &m[e], &v[e]);
+  int64_t at;
+  int count;
+
+  __device__ void load(const CudaSlot& slot, int64_t index) {
+    at = index;
+    const int64_t left = slot.count - index;
+    count = kWhole ? kEach : static_cast<int>(left < 0 ? 0 : left < kEach ? left : kEach);
+    grads.load<kWhole>(slot, at, count);
+    weights.template load<kWhole>(slot, at, count);
+    if constexpr (kStates > 0) first.template load<kWhole>(slot.state, at, count);
+    if constexpr (kStates > 1) second.template load<kWhole>(slot.state, at, count);
   }
-  weights.template store<kWhole>(w, hash, count);
-  if constexpr (kStates > 0) first.template store<kWhole>(m, hash, count);
-  if constexpr (kStates > 1) second.template store<kWhole>(v, hash, count);
+
+  __device__ void update(const CudaNumbers& numbers, float multiplier) {
+    const uint32_t hash = hash_of(numbers, at);
+    const RuleNumbers n = numbers.rule;
+    float g[kEach], w[kEach], m[kEach], v[kEach];
+    grads.decode(g);
+    weights.decode(w);
+    if constexpr (kStates > 0) first.template decode<kWhole>(count, m);
+    if constexpr (kStates > 1) second.template decode<kWhole>(count, v);
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) {
+      w[e] = updated<kRule, true>(n, g[e] * multiplier, w[e], &m[e], &v[e]);
+    }
+    weights.template store<kWhole>(w, hash, count);
+    if constexpr (kStates > 0) first.template store<kWhole>(m, hash, count);
+    if constexpr (kStates > 1) second.template store<kWhole>(v, hash, count);
+  }
+};
+
+// The piece from element `begin` on. A thread loads its next elements before it updates those that
+// it has.
+template <Rule kRule, typename W, StateFormat kFormat, bool kWhole>
+__device__ void update_piece(const CudaSlot& slot, const CudaNumbers& numbers, float multiplier,
+                             int64_t begin) {
+  constexpr int kRound = kCompactThreads * kEach;  // elements of the block
+  constexpr int kRounds = kPiece / kRound;
+  const int64_t at = begin + static_cast<int>(threadIdx.x) * kEach;
+  if constexpr (kWhole) {
+    Elements<kRule, W, kFormat, true> elements[kRounds];
+    elements[0].load(slot, at);
+#pragma unroll
+    for (int i = 0; i < kRounds; ++i) {
+      if (i + 1 < kRounds) elements[i + 1].load(slot, at + (i + 1) * kRound);
+      elements[i].update(numbers, multiplier);
+    }
+  } else {
+#pragma unroll 1
+    for (int i = 0; i < kRounds; ++i) {
+      Elements<kRule, W, kFormat, false> elements;
+      elements.load(slot, at + i * kRound);
+      elements.update(numbers, multiplier);
+    }
+  }
+}
+
+__device__ void clear_piece(const CudaSlot& slot, int64_t begin) {
+  const int halves = slot.kind.grad == DType::kF32 ? 2 : 1;
+  const int64_t left = slot.count - begin;
+  const int64_t count = (left < kPiece ? left : kPiece) * halves;
+  auto* const grad = static_cast<uint16_t*>(slot.grad) + begin * halves;
+  for (int64_t i = threadIdx.x; i < count; i += kCompactThreads) grad[i] = 0;
 }
 
 // As step_kernel() of cuda.cu. All threads of a block get to the end, for the shuffles.
 template <Rule kRule, typename W, StateFormat kFormat>
-__global__ void __launch_bounds__(kStepThreads, kResident)
+__global__ void __launch_bounds__(kCompactThreads, kResident)
     compact_kernel(CudaTables tables, int64_t last_piece, ApplyJob job, bool clear_skipped) {
   const int64_t piece = last_piece - static_cast<int64_t>(blockIdx.x);
   const uint32_t index = tables.slot_of[piece];
   const CudaSlot& slot = tables.slots[index];
   const int64_t begin = (piece - slot.first_piece) * kPiece;
-  const int64_t at = begin + static_cast<int>(threadIdx.x) * kEach;
-  const int64_t left = slot.count - at;
-  const int count = static_cast<int>(left < 0 ? 0 : left < kEach ? left : kEach);
   const bool whole = slot.count - begin >= kPiece && aligned_16(slot.grad) &&
                      aligned_16(slot.weight) && aligned_16(slot.state.master);
   wait_for_kernel_before();
@@ -366,13 +432,14 @@ __global__ void __launch_bounds__(kStepThreads, kResident)
   if (verdict.apply) {
     const CudaNumbers& numbers = tables.numbers[index];
     if (whole) {
-      update_elements<kRule, W, kFormat, true>(slot, numbers, verdict.multiplier, at, kEach);
+      update_piece<kRule, W, kFormat, true>(slot, numbers, verdict.multiplier, begin);
     } else {
-      update_elements<kRule, W, kFormat, false>(slot, numbers, verdict.multiplier, at, count);
+      update_piece<kRule, W, kFormat, false>(slot, numbers, verdict.multiplier, begin);
     }
-    if (job.clear_grads) clear_grads(slot, at, count);
-  } else if (clear_skipped) {
-    clear_grads(slot, at, count);
+  }
+  if (verdict.apply ? job.clear_grads : clear_skipped) {
+    __syncthreads();
+    clear_piece(slot, begin);
   }
 }
 

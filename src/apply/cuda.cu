@@ -315,7 +315,8 @@ void CudaApply::step(const ApplyJob& job, bool clear_skipped) {
     const bool full = launch->kind.state == StateFormat::kFull;
     const StepKernel kernel =
         full ? select_kernel(launch->kind, PickStepKernel()) : compact_step_kernel(launch->kind);
-    launch_early(kernel, static_cast<unsigned>(launch->pieces), kThreads, tables(),
+    launch_early(kernel, static_cast<unsigned>(launch->pieces), full ? kThreads : kCompactThreads,
+                 tables(),
                  launch->first_piece + launch->pieces - 1, job, clear_skipped);
   }
 }

@@ -74,15 +74,16 @@ struct HalfRange {
   }
 
   /// The other way round: of the two candidates, the smaller is right.
-  HEADROOM_HOST_DEVICE static float decode(uint32_t code) {
-    const uint32_t bits = (code << kDropped) + kMinBits;
+  HEADROOM_HOST_DEVICE static float decode(uint32_t code) { return unplace(code << kDropped); }
+  HEADROOM_HOST_DEVICE static float unplace(uint32_t placed) {
+    const uint32_t bits = placed + kMinBits;
     const float subnormal = bits_float(bits) - bits_float(kMinBits);
     return bits_float(smaller(float_bits(subnormal), bits - kBinade));
   }
 };
 
 /// A weight of type W (f16 or bf16) and kBits (8 or 16) below it. Together they are the master: its
-/// sign, and its magnitude as an integer whose upper bits are those of a W. The weight is the
+/// sign, and its magnitude as an integer whose upper 16 bits are those of a W. The weight is the
 /// master rounded to nearest, ties away from zero, and the remainder is signed: what the master is
 /// above or below the weight. So the remainder is the lower part of that integer.
 template <typename W, int kBits>
@@ -92,9 +93,9 @@ struct SplitMaster {
   static constexpr bool kHalf = std::is_same_v<W, f16>;
   /// Bits of a float below the last bit of the master. An f16 with 16 bits below has 3 bits more.
   static constexpr int kDropped = kHalf ? (kBits == 8 ? 5 : 0) : 16 - kBits;
-  static constexpr uint32_t kHalfUnit = 1u << (kBits - 1);
-  static constexpr uint32_t kHalfInf = 0x47800000u;   // 65536, which is inf in f16
-  static constexpr uint32_t kQuietNan = 0x7FC00000u;  // bf16: the one that is stored
+  static constexpr uint32_t kHalfUnit = 0x8000u;      // of the weight
+  static constexpr float kHalfInf = 65536.0f;         // inf in f16, and what NaN becomes
+  static constexpr uint32_t kQuietNan = 0x7FC00000u;  // what NaN becomes in bf16
 
   W weight;
   Remainder remainder;
@@ -102,49 +103,57 @@ struct SplitMaster {
   /// `dither`: master_dither<kDropped>(), or 0 with kBits = 16, where nothing is rounded but f16
   /// below 2^-14, at 2^-40.
   HEADROOM_HOST_DEVICE static SplitMaster split(float master, uint32_t dither) {
-    const uint32_t bits = whole(master, dither);
-    return {W::from_bits(static_cast<uint16_t>(rounded(master, bits))),
-            static_cast<Remainder>(bits)};
+    const uint32_t bits = aligned(master, dither);
+    const uint32_t sign = kHalf ? float_bits(master) >> 16 & 0x8000u : 0;
+    return {W::from_bits(static_cast<uint16_t>(sign | (bits + kHalfUnit) >> 16)),
+            static_cast<Remainder>(bits >> (16 - kBits))};
   }
 
-  /// The integer of a master; with bf16, the sign is above it.
-  HEADROOM_HOST_DEVICE static uint32_t whole(float master, uint32_t dither) {
+  /// The integer of a master, as 16 bits, kBits and bits that are not part of it. With bf16 the
+  /// first bit is the sign.
+  HEADROOM_HOST_DEVICE static uint32_t aligned(float master, uint32_t dither) {
     if constexpr (!kHalf) {
-      return ((master == master ? float_bits(master) : kQuietNan) + dither) >> kDropped;
+      return (master == master ? float_bits(master) : kQuietNan) + dither;
     } else {
-      const float magnitude = bits_float(smaller(float_bits(master) & kMagnitude, kHalfInf));
-      if constexpr (kBits == 8) {
-        return HalfRange<kDropped>::encode(magnitude, dither);
-      } else {
-        if (magnitude < 0x1p-14f) return static_cast<uint32_t>(magnitude * 0x1p40f);
-        return (float_bits(magnitude) - 0x38000000u) << 3;
-      }
+      const float magnitude =
+          bits_float(smaller(float_bits(master) & kMagnitude, float_bits(kHalfInf)));
+      return aligned_half(magnitude, dither);
     }
   }
 
-  /// The bits of the weight, from whole().
-  HEADROOM_HOST_DEVICE static uint32_t rounded(float master, uint32_t whole) {
-    const uint32_t magnitude = (whole + kHalfUnit) >> kBits;
-    return kHalf ? (float_bits(master) >> 16 & 0x8000u) | magnitude : magnitude;
+  /// The same for f16, of a magnitude up to kHalfInf.
+  HEADROOM_HOST_DEVICE static uint32_t aligned_half(float magnitude, uint32_t dither) {
+    if constexpr (kBits == 8) {
+      return HalfRange<kDropped>::place(magnitude, dither) * 8;
+    } else {
+      if (magnitude < 0x1p-14f) return static_cast<uint32_t>(magnitude * 0x1p40f);
+      return (float_bits(magnitude) - 0x38000000u) << 3;
+    }
   }
 
   /// The master. A weight that others have written keeps its remainder: the result is within half a
   /// unit of that weight. A negative remainder of a weight of 0 counts as 0.
   HEADROOM_HOST_DEVICE float join() const {
     const auto below = static_cast<int32_t>(static_cast<std::make_signed_t<Remainder>>(remainder));
-    const uint32_t magnitude = weight.bits & 0x7FFFu;
-    const uint32_t whole = larger((magnitude << kBits) + static_cast<uint32_t>(below), 0);
-    const uint32_t sign = static_cast<uint32_t>(weight.bits & 0x8000u) << 16;
+    const uint32_t bits = static_cast<uint32_t>(weight.bits) << 16;
+    return join(bits, static_cast<uint32_t>(below) << (16 - kBits));
+  }
+
+  /// The same from the bits of the weight and of the remainder at their places in the integer.
+  HEADROOM_HOST_DEVICE static float join(uint32_t weight, uint32_t below) {
+    const uint32_t whole = larger((weight & kMagnitude) + below, 0);
+    return bits_float((weight & ~kMagnitude) | float_bits(value(whole)));
+  }
+
+ private:
+  HEADROOM_HOST_DEVICE static float value(uint32_t whole) {
     if constexpr (!kHalf) {
-      return bits_float(sign | whole << kDropped);
+      return bits_float(whole);
     } else if constexpr (kBits == 8) {
-      return bits_float(sign | float_bits(HalfRange<kDropped>::decode(whole)));
+      return HalfRange<kDropped>::unplace(whole >> 3);
     } else {
-      if (whole < (1u << 26)) {
-        return bits_float(sign |
-                          float_bits(static_cast<float>(static_cast<int32_t>(whole)) * 0x1p-40f));
-      }
-      return bits_float(sign | ((whole >> 3) + 0x38000000u));
+      if (whole < (1u << 26)) return static_cast<float>(static_cast<int32_t>(whole)) * 0x1p-40f;
+      return bits_float((whole >> 3) + 0x38000000u);
     }
   }
 };
