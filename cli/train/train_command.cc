@@ -214,6 +214,8 @@ void add_training_options(CLI::App& command, TrainConfig* config) {
       "O0: FP32, O1: autocast (default), O2: 16-bit model with FP32 masters and norms, "
       "O3: all 16-bit");
   command.add_option("--optimizer", config->optimizer, "sgd, adam or adamw");
+  command.add_option("--state", config->state,
+                     "full, half or byte: how the optimizer stores masters and moments");
   command.add_option("--lr", config->lr, "Learning rate");
   command.add_option("--schedule", config->schedule, "cosine or constant");
   command.add_option("--clip", config->clip, "Clip gradients to this norm");

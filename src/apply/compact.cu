@@ -12,8 +12,10 @@
 namespace headroom::internal {
 namespace {
 
-constexpr int kEach = 8;         // elements of a thread
-constexpr int kResident = KRES;  // blocks on a multiprocessor; limits registers
+// Tuned on an H200: of 4 to 9 blocks of 128 threads on a multiprocessor, and 3 to 5 of 256 threads
+// that update only one set of elements each, this is the fastest by 10 % or more.
+constexpr int kEach = 8;      // elements of a thread at a time
+constexpr int kResident = 6;  // blocks on a multiprocessor; limits registers
 static_assert(kPiece % (kCompactThreads * kEach) == 0);
 
 // The elements of a thread in one array. kWhole: all of them exist and are aligned; otherwise those

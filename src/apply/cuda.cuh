@@ -3,10 +3,6 @@
 #ifndef HEADROOM_SRC_APPLY_CUDA_CUH_
 #define HEADROOM_SRC_APPLY_CUDA_CUH_
 
-#ifndef KT
-#define KT 256
-#define KRES 4
-#endif
 #include "apply/cuda.h"
 
 namespace headroom::internal {
@@ -19,7 +15,7 @@ using StepKernel = void (*)(CudaTables tables, int64_t last_piece, ApplyJob job,
                             bool clear_skipped);
 
 /// The step kernel for StateFormat::kHalf and kByte (compact.cu), of blocks with kCompactThreads.
-constexpr int kCompactThreads = KT;
+constexpr int kCompactThreads = 128;
 StepKernel compact_step_kernel(const KernelKind& kind);
 
 /// The square root of x from 2^-96 to 2^126, and 1 / x for x from 2^-126 to 2^126, rounded to
