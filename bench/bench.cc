@@ -116,13 +116,14 @@ void run_measure(const Settings& settings, const Runner& runner) {
 
 // Weights, gradients and AdamW for one type, in tensors of `tensor_size` elements.
 struct Model {
-  Model(DType dtype, size_t count, size_t tensor_size)
+  Model(DType dtype, size_t count, size_t tensor_size, StateFormat state = StateFormat::kFull)
       : gradients(dtype, count), weights(dtype, count) {
     for (size_t first = 0; first < count; first += tensor_size) {
       const size_t size = std::min(tensor_size, count - first);
       parameters.push_back({"", weights.slice(first, size), gradients.slice(first, size)});
     }
-    optimizer = std::make_unique<AdamW>(parameters, AdamWOptions{.lr = 1e-6});
+    optimizer =
+        std::make_unique<AdamW>(parameters, AdamWOptions{.lr = 1e-6}, Precision{.state = state});
   }
 
   Gradients gradients;
@@ -133,45 +134,87 @@ struct Model {
 
 constexpr float kMultiplier = 0x1p-16f;
 
-void run_adamw(const Settings& settings, const Runner& runner) {
-  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
-    const std::string name = std::string("adamw/") + to_string(dtype);
-    const std::string two_threads = name + "/threads=2";
-    if (!runner.is_selected(name) && !runner.is_selected(two_threads)) continue;
+// Bytes of an element of each array that AdamW updates: the weight, what is below a 16-bit one, and
+// two moments. A 16-bit weight with an FP32 master is only written.
+struct UpdatedBytes {
+  UpdatedBytes(DType dtype, StateFormat state) {
+    const size_t each = state == StateFormat::kFull ? 4 : state == StateFormat::kHalf ? 2 : 1;
     const bool half = dtype != DType::kF32;
-    const size_t count = ((settings.megabytes << 20) / 28) / 1024 * 1024;
-    Model model(dtype, count, count);
-    // The floor uses its own arrays in the layout of the optimizer's: staggered, so that they do
-    // not compete for the same cache sets (src/apply/arena.h).
-    constexpr size_t kStagger = 272;
-    const FloatBuffer arrays(3 * (count + kStagger));
-    const FloatBuffer weight16(half ? count / 2 : 0);
-    const Gradients floor_gradients(dtype, count);
-    const UpdateArrays floor = {floor_gradients.slice(0, count).data,
-                                size_of(dtype),
-                                arrays.data(),
-                                arrays.data() + count + kStagger,
-                                arrays.data() + 2 * (count + kStagger),
-                                reinterpret_cast<uint16_t*>(weight16.data()),
-                                count};
-    const size_t bytes = count * (24 + size_of(dtype) + (half ? 2 : 0));
-    const Work one_thread = [&] {
+    weight = size_of(dtype);
+    write_only = half && state == StateFormat::kFull;
+    master = half ? each : 0;
+    moment = each;
+  }
+  size_t weight, master, moment;
+  bool write_only;
+  size_t moved() const {
+    return weight * (write_only ? 1 : 2) + 2 * master + 4 * moment + weight;  // and the gradient
+  }
+};
+
+// The same memory as AdamW's, staggered like its arrays, so that they do not compete for the same
+// cache sets (src/apply/arena.h).
+class UpdateFloor {
+ public:
+  UpdateFloor(DType dtype, const UpdatedBytes& bytes, size_t count)
+      : grads_(dtype, count), grad_bytes_(size_of(dtype)), count_(count) {
+    constexpr size_t kStagger = 1088;
+    const size_t sizes[] = {bytes.master, bytes.moment, bytes.moment, bytes.weight};
+    size_t total = 0;
+    for (const size_t size : sizes) total += size * count + kStagger;
+    memory_ = FloatBuffer(total / sizeof(float));
+    auto* next = reinterpret_cast<char*>(memory_.data());
+    for (const size_t size : sizes) {
+      if (size == 0) continue;
+      arrays_.push_back({next, size});
+      next += size * count + kStagger;
+    }
+    arrays_.back().write_only = bytes.write_only;
+  }
+
+  void run() const {
+    update_floor(grads_.slice(0, count_).data, grad_bytes_, arrays_.data(), arrays_.size(), count_);
+  }
+
+ private:
+  Gradients grads_;
+  size_t grad_bytes_;
+  size_t count_;
+  FloatBuffer memory_;
+  std::vector<FloorArray> arrays_;
+};
+
+void run_adamw(const Settings& settings, const Runner& runner, DType dtype, StateFormat state) {
+  const bool full = state == StateFormat::kFull;
+  const std::string name =
+      std::string("adamw/") + to_string(dtype) + (full ? "" : std::string("/") + to_string(state));
+  const std::string two_threads = name + "/threads=2", than_full = name + "/than=full";
+  const bool others = full ? runner.is_selected(two_threads) : runner.is_selected(than_full);
+  if (!runner.is_selected(name) && !others) return;
+  const UpdatedBytes bytes(dtype, state);
+  const size_t count = ((settings.megabytes << 20) / 28) / 1024 * 1024;
+  Model model(dtype, count, count, state);
+  const auto step = [&model](int threads) {
+    set_num_threads(threads);
+    model.optimizer->apply(kMultiplier, false);
+  };
+  const Work one_thread = [&] { step(1); };
+  const size_t moved = count * bytes.moved();
+  if (runner.is_selected(name)) {
+    const UpdateFloor floor(dtype, bytes, count);
+    runner.compare(name, moved, one_thread, "a loop that reads and writes the same",
+                   [&] { floor.run(); });
+  }
+  if (full && runner.is_selected(two_threads)) {
+    runner.compare(
+        two_threads, moved, [&] { step(2); }, "one thread", one_thread);
+  }
+  if (!full && runner.is_selected(than_full)) {
+    Model wide(dtype, count, count);
+    runner.compare(than_full, moved, one_thread, "FP32 state, in the same time", [&] {
       set_num_threads(1);
-      model.optimizer->apply(kMultiplier, false);
-    };
-    if (runner.is_selected(name)) {
-      runner.compare(name, bytes, one_thread, "a loop that reads and writes the same",
-                     [&] { update_floor(floor); });
-    }
-    if (runner.is_selected(two_threads)) {
-      runner.compare(
-          two_threads, bytes,
-          [&] {
-            set_num_threads(2);
-            model.optimizer->apply(kMultiplier, false);
-          },
-          "one thread", one_thread);
-    }
+      wide.optimizer->apply(kMultiplier, false);
+    });
   }
 }
 
@@ -220,7 +263,11 @@ void run_many_tensors(const Runner& runner) {
 void run(const Settings& settings, const std::function<void(const Figure&)>& done) {
   const Runner runner(settings, done);
   run_measure(settings, runner);
-  run_adamw(settings, runner);
+  for (const StateFormat state : {StateFormat::kFull, StateFormat::kHalf, StateFormat::kByte}) {
+    for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+      run_adamw(settings, runner, dtype, state);
+    }
+  }
   run_many_tensors(runner);
   set_num_threads(0);
 }

@@ -50,6 +50,20 @@ std::vector<int64_t> resnet50() {
   return sizes;
 }
 
+// Rank 16 on all linear layers of a model with 7 billion parameters: 448 tensors, 40 million.
+std::vector<int64_t> lora() {
+  std::vector<int64_t> sizes;
+  for (int layer = 0; layer < 32; ++layer) {
+    for (const int64_t out : {4096, 4096, 4096, 4096, 11008, 11008}) {
+      sizes.push_back(16 * 4096);
+      sizes.push_back(16 * out);
+    }
+    sizes.push_back(16 * 11008);
+    sizes.push_back(16 * 4096);
+  }
+  return sizes;
+}
+
 // The median time of single runs, by device events; synchronises before each run.
 float median_ms(int times, const std::function<void()>& work) {
   cudaEvent_t a, b;
@@ -116,8 +130,18 @@ struct Model {
   std::vector<int64_t> sizes;
 };
 
+// Bytes that a step moves for one parameter: the gradient twice, and weight and state.
+double moved_bytes(hr::DType type, hr::StateFormat state) {
+  const auto size = static_cast<double>(hr::size_of(type));
+  const bool full = state == hr::StateFormat::kFull;
+  const double each = full ? 4 : state == hr::StateFormat::kHalf ? 2 : 1;
+  const double moments = 4 * each + (state == hr::StateFormat::kByte ? 4.0 / 32 : 0);
+  if (type == hr::DType::kF32) return 2 * size + 2 * size + moments;
+  return 2 * size + (full ? size : 2 * size) + 2 * each + moments;
+}
+
 // Prints one line for a model and type: the step eager and as a CUDA graph, and its stages alone.
-void run(const Model& model, hr::DType type, double copy_speed) {
+void run(const Model& model, hr::DType type, hr::StateFormat state, double copy_speed) {
   std::vector<std::unique_ptr<Tensor>> memory;
   std::vector<hr::Parameter> parameters;
   std::vector<hr::TensorView> grads;
@@ -129,7 +153,7 @@ void run(const Model& model, hr::DType type, double copy_speed) {
     grads.push_back(memory.back()->view());
     total += static_cast<double>(n);
   }
-  hr::AdamW optimizer(parameters, {.lr = 1e-6, .weight_decay = 0.1});
+  hr::AdamW optimizer(parameters, {.lr = 1e-6, .weight_decay = 0.1}, {.state = state});
   hr::GradScaler scaler(hr::DynamicScale{}, {.device = kDevice});
 
   scaler.device_scale();  // the loss is scaled outside of the scaler
@@ -150,11 +174,10 @@ void run(const Model& model, hr::DType type, double copy_speed) {
   const float measure = median_ms(30, [&] { hr::measure(grads); });
   const float apply = median_ms(30, [&] { optimizer.apply(0x1p-16f, false); });
   const auto size = static_cast<double>(hr::size_of(type));
-  const double bytes = 24 + 2 * size + (type == hr::DType::kF32 ? 0 : 2);  // per parameter
-  const double floor = total * bytes / copy_speed / 1e6;
-  std::printf("%-12s %-5s %8.3f %8.3f %8.3f %6.2f   %8.3f (%3.0f %%) %8.3f\n", model.name,
-              hr::to_string(type), eager, replay, floor, replay / floor, measure,
-              100.0 * total * size / measure / 1e6 / copy_speed, apply);
+  const double floor = total * moved_bytes(type, state) / copy_speed / 1e6;
+  std::printf("%-12s %-4s %-5s %8.3f %8.3f %8.3f %6.2f   %8.3f (%3.0f %%) %8.3f\n", model.name,
+              hr::to_string(type), hr::to_string(state), eager, replay, floor, replay / floor,
+              measure, 100.0 * total * size / measure / 1e6 / copy_speed, apply);
 }
 
 }  // namespace
@@ -173,16 +196,20 @@ int main(int argc, char** argv) {
     speed = 2.0 * static_cast<double>(to.view().bytes()) / copy / 1e6;
   }
   std::printf("copy %.0f GB/s; step (unscale, clip, AdamW) + update in ms:\n", speed);
-  std::printf("%-12s %-5s %8s %8s %8s %6s   %16s %8s\n", "", "", "eager", "graph", "floor", "x",
-              "measure alone", "apply");
+  std::printf("%-12s %-4s %-5s %8s %8s %8s %6s   %16s %8s\n", "", "", "", "eager", "graph", "floor",
+              "x", "measure alone", "apply");
   const Model models[] = {{"resnet50", resnet50()},
                           {"gpt2-124M", gpt2(12, 768)},
                           {"gpt2-xl", gpt2(48, 1600)},
+                          {"lora-7b", lora()},
                           {"2000 x 100", std::vector<int64_t>(2000, 100)}};
   for (const Model& model : models) {
     if (!only.empty() && only != model.name) continue;
-    for (const hr::DType type : {hr::DType::kF32, hr::DType::kF16, hr::DType::kBF16}) {
-      run(model, type, speed);
+    for (const auto state :
+         {hr::StateFormat::kFull, hr::StateFormat::kHalf, hr::StateFormat::kByte}) {
+      for (const hr::DType type : {hr::DType::kF32, hr::DType::kF16, hr::DType::kBF16}) {
+        run(model, type, state, speed);
+      }
     }
   }
 }

@@ -14,7 +14,6 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 using D32 = hn::CappedTag<uint32_t, 16>;
-using D16 = hn::Rebind<uint16_t, D32>;
 
 uint32_t read_loop(const uint32_t* data, size_t words) {
   const D32 d;
@@ -29,48 +28,31 @@ uint32_t read_loop(const uint32_t* data, size_t words) {
   return hn::GetLane(sums[0]);
 }
 
-template <bool kGrad16, bool kWeight16, bool kMoments>
-void update_loop(const UpdateArrays& arrays) {
+template <bool kRead>
+HWY_INLINE void update_block(const uint32_t* grad, size_t grad_words, uint32_t* array,
+                             size_t words) {
   const D32 d;
-  const D16 d16;
   constexpr size_t kN = hn::MaxLanes(D32());
-  const auto* grad16 = static_cast<const uint16_t*>(arrays.grad);
-  const auto* grad32 = static_cast<const uint32_t*>(arrays.grad);
-  auto* w = reinterpret_cast<uint32_t*>(arrays.master);
-  auto* m = reinterpret_cast<uint32_t*>(arrays.m);
-  auto* v = reinterpret_cast<uint32_t*>(arrays.v);
-  for (size_t i = 0; i < arrays.count; i += kN) {
-    hn::Vec<D32> g;
-    if constexpr (kGrad16) {
-      g = hn::PromoteTo(d, hn::LoadU(d16, grad16 + i));
-    } else {
-      g = hn::LoadU(d, grad32 + i);
-    }
-    const auto weight = hn::Xor(hn::LoadU(d, w + i), g);
-    hn::StoreU(weight, d, w + i);
-    if constexpr (kMoments) {
-      hn::StoreU(hn::Xor(hn::LoadU(d, m + i), g), d, m + i);
-      hn::StoreU(hn::Xor(hn::LoadU(d, v + i), g), d, v + i);
-    }
-    if constexpr (kWeight16) {
-      hn::StoreU(hn::TruncateTo(d16, weight), d16, arrays.weight16 + i);
-    }
+  for (size_t i = 0; i < words; i += kN) {
+    auto value = hn::LoadU(d, grad + i % grad_words);
+    if constexpr (kRead) value = hn::Xor(value, hn::LoadU(d, array + i));
+    hn::StoreU(value, d, array + i);
   }
 }
 
-void update_any(const UpdateArrays& arrays) {
-  const bool grad16 = arrays.grad_bytes == 2;
-  const bool weight16 = arrays.weight16 != nullptr;
-  if (arrays.m == nullptr) {
-    if (grad16 && weight16) return update_loop<true, true, false>(arrays);
-    if (grad16) return update_loop<true, false, false>(arrays);
-    return weight16 ? update_loop<false, true, false>(arrays)
-                    : update_loop<false, false, false>(arrays);
+void update_loop(const void* grad, size_t grad_bytes, const FloorArray* arrays, size_t array_count,
+                 size_t count) {
+  const size_t grad_words = 64 * grad_bytes / 4;
+  for (size_t i = 0; i < count; i += 64) {
+    const auto* from = static_cast<const uint32_t*>(grad) + i * grad_bytes / 4;
+    for (size_t k = 0; k < array_count; ++k) {
+      const FloorArray& array = arrays[k];
+      auto* const to = static_cast<uint32_t*>(array.data) + i * array.bytes / 4;
+      const size_t words = 64 * array.bytes / 4;
+      array.write_only ? update_block<false>(from, grad_words, to, words)
+                       : update_block<true>(from, grad_words, to, words);
+    }
   }
-  if (grad16 && weight16) return update_loop<true, true, true>(arrays);
-  if (grad16) return update_loop<true, false, true>(arrays);
-  return weight16 ? update_loop<false, true, true>(arrays)
-                  : update_loop<false, false, true>(arrays);
 }
 
 }  // namespace HWY_NAMESPACE
@@ -82,13 +64,16 @@ HWY_AFTER_NAMESPACE();
 namespace headroom::bench {
 
 HWY_EXPORT(read_loop);
-HWY_EXPORT(update_any);
+HWY_EXPORT(update_loop);
 
 uint32_t read_floor(const void* data, size_t bytes) {
   return HEADROOM_DISPATCH(read_loop)(static_cast<const uint32_t*>(data), bytes / 4);
 }
 
-void update_floor(const UpdateArrays& arrays) { HEADROOM_DISPATCH(update_any)(arrays); }
+void update_floor(const void* grad, size_t grad_bytes, const FloorArray* arrays, size_t array_count,
+                  size_t count) {
+  HEADROOM_DISPATCH(update_loop)(grad, grad_bytes, arrays, array_count, count);
+}
 
 }  // namespace headroom::bench
 #endif

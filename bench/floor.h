@@ -12,20 +12,17 @@ namespace headroom::bench {
 /// compiler cannot remove the loop.
 uint32_t read_floor(const void* data, size_t bytes);
 
-/// The arrays of an update: the gradient is read, the others are read and written, and `weight16`
-/// (may be null) is written only. `grad_bytes` is 2 or 4.
-struct UpdateArrays {
-  const void* grad;
-  size_t grad_bytes;
-  float* master;
-  float* m;  // may be null
-  float* v;  // may be null
-  uint16_t* weight16;
-  size_t count;  // a multiple of 64
+/// An array that an update writes, and reads first unless `write_only`.
+struct FloorArray {
+  void* data;
+  size_t bytes;  // of an element
+  bool write_only = false;
 };
 
-/// Reads and writes what an optimizer's step does, with one XOR per element as arithmetic.
-void update_floor(const UpdateArrays& arrays);
+/// Reads and writes what an optimizer's step does to `count` elements (a multiple of 64), 64 at a
+/// time of each array, with one XOR per vector as arithmetic.
+void update_floor(const void* grad, size_t grad_bytes, const FloorArray* arrays, size_t array_count,
+                  size_t count);
 
 }  // namespace headroom::bench
 

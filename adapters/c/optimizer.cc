@@ -1,4 +1,4 @@
-// SGD, Adam and AdamW, optimizers made of callbacks, and accumulators.
+// SGD, Adam, AdamW and Lion, optimizers made of callbacks, and accumulators.
 #include <type_traits>
 
 #include "adapters/c/handles.h"
@@ -7,10 +7,12 @@
 using namespace headroom::c;
 using headroom::AdamOptions;
 using headroom::GradAccumulator;
+using headroom::LionOptions;
 using headroom::Optimizer;
 using headroom::Parameter;
 using headroom::Precision;
 using headroom::SGDOptions;
+using headroom::StateFormat;
 
 namespace {
 
@@ -67,6 +69,19 @@ hr_fused_options c_options(const SGDOptions& options) {
   return out;
 }
 
+hr_fused_options c_options(const LionOptions& options) {
+  hr_fused_options out = {};
+  out.lr = options.lr;
+  out.weight_decay = options.weight_decay;
+  out.beta1 = options.beta1;
+  out.beta2 = options.beta2;
+  return out;
+}
+
+void convert(const hr_fused_options& from, LionOptions* to) {
+  *to = {from.lr, from.beta1, from.beta2, from.weight_decay};
+}
+
 template <typename Adam>
 void convert(const hr_fused_options& from, Adam* to) {
   *to = {from.lr, from.beta1, from.beta2, from.eps, from.weight_decay};
@@ -87,7 +102,25 @@ Options options_from(const hr_fused_options* given) {
 // Reads the defaults of C++, so that they are defined once.
 hr_precision default_precision() {
   const Precision precision;
-  return {0, precision.seed, precision.master_weights, precision.stochastic_rounding};
+  return {.size = 0,
+          .seed = precision.seed,
+          .master_weights = precision.master_weights,
+          .stochastic_rounding = precision.stochastic_rounding,
+          .state = static_cast<int32_t>(precision.state),
+          .reserved = 0};
+}
+
+Precision precision_from(const hr_precision* given) {
+  const hr_precision from = read_struct(given, default_precision(), "precision");
+  if (from.state < HR_STATE_FULL || from.state > HR_STATE_BYTE) {
+    throw Failure{HR_ERROR_INVALID_ARGUMENT,
+                  "'precision->state' is " + std::to_string(from.state) +
+                      "; use HR_STATE_FULL, HR_STATE_HALF or HR_STATE_BYTE."};
+  }
+  return {.master_weights = from.master_weights != 0,
+          .stochastic_rounding = from.stochastic_rounding != 0,
+          .seed = from.seed,
+          .state = static_cast<StateFormat>(from.state)};
 }
 
 // The options type of headroom::SGD, Adam or AdamW.
@@ -104,9 +137,11 @@ void with_kind(int32_t kind, const Use& use) {
       return use(std::type_identity<headroom::Adam>());
     case HR_ADAMW:
       return use(std::type_identity<headroom::AdamW>());
+    case HR_LION:
+      return use(std::type_identity<headroom::Lion>());
     default:
-      throw Failure{HR_ERROR_INVALID_ARGUMENT,
-                    "'kind' is " + std::to_string(kind) + "; use HR_SGD, HR_ADAM or HR_ADAMW."};
+      throw Failure{HR_ERROR_INVALID_ARGUMENT, "'kind' is " + std::to_string(kind) +
+                                                   "; use HR_SGD, HR_ADAM, HR_ADAMW or HR_LION."};
   }
 }
 
@@ -116,7 +151,8 @@ void with_fused(hr_optimizer* handle, const Use& use) {
   OptimizerCall call(handle);
   if (auto* const sgd = dynamic_cast<headroom::SGD*>(&*call)) return use(*sgd);
   if (auto* const adam = dynamic_cast<headroom::Adam*>(&*call)) return use(*adam);
-  use(call.as<headroom::AdamW>("SGD, Adam or AdamW"));
+  if (auto* const lion = dynamic_cast<headroom::Lion*>(&*call)) return use(*lion);
+  use(call.as<headroom::AdamW>("SGD, Adam, AdamW or Lion"));
 }
 
 // Registers an optimizer and returns its handle. The registry owns it until hr_optimizer_destroy().
@@ -146,11 +182,10 @@ hr_status hr_fused_create(int32_t kind, const hr_parameter* parameters, size_t c
                           hr_optimizer** optimizer) {
   return guarded(__func__, [&] {
     require(optimizer, "optimizer");
-    const hr_precision given = read_struct(precision, default_precision(), "precision");
+    const Precision given = precision_from(precision);
     with_kind(kind, [&]<typename Fused>(std::type_identity<Fused>) {
       *optimizer = add_optimizer(std::make_unique<Fused>(
-          parameters_from(parameters, count), options_from<OptionsOf<Fused>>(options),
-          Precision{given.master_weights != 0, given.stochastic_rounding != 0, given.seed}));
+          parameters_from(parameters, count), options_from<OptionsOf<Fused>>(options), given));
     });
   });
 }

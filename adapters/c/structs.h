@@ -20,6 +20,8 @@ namespace headroom::c {
 /// members are added, so that programs compiled before then keep working.
 template <typename Struct>
 inline constexpr size_t kFirstSize = sizeof(Struct);
+template <>
+inline constexpr size_t kFirstSize<hr_precision> = 24;
 
 /// Throws Failure(HR_ERROR_VERSION) unless a struct of this size can be read and written.
 template <typename Struct>

@@ -22,6 +22,14 @@ torch::Tensor state_memory(const NamedTensor& state, const torch::Tensor& weight
                           weight.options().dtype(torch::kFloat).requires_grad(false));
 }
 
+// A copy, on the device of the weight, of state that the core has decoded in host memory.
+torch::Tensor state_copy(const NamedTensor& state, const torch::Tensor& weight) {
+  const torch::TensorOptions options = torch::TensorOptions().dtype(torch::kFloat);
+  const torch::Tensor decoded =
+      torch::from_blob(state.tensor.data, weight.sizes(), weight.strides(), options);
+  return torch::empty_like(weight, options.device(weight.device())).copy_(decoded);
+}
+
 }  // namespace
 
 void FusedBody::bind(torch::optim::Optimizer& optimizer, const Names& names) {
@@ -126,10 +134,16 @@ void FusedBody::refresh(bool with_gradients) {
 void FusedBody::reorder_state() {
   const torch::NoGradGuard no_grad;
   std::vector<std::pair<torch::Tensor, torch::Tensor>> moves;  // the core's memory, new values
-  for (const NamedTensor& named : fused().state().tensors) {
+  const OptimizerState state = fused().state();
+  for (const NamedTensor& named : state.tensors) {
     const torch::Tensor& weight = tensors_[named.parameter];
     const BoundWeight& before = bound_[named.parameter];
     if (weight.strides() == torch::IntArrayRef(before.strides) || weight.numel() == 0) continue;
+    if (state.copies != nullptr) {
+      unsupported("The memory format of " + names_[named.parameter] +
+                  " has changed, which compact state (Precision::state) cannot follow; save the "
+                  "optimizer, and load it into a new one.");
+    }
     const torch::Tensor to = state_memory(named, weight, weight.strides());
     moves.emplace_back(to,
                        torch::empty_like(to).copy_(state_memory(named, weight, before.strides)));
@@ -165,7 +179,9 @@ FusedState FusedBody::state() {
     const torch::Tensor& like = tensors_[named.parameter];
     // "embed.weight/exp_avg" becomes "exp_avg": parameters are known by index here.
     state.tensors.push_back({named.parameter, named.name.substr(named.name.rfind('/') + 1),
-                             state_memory(named, like, like.strides())});
+                             core_state.copies == nullptr
+                                 ? state_memory(named, like, like.strides())
+                                 : state_copy(named, like)});
   }
   return state;
 }
@@ -195,7 +211,9 @@ void FusedBody::load_state(const FusedState& state) {
   std::vector<torch::Tensor> held;  // copies in the core's element order
   for (size_t i = 0; i < present.size(); ++i) {
     held.push_back(torch::empty_like(present[i].tensor).copy_(state.tensors[i].tensor));
-    core_state.tensors[i].tensor.data = held.back().data_ptr();
+    TensorView& view = core_state.tensors[i].tensor;
+    view.data = held.back().data_ptr();
+    view.device = core_device(held.back().device(), current_cuda_device());
   }
   fused().load_state(core_state);
   for (const torch::Tensor& parameter : tensors_) parameter.unsafeGetTensorImpl()->bump_version();

@@ -1,5 +1,6 @@
-// Optimizer, SGD, Adam and AdamW. They do not own weights and gradients: headroom/_optim.py and
-// headroom/torch/_optim.py keep those alive. Numbers that the core refuses raise headroom.Error.
+// Optimizer, SGD, Adam, AdamW and Lion. They do not own weights and gradients: headroom/_optim.py
+// and headroom/torch/_optim.py keep those alive. Numbers that the core refuses raise
+// headroom.Error.
 #include <headroom/optimizer.h>
 #include <pybind11/stl.h>
 
@@ -29,6 +30,12 @@ SGDOptions options_of(const py::dict& from, const SGDOptions&) {
   return {from["lr"].cast<double>(), from["momentum"].cast<double>(),
           from["dampening"].cast<double>(), from["weight_decay"].cast<double>(),
           from["nesterov"].cast<bool>()};
+}
+
+LionOptions options_of(const py::dict& from, const LionOptions&) {
+  const auto betas = from["betas"].cast<std::pair<double, double>>();
+  return {from["lr"].cast<double>(), betas.first, betas.second,
+          from["weight_decay"].cast<double>()};
 }
 
 template <typename Options>  // of Adam and AdamW
@@ -74,7 +81,9 @@ py::tuple state_of(const py::object& self, uintptr_t stream) {
   const auto state = on_stream(&FusedOptimizer::state)(self.cast<FusedOptimizer&>(), stream);
   py::list tensors;
   for (const NamedTensor& named : state.tensors) {
-    tensors.append(py::make_tuple(named.name, owned_by(self, named.tensor), named.parameter));
+    const Tensor tensor =
+        state.copies == nullptr ? owned_by(self, named.tensor) : Tensor{named.tensor, state.copies};
+    tensors.append(py::make_tuple(named.name, tensor, named.parameter));
   }
   return py::make_tuple(state.steps, tensors);
 }
@@ -97,15 +106,15 @@ template <typename Core, typename Options>
 void bind_one(py::module_& m, const char* name) {
   py::class_<Refreshed<Core>, FusedOptimizer>(m, name)
       .def(py::init([](bool master_weights, bool stochastic_rounding, uint64_t seed,
-                       const py::object& allocator) {
+                       const std::string& state, const py::object& allocator) {
              auto made = std::make_unique<Refreshed<Core>>(
                  std::vector<Parameter>{}, Options{},
-                 Precision{master_weights, stochastic_rounding, seed});
+                 Precision{master_weights, stochastic_rounding, seed, state_format(state)});
              made->set_allocator(allocator_of(allocator));
              return made;
            }),
            py::arg("master_weights"), py::arg("stochastic_rounding"), py::arg("seed"),
-           py::arg("allocator") = py::none())
+           py::arg("state"), py::arg("allocator") = py::none())
       .def_readwrite("on_refresh", &Refreshed<Core>::on_refresh)
       .def("add_group",
            [](Refreshed<Core>& self, const py::sequence& parameters, const py::dict& options,
@@ -145,11 +154,14 @@ void bind_optimizers(py::module_& m) {
       .def("follow_weight", on_stream(&FusedOptimizer::follow_weight))
       .def("state", &state_of, py::arg("stream") = kCurrentStreams,
            "Steps of each parameter, and a list of (name, tensor, index of the parameter). The "
-           "tensors are views of this optimizer's memory and keep it alive.")
+           "tensors are views of this optimizer's memory and keep it alive; if its state is 'half' "
+           "or "
+           "'byte' they are copies in FP32 on the CPU.")
       .def("load_state", &load_state);
   bind_one<SGD, SGDOptions>(m, "SGD");
   bind_one<Adam, AdamOptions>(m, "Adam");
   bind_one<AdamW, AdamWOptions>(m, "AdamW");
+  bind_one<Lion, LionOptions>(m, "Lion");
 }
 
 }  // namespace headroom::python

@@ -190,6 +190,12 @@ void resolve(TrainConfig* config) {
   check_precision(*config);
   if (!config->fake_quant.empty()) one_of("--fake-quant", config->fake_quant, {"int8"});
   one_of("--optimizer", config->optimizer, {"sgd", "adam", "adamw"});
+  one_of("--state", config->state, {"full", "half", "byte"});
+  if (config->state != "full" && config->level() == OptLevel::kO3) {
+    refuse(
+        "--opt-level O3 keeps no masters, and --state half or byte store them with the weights; "
+        "use O2.");
+  }
   one_of("--schedule", config->schedule, {"cosine", "constant"});
   config->policy();  // throws if the loss scale is invalid
   check_rates(*config);
@@ -222,6 +228,7 @@ std::vector<std::pair<std::string, std::string>> settings_of(const TrainConfig& 
           {"--opt-level", fmt::format("O{}", static_cast<int>(config.level()))},
           {"--loss-scale", config.loss_scale},
           {"--optimizer", config.optimizer},
+          {"--state", config.state},
           {"--lr", text(config.lr)},
           {"--schedule", config.schedule},
           {"--clip", config.clip.has_value() ? text(*config.clip) : ""},

@@ -46,6 +46,7 @@ struct TrainConfig {
   std::string opt_level;   // empty: O0 for fp32, otherwise O1
   std::string loss_scale;  // empty: headroom for fp16, otherwise none
   std::string optimizer;
+  std::string state = "full";  // of the optimizer, see StateFormat
   std::string fake_quant;
   std::string device = "cpu";
   std::string out;

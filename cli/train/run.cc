@@ -25,6 +25,7 @@ std::unique_ptr<libtorch::FusedOptimizer> make_optimizer(const TrainConfig& conf
                                                          const torch::nn::Module& model) {
   Precision precision;
   precision.master_weights = config.level() != OptLevel::kO3;
+  precision.state = state_format(config.state);
   const std::vector<torch::Tensor> params = model.parameters();
   if (config.optimizer == "sgd") {
     return std::make_unique<libtorch::FusedSGD>(

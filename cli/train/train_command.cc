@@ -224,6 +224,10 @@ void add_training_options(CLI::App& command, TrainConfig* config) {
                      "O0: FP32, O1: autocast, O2: 16-bit model with FP32 masters and norms, "
                      "O3: all 16-bit (default: O1, for fp32 O0)");
   command.add_option("--optimizer", config->optimizer, "sgd, adam or adamw (default: the model's)");
+  command
+      .add_option("--state", config->state,
+                  "full, half or byte: how the optimizer stores masters and moments")
+      ->capture_default_str();
   command.add_option("--lr", config->lr, "Learning rate (default: the model's)");
   command.add_option("--schedule", config->schedule, "cosine or constant (default: the model's)");
   command.add_option("--clip", config->clip, "Clip gradients to this norm (default: no clipping)");

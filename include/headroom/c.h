@@ -173,7 +173,10 @@ HR_API hr_status hr_preset_info(size_t index, const char** name, const char** su
 
 typedef struct hr_optimizer hr_optimizer;
 
-enum { HR_SGD = 0, HR_ADAM = 1, HR_ADAMW = 2 };
+enum { HR_SGD = 0, HR_ADAM = 1, HR_ADAMW = 2, HR_LION = 3 };
+
+/// How masters and moments are stored: in FP32, or in 16 or 8 bits (docs/state.md).
+enum { HR_STATE_FULL = 0, HR_STATE_HALF = 1, HR_STATE_BYTE = 2 };
 
 /// Options of a parameter group. SGD ignores the betas and eps; Adam and AdamW ignore momentum,
 /// dampening and nesterov.
@@ -196,13 +199,16 @@ typedef struct hr_precision {
   uint64_t seed;                // of the stochastic rounding
   int32_t master_weights;       // keep FP32 copies and apply the updates to them
   int32_t stochastic_rounding;  // of bf16 weights
+  int32_t state;                // HR_STATE_FULL, HR_STATE_HALF or HR_STATE_BYTE
+  int32_t reserved;
 } hr_precision;
 
 /// Set all members to their defaults, which are those of torch.optim.
 HR_API hr_status hr_fused_options_init(hr_fused_options* options, size_t size, int32_t kind);
 HR_API hr_status hr_precision_init(hr_precision* precision, size_t size);
 
-/// Creates SGD, Adam or AdamW, by torch.optim's formulas. `kind` is HR_SGD, HR_ADAM or HR_ADAMW.
+/// Creates SGD, Adam or AdamW, by torch.optim's formulas, or Lion. `kind` is HR_SGD, HR_ADAM,
+/// HR_ADAMW or HR_LION.
 /// Null options or precision: the defaults. The parameters' memory must outlive the optimizer.
 HR_API hr_status hr_fused_create(int32_t kind, const hr_parameter* parameters, size_t count,
                                  const hr_fused_options* options, const hr_precision* precision,
@@ -275,7 +281,7 @@ typedef struct hr_state_tensor {
   int64_t parameter;  // the index of "embed.weight"
 } hr_state_tensor;
 
-/// The complete state of SGD, Adam or AdamW.
+/// The complete state of SGD, Adam, AdamW or Lion, in FP32 whatever hr_precision::state is.
 typedef struct hr_optimizer_state {
   size_t size;
   size_t step_count;

@@ -30,7 +30,7 @@ struct DeviceVerdict {
 };
 
 /// A list of parameters and a way to update them, as GradScaler needs it. Derive from it to use
-/// your own optimizer with a GradScaler; SGD, Adam and AdamW below are the fused ones.
+/// your own optimizer with a GradScaler; SGD, Adam, AdamW and Lion below are the fused ones.
 ///
 /// Not thread-safe. The memory of the parameters must outlive the optimizer.
 class HEADROOM_API Optimizer {
@@ -101,7 +101,20 @@ class HEADROOM_API Optimizer {
   std::shared_ptr<internal::OptimizerRecord> record_;  // null once moved from
 };
 
-/// How 16-bit weights are stored and rounded.
+/// How masters and moments are stored. docs/state.md has what each format costs and keeps.
+enum class StateFormat : uint8_t {
+  kFull,  // FP32 masters and moments: with a 16-bit weight and gradient 16 bytes a parameter
+  kHalf,  // the 16 bits of a master below the weight, moments in bf16: 10 bytes
+  kByte,  // 8 bits below the weight, moments in 8 bits with shared exponents: 7.1 bytes
+};
+
+/// "full", "half" or "byte".
+HEADROOM_API const char* to_string(StateFormat format);
+
+/// The format with this name. Throws Error(kInvalidArgument) if there is none.
+HEADROOM_API StateFormat state_format(const std::string& name);
+
+/// How 16-bit weights and the state of their optimizer are stored and rounded.
 struct Precision {
   /// Keep FP32 copies of 16-bit weights, to which updates are applied. Without them, updates
   /// smaller than half a unit in the last place of the weight are lost.
@@ -111,6 +124,11 @@ struct Precision {
   /// result depends on the seed, the step, the parameter and the element, not on threads.
   bool stochastic_rounding = false;
   uint64_t seed = 0;
+
+  /// With kHalf and kByte, the weights are the masters rounded to nearest, so that masters cannot
+  /// be left out and weights not be rounded at random. FP32 weights have no masters; their moments
+  /// are stored alike.
+  StateFormat state = StateFormat::kFull;
 };
 
 /// A tensor of an optimizer's state, by name: "embed.weight/master", "embed.weight/exp_avg".
@@ -120,11 +138,13 @@ struct NamedTensor {
   size_t parameter = 0;  // the index of "embed.weight"
 };
 
-/// The state of an optimizer. `tensors` are views of the optimizer's memory, valid as long as it
-/// exists; copy the data to keep it.
+/// The state of an optimizer, in FP32. With StateFormat::kFull, `tensors` are views of the
+/// optimizer's memory, valid as long as it exists; copy the data to keep it. With the other formats
+/// they are exact copies.
 struct OptimizerState {
   std::vector<int64_t> steps;  // applied steps of each parameter
   std::vector<NamedTensor> tensors;
+  std::shared_ptr<void> copies;  // the memory of the tensors; null if it is the optimizer's
 };
 
 namespace internal {
@@ -137,8 +157,8 @@ struct RuleSettings;
 /// stream (StreamScope). May throw anything; the optimizer is unchanged then.
 using StateAllocator = std::function<std::shared_ptr<void>(size_t bytes, const Device& device)>;
 
-/// The base of SGD, Adam and AdamW: masters, state and step counts. The weights' values are copied
-/// to the masters when a parameter is added, or later with set_allocator().
+/// The base of SGD, Adam, AdamW and Lion: masters, state and step counts. The weights' values are
+/// copied to the masters when a parameter is added, or later with set_allocator().
 ///
 /// On CUDA, construction, add_group(), load_state(), refresh_masters() and a rebind() that moves
 /// weights use the current stream (StreamScope) and wait for it, so that a later step on any stream
@@ -183,8 +203,8 @@ class HEADROOM_API FusedOptimizer : public Optimizer {
   void set_steps(int64_t steps);
 
   /// The FP32 values of parameter `index`: its master, or the weight itself if it is FP32; null for
-  /// a 16-bit weight without master, or before allocate(). A device pointer if the weight is on a
-  /// CUDA device.
+  /// a 16-bit weight whose master is not stored in FP32 (see Precision), or before allocate(). A
+  /// device pointer if the weight is on a CUDA device.
   const float* master(size_t index) const;
 
   /// Copies the current values of the weights to the masters, after weights were loaded or changed
@@ -199,9 +219,11 @@ class HEADROOM_API FusedOptimizer : public Optimizer {
   /// Has no tensors of parameters whose memory is not allocated yet, see set_allocator().
   OptimizerState state() const;
 
-  /// Loads a state from state() of an optimizer with the same parameters, and writes the 16-bit
-  /// weights from the masters. Throws Error(kBadState), changing nothing, unless names, sizes and
-  /// types are the same, counts are not negative and every value is finite.
+  /// Loads a state from state() of an optimizer with the same parameters and any StateFormat, and
+  /// writes the 16-bit weights from the masters. Values that this format cannot hold are rounded to
+  /// nearest; a state of the same format is loaded exactly. Throws Error(kBadState), changing
+  /// nothing, unless names, sizes and types are the same, counts are not negative and every value
+  /// is finite.
   void load_state(const OptimizerState& state);
 
  protected:
@@ -300,9 +322,26 @@ class HEADROOM_API AdamW : public GroupedOptimizer<AdamWOptions> {
       : GroupedOptimizer(std::move(parameters), options, precision) {}
 };
 
+struct HEADROOM_API LionOptions {
+  double lr = 1e-4;
+  double beta1 = 0.9;
+  double beta2 = 0.99;
+  double weight_decay = 0.0;
+};
+
+/// Lion (arXiv 2302.06675): the sign of an interpolation of momentum and gradient, with decoupled
+/// weight decay. One moment instead of Adam's two.
+class HEADROOM_API Lion : public GroupedOptimizer<LionOptions> {
+ public:
+  explicit Lion(std::vector<Parameter> parameters, const LionOptions& options = {},
+                const Precision& precision = {})
+      : GroupedOptimizer(std::move(parameters), options, precision) {}
+};
+
 extern template class GroupedOptimizer<SGDOptions>;
 extern template class GroupedOptimizer<AdamOptions>;
 extern template class GroupedOptimizer<AdamWOptions>;
+extern template class GroupedOptimizer<LionOptions>;
 
 }  // namespace headroom
 

@@ -1,51 +1,54 @@
-// The layout of masters and state buffers in memory.
+// The layout of masters and moments in memory.
 #ifndef HEADROOM_SRC_APPLY_ARENA_H_
 #define HEADROOM_SRC_APPLY_ARENA_H_
 
 #include <cstddef>
 #include <cstdint>
 
-#include "core/buffer.h"
-
 namespace headroom::internal {
 
-/// Divides one block of memory into three arrays: all masters, then all first state buffers, then
-/// all second ones. Small tensors are thus read as long streams, which the hardware can prefetch.
-/// Usage: plan() every parameter, place() the block, then take() in the same order.
+/// Divides one block of memory into arrays of the same kind: all masters, then all first moments,
+/// and so on. Small tensors are thus read as long streams, which the hardware can prefetch. Usage:
+/// plan() every parameter, place() the block, then take() in the same order.
 class Arena {
  public:
-  void plan(int64_t count, bool master, size_t buffers) {
-    if (master) sizes_[0] += whole_lines(count);
-    for (size_t b = 1; b <= buffers; ++b) sizes_[b] += whole_lines(count);
-  }
+  enum Array { kMaster, kMoment, kSecondMoment, kExponents, kSecondExponents, kArrays };
+
+  void plan(size_t array, size_t bytes) { sizes_[array] += whole_lines(bytes); }
 
   /// The size of the block; 0 if nothing is needed.
-  size_t floats() const {
-    const size_t used = sizes_[0] + sizes_[1] + sizes_[2];
-    return used == 0 ? 0 : used + 2 * kStagger;
+  size_t bytes() const {
+    size_t used = 0;
+    for (const size_t size : sizes_) used += size == 0 ? 0 : size + kStagger;
+    return used;
   }
 
-  void place(float* block) {
-    next_[0] = block;
-    next_[1] = next_[0] + sizes_[0] + kStagger;
-    next_[2] = next_[1] + sizes_[1] + kStagger;
+  void place(void* block) {
+    auto* next = static_cast<char*>(block);
+    for (size_t i = 0; i < kArrays; ++i) {
+      next_[i] = next;
+      if (sizes_[i] > 0) next += sizes_[i] + kStagger;
+    }
   }
 
-  /// The next `count` floats of array 0 (masters), 1 or 2 (state buffers).
-  float* take(size_t array, int64_t count) {
-    if (count == 0) return nullptr;
-    float* const begin = next_[array];
-    next_[array] += whole_lines(count);
+  /// The next `bytes` of an array; null if there are none.
+  void* take(size_t array, size_t bytes) {
+    if (bytes == 0) return nullptr;
+    char* const begin = next_[array];
+    next_[array] += whole_lines(bytes);
     return begin;
   }
 
  private:
-  // Floats between the arrays. Without the gap, arrays whose size is a power of two would compete
-  // for the same cache sets when they are read side by side.
-  static constexpr size_t kStagger = 272;
+  // Whole cache lines, so that two threads never write to the same one.
+  static size_t whole_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-  size_t sizes_[3] = {0, 0, 0};
-  float* next_[3] = {nullptr, nullptr, nullptr};
+  // Bytes between the arrays. Without the gap, arrays whose size is a power of two would compete
+  // for the same cache sets when they are read side by side.
+  static constexpr size_t kStagger = 1088;
+
+  size_t sizes_[kArrays] = {};
+  char* next_[kArrays] = {};
 };
 
 }  // namespace headroom::internal

@@ -3,7 +3,6 @@
 #include "apply/cuda.h"
 
 #include <algorithm>
-#include <tuple>
 
 #include "apply/cuda.cuh"
 #include "core/cuda.cuh"
@@ -15,33 +14,11 @@ namespace {
 // apart and are 1.1 times as slow. A piece is what the threads of a block load at once. Stores are
 // plain: streaming stores were 10 % slower. Registers are limited to fit kResident blocks on a
 // multiprocessor.
-constexpr int kThreads = 256;
+constexpr int kThreads = kStepThreads;
 constexpr int kResident = 4;
-constexpr int kPiece = 2048;  // elements
 static_assert(kPiece % CudaSamples::kGroup == 0);
 
 __host__ __device__ int64_t pieces_of(int64_t count) { return (count + kPiece - 1) / kPiece; }
-
-// The rules, with the same operations in the same order as kernels-inl.h. The file is compiled with
-// --fmad=false, so that the results are the same bits as on the CPU.
-template <Rule kRule>
-__device__ inline float updated(const RuleNumbers& n, float g, float w, float* s0, float* s1) {
-  g = g + n.l2 * w;
-  if constexpr (kRule == Rule::kSgd) {
-    return w - n.lr * g;
-  } else if constexpr (kRule == Rule::kSgdMomentum) {
-    const float b = n.momentum * *s0 + n.damped * g;
-    *s0 = b;
-    return w - n.lr * (n.from_grad * g + n.from_buffer * b);
-  } else {
-    const float m = *s0 + n.beta1_rest * (g - *s0);
-    const float v = n.beta2 * *s1 + n.beta2_rest * (g * g);
-    *s0 = m;
-    *s1 = v;
-    const float denominator = sqrtf(v) * n.correction2 + n.eps;
-    return n.keep * w - n.step_size * (m / denominator);
-  }
-}
 
 // Whether others have written weight i, see came_from().
 template <typename W>
@@ -102,8 +79,8 @@ struct Arrays {
 #pragma unroll
     for (int e = 0; e < kCount; ++e) {
       if constexpr (!kMaster) x->w.at[e] = to_float(x->narrow.at[e]);
-      x->w.at[e] = updated<kRule>(n, to_float(x->g.at[e]) * n.multiplier, x->w.at[e], &x->m.at[e],
-                                  &x->v.at[e]);
+      x->w.at[e] = updated<kRule, false>(n, to_float(x->g.at[e]) * n.multiplier, x->w.at[e],
+                                         &x->m.at[e], &x->v.at[e]);
       if constexpr (kNarrow) x->narrow.at[e] = rounded<W>(x->w.at[e], job, index + e, base);
     }
   }
@@ -130,10 +107,11 @@ template <Rule kRule, typename G, typename W, bool kMaster>
 __device__ void update_piece(const CudaSlot& slot, const RuleNumbers& n, uint64_t base,
                              int64_t first, int count, const ApplyJob& job) {
   using A = Arrays<kRule, G, W, kMaster>;
-  const A a = {kMaster ? slot.master + first : nullptr,
+  const A a = {kMaster ? static_cast<float*>(slot.state.master) + first : nullptr,
                A::kNarrow ? static_cast<W*>(slot.weight) + first : nullptr,
-               static_cast<G*>(slot.grad) + first, A::kStates > 0 ? slot.state[0] + first : nullptr,
-               A::kStates > 1 ? slot.state[1] + first : nullptr};
+               static_cast<G*>(slot.grad) + first,
+               A::kStates > 0 ? static_cast<float*>(slot.state.moments[0]) + first : nullptr,
+               A::kStates > 1 ? static_cast<float*>(slot.state.moments[1]) + first : nullptr};
   const auto thread = static_cast<int>(threadIdx.x);
   const auto finish = [&](int at, auto* x) {  // after load()
     a.update(n, job, first + at, base, x);
@@ -189,7 +167,8 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int64_t i = first; i < first + 4; ++i) {
       if (i >= slot.count) continue;
-      written |= is_written(static_cast<const W*>(slot.weight), slot.master, i, stochastic);
+      written |= is_written(static_cast<const W*>(slot.weight),
+                            static_cast<const float*>(slot.state.master), i, stochastic);
     }
   }
   wait_for_kernel_before();
@@ -217,7 +196,8 @@ __global__ void __launch_bounds__(kThreads, kResident)
         tables.sample_bases[index] = tables.numbers[index].random_base;
       }
       if (tables.numbers[index].follow || slot.count <= CudaSamples::kWhole) {
-        follow_weights(static_cast<const W*>(slot.weight) + first, slot.master + first, size,
+        follow_weights(static_cast<const W*>(slot.weight) + first,
+                       static_cast<float*>(slot.state.master) + first, size,
                        job.stochastic_rounding);
         __syncthreads();
       }
@@ -230,7 +210,6 @@ __global__ void __launch_bounds__(kThreads, kResident)
   }
 }
 
-using StepKernel = void (*)(CudaTables, int64_t, ApplyJob, bool);
 struct PickStepKernel {  // for select_kernel(); nvcc warns about a lambda
   template <Rule kRule, typename G, typename W, bool kMaster>
   StepKernel operator()() const {
@@ -261,22 +240,18 @@ __global__ void slot_of_kernel(const CudaSlot* slots, uint32_t* slot_of) {
 // Sorts the slots so that those with the same kernel are adjacent: one launch for each kind.
 void CudaApply::set_slots(int device, std::vector<CudaSlot> slots, size_t parameters,
                           uint64_t seed) {
-  const auto kind_of = [](const CudaSlot& slot) {
-    return std::make_tuple(slot.rule, slot.grad_type, slot.kind);
-  };
   std::stable_sort(slots.begin(), slots.end(),
-                   [&](const CudaSlot& a, const CudaSlot& b) { return kind_of(a) < kind_of(b); });
-  std::vector<Kind> kinds;
+                   [&](const CudaSlot& a, const CudaSlot& b) { return a.kind < b.kind; });
+  std::vector<Launch> launches;
   int64_t pieces = 0;
   for (CudaSlot& slot : slots) {
     if (slot.grad == nullptr) slot.count = 0;
     slot.first_piece = pieces;
     if (slot.count == 0) continue;
-    const bool other =
-        kinds.empty() || kind_of(slot) != std::make_tuple(kinds.back().rule, kinds.back().grad_type,
-                                                          kinds.back().weight);
-    if (other) kinds.push_back({slot.rule, slot.grad_type, slot.kind, pieces, 0});
-    kinds.back().pieces += pieces_of(slot.count);
+    if (launches.empty() || launches.back().kind != slot.kind) {
+      launches.push_back({slot.kind, pieces, 0});
+    }
+    launches.back().pieces += pieces_of(slot.count);
     pieces += pieces_of(slot.count);
   }
   if (slots == slots_) return;
@@ -295,7 +270,7 @@ void CudaApply::set_slots(int device, std::vector<CudaSlot> slots, size_t parame
       slot_array_.data(), slot_of_array_.data());
   HEADROOM_CUDA(cudaGetLastError());
   slots_ = std::move(slots);
-  kinds_ = std::move(kinds);
+  launches_ = std::move(launches);
 }
 
 // Uploads only if an option has changed.
@@ -327,19 +302,22 @@ void CudaApply::prepare(float multiplier) {
 // Kinds are launched from the last to the first, like the pieces within a kind.
 void CudaApply::step(const ApplyJob& job, bool clear_skipped) {
   const DeviceScope scope(device_);
-  for (auto kind = kinds_.rbegin(); kind != kinds_.rend(); ++kind) {
-    if (!has_master(kind->weight)) continue;
+  for (auto launch = launches_.rbegin(); launch != launches_.rend(); ++launch) {
+    const KernelKind& kind = launch->kind;
+    if (!has_master(kind.weight) || kind.state != StateFormat::kFull) continue;
     auto* const sample =
-        kind->weight == WeightKind::kF16Master ? sample_kernel<f16> : sample_kernel<bf16>;
-    const int64_t blocks = (kind->pieces * kPieceThreads + kThreads - 1) / kThreads;
-    launch_early(sample, static_cast<unsigned>(blocks), kThreads, tables(), kind->first_piece,
-                 kind->pieces, job.stochastic_rounding);
+        kind.weight == WeightKind::kF16Master ? sample_kernel<f16> : sample_kernel<bf16>;
+    const int64_t blocks = (launch->pieces * kPieceThreads + kThreads - 1) / kThreads;
+    launch_early(sample, static_cast<unsigned>(blocks), kThreads, tables(), launch->first_piece,
+                 launch->pieces, job.stochastic_rounding);
   }
-  for (auto kind = kinds_.rbegin(); kind != kinds_.rend(); ++kind) {
+  for (auto launch = launches_.rbegin(); launch != launches_.rend(); ++launch) {
+    const bool full = launch->kind.state == StateFormat::kFull;
     const StepKernel kernel =
-        select_kernel(kind->rule, kind->grad_type, kind->weight, PickStepKernel());
-    launch_early(kernel, static_cast<unsigned>(kind->pieces), kThreads, tables(),
-                 kind->first_piece + kind->pieces - 1, job, clear_skipped);
+        full ? select_kernel(launch->kind, PickStepKernel()) : compact_step_kernel(launch->kind);
+    launch_early(kernel, static_cast<unsigned>(launch->pieces), full ? kThreads : kCompactThreads,
+                 tables(),
+                 launch->first_piece + launch->pieces - 1, job, clear_skipped);
   }
 }
 

@@ -14,17 +14,14 @@ namespace headroom::internal {
 
 /// One parameter, as kernels see it.
 struct CudaSlot {
-  float* master;  // as in ApplySpan
-  void* weight;
-  void* grad;  // null: the parameter has no gradient and is not updated
-  float* state[2];
+  StateArrays state;
+  void* weight;  // as in ApplySpan
+  void* grad;    // null: the parameter has no gradient and is not updated
   int64_t count;
   int64_t first_piece;  // index of its first piece among all pieces; set by set_slots()
   uint32_t parameter;   // index in the optimizer
   uint32_t group;
-  Rule rule;
-  DType grad_type;
-  WeightKind kind;
+  KernelKind kind;
   bool operator==(const CudaSlot&) const = default;
 };
 
@@ -32,7 +29,8 @@ struct CudaSlot {
 struct CudaNumbers {
   RuleNumbers rule;  // without the multiplier, which is part of the verdict
   uint64_t random_base;
-  bool follow;  // others have written sampled weights: masters have to follow
+  uint32_t random_key;  // of the elements below 2^32, see random_key_at()
+  bool follow;          // others have written sampled weights: masters have to follow
 };
 
 /// Pointers to everything that the device stores about an optimizer; a kernel argument.
@@ -87,14 +85,12 @@ class CudaApply {
   std::vector<RuleSettings> groups_;
 
   // Adjacent slots that use the same kernel.
-  struct Kind {
-    Rule rule;
-    DType grad_type;
-    WeightKind weight;
+  struct Launch {
+    KernelKind kind;
     int64_t first_piece;
     int64_t pieces;
   };
-  std::vector<Kind> kinds_;
+  std::vector<Launch> launches_;
   CudaArray<CudaSlot> slot_array_;
   CudaArray<uint32_t> slot_of_array_;
   CudaArray<RuleSettings> group_array_;

@@ -23,17 +23,14 @@ void prepare_devices(const std::vector<Parameter>& parameters, FusedState* state
     const TensorView& weight = parameters[i].weight;
     const TensorView& grad = parameters[i].grad;
     by_device[weight.device.index].push_back(
-        {.master = slot.master,
+        {.state = slot.arrays,
          .weight = slot.kind == WeightKind::kF32 ? nullptr : weight.data,
          .grad = grad.data,
-         .state = {slot.state[0], slot.state[1]},
          .count = grad.count,
          .first_piece = 0,
          .parameter = static_cast<uint32_t>(i),
          .group = static_cast<uint32_t>(slot.group),
-         .rule = state->groups[slot.group].rule,
-         .grad_type = grad.dtype,
-         .kind = slot.kind});
+         .kind = kernel_kind(slot, state->groups[slot.group].rule, grad.dtype)});
   }
   for (auto& [device, slots] : by_device) {
     CudaApply& cuda = state->cuda[device];

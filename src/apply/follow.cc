@@ -23,7 +23,7 @@ void find_written(const std::vector<Parameter>& parameters, FusedState* state) {
     const Slot& slot = state->slots[job.owner];
     const TensorView& weight = parameters[job.owner].weight;
     const SampleSpan span = {
-        .master = slot.master,
+        .master = static_cast<const float*>(slot.arrays.master),
         .weight = weight.data,
         .count = weight.count,
         .first_group = job.first_group,
@@ -37,9 +37,10 @@ void find_written(const std::vector<Parameter>& parameters, FusedState* state) {
 
 void follow(const TensorView& weight, const Slot& slot, const Precision& precision) {
   const bool stochastic = rounded_at_random(slot, precision);
-  if (weight.device.type == DeviceType::kCUDA) return cuda_follow(weight, slot.master, stochastic);
+  auto* const master = static_cast<float*>(slot.arrays.master);
+  if (weight.device.type == DeviceType::kCUDA) return cuda_follow(weight, master, stochastic);
   const auto count = static_cast<size_t>(weight.count);
-  follow_kernels(weight.dtype).follow(slot.master, weight.data, count, stochastic);
+  follow_kernels(weight.dtype).follow(master, weight.data, count, stochastic);
 }
 
 }  // namespace headroom::internal

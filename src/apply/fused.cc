@@ -1,7 +1,5 @@
-// FusedOptimizer: memory, state and steps of SGD, Adam and AdamW.
+// FusedOptimizer: groups, memory and steps of SGD, Adam, AdamW and Lion.
 #include "apply/fused.h"
-
-#include <headroom/measure.h>
 
 #include <algorithm>
 #include <cstring>
@@ -15,11 +13,6 @@
 namespace headroom {
 namespace internal {
 namespace {
-
-// The name of a parameter in saved states and error messages.
-std::string name_of(const Parameter& parameter, size_t index) {
-  return parameter.name.empty() ? std::to_string(index) : parameter.name;
-}
 
 WeightKind kind_of(const Parameter& parameter, size_t index, const Precision& precision) {
   switch (parameter.weight.dtype) {
@@ -65,38 +58,24 @@ void check_given_arrays(const Parameter& parameter, size_t index, WeightKind kin
   });
 }
 
-uint32_t random_key(const Precision& precision, size_t parameter, int64_t steps, uint64_t index) {
-  return random_key_at(random_base(precision.seed, parameter, steps), index);
+// Arrays that the caller provides are FP32.
+void check_format(const Parameter& parameter, size_t index, const Precision& precision) {
+  const bool given = parameter.master.data != nullptr || parameter.first_moment.data != nullptr;
+  require(!given || precision.state == StateFormat::kFull, ErrorCode::kUnsupported, [&] {
+    return "Parameter " + name_of(parameter, index) +
+           " was given a master or moments, which are FP32, but the optimizer's state is '" +
+           to_string(precision.state) + "'; leave them out, or use 'full'.";
+  });
 }
 
-// Copies between host and device memory in any direction; waits for a device.
-void copy_bytes(const TensorView& to, const TensorView& from) {
-  if (from.count == 0) return;
-  const bool from_cuda = from.device.type == DeviceType::kCUDA;
-  if (from_cuda || to.device.type == DeviceType::kCUDA) {
-    cuda_copy((from_cuda ? from : to).device.index, to.data, from.data, from.bytes());
-  } else {
-    std::memmove(to.data, from.data, from.bytes());
-  }
-}
-void copy_bytes(float* to, const TensorView& from) { copy_bytes(view(to, from.count), from); }
-
-// Writes a 16-bit weight from its master, rounded exactly as by the last step.
-void copy_from_master(const TensorView& weight, size_t parameter, const Slot& slot,
-                      const Precision& precision) {
-  if (weight.dtype != DType::kBF16 || !precision.stochastic_rounding || slot.steps == 0) {
-    convert(view_like(weight, slot.master), weight);
-    return;
-  }
-  // On the host, even for a weight on a device: this only happens when a state is loaded.
-  std::vector<float> master(static_cast<size_t>(weight.count));
-  std::vector<bf16> rounded(master.size());
-  copy_bytes(master.data(), view_like(weight, slot.master));
-  for (size_t i = 0; i < master.size(); ++i) {
-    const uint32_t key = random_key(precision, parameter, slot.steps - 1, i);
-    rounded[i] = round_stochastic(master[i], static_cast<uint32_t>(i), key);
-  }
-  copy_bytes(weight, view(rounded));
+void check_precision(const Precision& precision) {
+  if (precision.state == StateFormat::kFull) return;
+  require(precision.master_weights && !precision.stochastic_rounding, ErrorCode::kInvalidArgument,
+          [&] {
+            return std::string("State '") + to_string(precision.state) +
+                   "' stores masters together with weights rounded to nearest; it needs "
+                   "master_weights and no stochastic_rounding.";
+          });
 }
 
 // Computes the numbers of the next step, and the keys for stochastic rounding, for the CPU kernels.
@@ -110,34 +89,18 @@ void prepare_numbers(const std::vector<Parameter>& parameters, float multiplier,
     state->numbers[i] = same ? state->numbers[i - 1]
                              : rule_numbers(state->groups[slot.group], slot.steps, multiplier);
   }
-  if (!state->precision.stochastic_rounding) return;
+  const bool compact = state->precision.state != StateFormat::kFull;
+  if (!compact && !state->precision.stochastic_rounding) return;
   for (size_t i = 0; i < state->spans.size(); ++i) {
     const size_t owner = state->owners[i];
-    const auto* base = static_cast<const uint16_t*>(parameters[owner].weight.data);
     ApplySpan& span = state->spans[i];
-    if (span.weight == nullptr) continue;
-    const auto first = static_cast<uint64_t>(static_cast<const uint16_t*>(span.weight) - base);
-    span.random_key = random_key(state->precision, owner, state->slots[owner].steps, first);
+    if (!compact && span.weight == nullptr) continue;
+    const TensorView& grad = parameters[owner].grad;
+    const auto* const base = static_cast<const char*>(grad.data);
+    const auto bytes = static_cast<uint64_t>(static_cast<const char*>(span.grad) - base);
+    span.random_key =
+        random_key(state->precision, owner, state->slots[owner].steps, bytes / size_of(grad.dtype));
   }
-}
-
-// The tensors of a saved state, in the order of the parameters.
-std::vector<NamedTensor> state_tensors(const std::vector<Parameter>& parameters,
-                                       const FusedState& state) {
-  std::vector<NamedTensor> tensors;
-  for (size_t i = 0; i < state.allocated; ++i) {
-    const Slot& slot = state.slots[i];
-    const std::string name = name_of(parameters[i], i) + "/";
-    const TensorView& weight = parameters[i].weight;
-    if (has_master(slot.kind)) {
-      tensors.push_back({name + "master", view_like(weight, slot.master), i});
-    }
-    const Rule rule = state.groups[slot.group].rule;
-    for (size_t b = 0; b < state_buffers(rule); ++b) {
-      tensors.push_back({name + state_name(rule, b), view_like(weight, slot.state[b]), i});
-    }
-  }
-  return tensors;
 }
 
 // The slot of a parameter in a group with these settings, with the arrays that the caller provides.
@@ -146,12 +109,14 @@ Slot make_slot(const Parameter& parameter, size_t index, size_t group, const Rul
   const WeightKind kind = kind_of(parameter, index, precision);
   check_grad(parameter, index);
   check_given_arrays(parameter, index, kind, state_buffers(settings.rule));
+  check_format(parameter, index, precision);
   const TensorView& master = kind == WeightKind::kF32 ? parameter.weight : parameter.master;
   return {.group = group,
           .kind = kind,
-          .master = static_cast<float*>(master.data),
-          .state = {static_cast<float*>(parameter.first_moment.data),
-                    static_cast<float*>(parameter.second_moment.data)},
+          .format = precision.state,
+          .arrays = {.master = master.data,
+                     .moments = {parameter.first_moment.data, parameter.second_moment.data},
+                     .exponents = {}},
           .steps = 0};
 }
 
@@ -164,11 +129,14 @@ const Slot& slot_at(const FusedState& state, size_t index) {
   return state.slots[index];
 }
 
-// Adam takes the square root of the second moment: a negative one would give NaN weights.
-bool has_negative(const TensorView& tensor) {
-  std::vector<float> values(static_cast<size_t>(tensor.count));
-  copy_bytes(values.data(), tensor);
-  return std::any_of(values.begin(), values.end(), [](float value) { return value < 0.0f; });
+}  // namespace
+
+std::string name_of(const Parameter& parameter, size_t index) {
+  return parameter.name.empty() ? std::to_string(index) : parameter.name;
+}
+
+uint32_t random_key(const Precision& precision, size_t parameter, int64_t steps, uint64_t index) {
+  return random_key_at(random_base(precision.seed, parameter, steps), index);
 }
 
 void check_steps(int64_t steps, ErrorCode code) {
@@ -177,33 +145,6 @@ void check_steps(int64_t steps, ErrorCode code) {
            " is impossible; it is damaged, or not a number of steps.";
   });
 }
-
-// Throws Error(kBadState) unless `other`, from a saved state, can replace `mine`.
-void check_state_tensor(const NamedTensor& mine, const NamedTensor& other) {
-  require(mine.name == other.name, ErrorCode::kBadState, [&] {
-    return "The saved state has '" + other.name + "' where this optimizer has '" + mine.name +
-           "'; it belongs to another model or optimizer.";
-  });
-  std::string why = unusable(other.tensor, Access::kRead);
-  if (why.empty()) why = misplaced(other.tensor);
-  require(why.empty(), ErrorCode::kBadState,
-          [&] { return "Saved tensor '" + other.name + "'" + why; });
-  require(other.tensor.dtype == DType::kF32 && other.tensor.count == mine.tensor.count,
-          ErrorCode::kBadState, [&] {
-            return "Saved tensor '" + other.name + "' has " + std::to_string(other.tensor.count) +
-                   " elements of type " + to_string(other.tensor.dtype) +
-                   "; this optimizer needs " + std::to_string(mine.tensor.count) + " of f32.";
-          });
-  require(measure({other.tensor}).finite(), ErrorCode::kBadState, [&] {
-    return "Saved tensor '" + other.name + "' holds inf or nan; the state is damaged.";
-  });
-  const bool variance = mine.name.ends_with(std::string("/") + state_name(Rule::kAdam, 1));
-  require(!variance || !has_negative(other.tensor), ErrorCode::kBadState, [&] {
-    return "Saved tensor '" + other.name + "' has negative values; the state is damaged.";
-  });
-}
-
-}  // namespace
 
 void FusedState::set_steps(const std::vector<int64_t>& steps) {
   if (steps_uploaded) {
@@ -218,6 +159,7 @@ using namespace internal;
 
 FusedOptimizer::FusedOptimizer(const Precision& precision)
     : Optimizer({}), state_(std::make_unique<FusedState>()) {
+  check_precision(precision);
   own().precision = precision;
 }
 
@@ -325,7 +267,7 @@ void FusedOptimizer::rebind(std::vector<Parameter> changed) {
       slots[i] = make_slot(changed[i], i, old.group, own().groups[old.group], own().precision);
       slots[i].steps = old.steps;
     } else if (after.data != before.data) {
-      if (slots[i].kind == WeightKind::kF32) slots[i].master = static_cast<float*>(after.data);
+      if (slots[i].kind == WeightKind::kF32) slots[i].arrays.master = after.data;
       moved.push_back(i);
     }
   }
@@ -346,7 +288,7 @@ void FusedOptimizer::apply(float multiplier, bool clear_grads) {
   const ApplyJob job{clear_grads, own().precision.stochastic_rounding};
   parallel_for(own().jobs.size(), own().bytes, [&](size_t i) {
     const FusedState::Job& work = own().jobs[i];
-    const ApplyFunction function = apply_function(work.rule, work.grad, work.kind);
+    const ApplyFunction function = apply_function(work.kind);
     function(own().spans.data() + work.begin, work.end - work.begin, job);
   });
   prepare_devices(parameters(), &own());
@@ -387,7 +329,11 @@ void FusedOptimizer::set_steps(int64_t steps) {
   settle_devices(parameters());
 }
 
-const float* FusedOptimizer::master(size_t index) const { return slot_at(own(), index).master; }
+const float* FusedOptimizer::master(size_t index) const {
+  const Slot& slot = slot_at(own(), index);
+  if (has_master(slot.kind) && !has_separate_master(slot)) return nullptr;
+  return static_cast<const float*>(slot.arrays.master);
+}
 
 void FusedOptimizer::refresh_masters() {
   for (size_t i = 0; i < own().allocated; ++i) {  // others are made from the weights later
@@ -406,41 +352,8 @@ void FusedOptimizer::refresh_master(size_t index) {
 void FusedOptimizer::follow_weight(size_t index) {
   const DefaultFloatEnvironment environment;
   const Slot& slot = slot_at(own(), index);
-  if (!has_master(slot.kind) || index >= own().allocated) return;
+  if (!has_separate_master(slot) || index >= own().allocated) return;
   follow(parameters()[index].weight, slot, own().precision);
-}
-
-OptimizerState FusedOptimizer::state() const {
-  fetch_steps(parameters(), &own());
-  OptimizerState state;
-  for (const Slot& slot : own().slots) state.steps.push_back(slot.steps);
-  state.tensors = state_tensors(parameters(), own());
-  return state;
-}
-
-// Checks the whole state before the first change.
-void FusedOptimizer::load_state(const OptimizerState& saved) {
-  allocate();
-  const std::vector<NamedTensor> mine = state_tensors(parameters(), own());
-  require(saved.steps.size() == own().slots.size() && saved.tensors.size() == mine.size(),
-          ErrorCode::kBadState, [&] {
-            return "The saved state has " + std::to_string(saved.steps.size()) +
-                   " parameters and " + std::to_string(saved.tensors.size()) +
-                   " tensors; this optimizer has " + std::to_string(own().slots.size()) + " and " +
-                   std::to_string(mine.size()) + ".";
-          });
-  for (const int64_t steps : saved.steps) check_steps(steps, ErrorCode::kBadState);
-  for (size_t i = 0; i < mine.size(); ++i) check_state_tensor(mine[i], saved.tensors[i]);
-  for (size_t i = 0; i < mine.size(); ++i) {
-    copy_bytes(mine[i].tensor, saved.tensors[i].tensor);
-  }
-  own().set_steps(saved.steps);
-  for (size_t i = 0; i < own().slots.size(); ++i) {
-    const Slot& slot = own().slots[i];
-    if (!has_master(slot.kind)) continue;
-    copy_from_master(parameters()[i].weight, i, slot, own().precision);
-  }
-  settle_devices(parameters());
 }
 
 }  // namespace headroom

@@ -3,10 +3,12 @@
 #ifndef HEADROOM_SRC_APPLY_FUSED_H_
 #define HEADROOM_SRC_APPLY_FUSED_H_
 
+#include <headroom/error.h>
 #include <headroom/optimizer.h>
 
 #include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "apply/cuda.h"
@@ -19,10 +21,9 @@ namespace headroom::internal {
 struct Slot {
   size_t group;
   WeightKind kind;
-  float* master;  // the FP32 weight or the master; null for a 16-bit weight without master, and
-                  // for all but FP32 weights until memory is allocated
-  float* state[2];
-  int64_t steps;  // applied so far; outdated if device_counts_steps, see fetch_steps()
+  StateFormat format;
+  StateArrays arrays;  // but for an FP32 weight null until memory is allocated
+  int64_t steps;       // applied so far; outdated if device_counts_steps, see fetch_steps()
 };
 
 struct FusedState {
@@ -45,9 +46,7 @@ struct FusedState {
 
   /// The plan of the CPU kernels. A job is what one thread does at a time: spans with one kernel.
   struct Job {
-    Rule rule;
-    DType grad;
-    WeightKind kind;
+    KernelKind kind;
     size_t begin;  // spans [begin, end)
     size_t end;
   };
@@ -69,12 +68,33 @@ struct FusedState {
   std::vector<SampleJob> sample_jobs;
 };
 
+/// The kernel of a slot with gradients of this type.
+inline KernelKind kernel_kind(const Slot& slot, Rule rule, DType grad) {
+  return {rule, grad, slot.kind, slot.format};
+}
+
+/// Whether the FP32 master of a 16-bit weight has to follow what others write to the weight. In the
+/// other formats the weight itself is the upper part of the master.
+inline bool has_separate_master(const Slot& slot) {
+  return has_master(slot.kind) && slot.format == StateFormat::kFull;
+}
+
+/// The name of a parameter in saved states and error messages.
+std::string name_of(const Parameter& parameter, size_t index);
+
+/// Throws an error of this code unless `steps` is a possible number of steps.
+void check_steps(int64_t steps, ErrorCode code);
+
+/// The key for rounding element `index` of a parameter at random.
+uint32_t random_key(const Precision& precision, size_t parameter, int64_t steps, uint64_t index);
+
 /// An FP32 array of the size of the weight, on its device.
 inline TensorView view_like(const TensorView& weight, float* data) {
   return view(static_cast<void*>(data), DType::kF32, weight.count, weight.device);
 }
 
-/// Copies the weight to its master. Does nothing without a master. Enqueues on a CUDA device.
+/// Sets the master to the value of the weight. Does nothing without a master. Enqueues on a CUDA
+/// device.
 void copy_to_master(const TensorView& weight, const Slot& slot);
 
 /// Allocates masters, as copies of the weights, and state buffers of the slots that have none yet

@@ -1,4 +1,4 @@
-// GroupedOptimizer: converts the options of SGD, Adam and AdamW to update rules.
+// GroupedOptimizer: converts the options of SGD, Adam, AdamW and Lion to update rules.
 #include <headroom/optimizer.h>
 
 #include <string>
@@ -33,6 +33,15 @@ RuleSettings settings(const Options& options) {
           .beta1 = options.beta1,
           .beta2 = options.beta2,
           .eps = options.eps};
+}
+
+RuleSettings settings(const LionOptions& options) {
+  return {.rule = Rule::kLion,
+          .decoupled = true,
+          .lr = options.lr,
+          .weight_decay = options.weight_decay,
+          .beta1 = options.beta1,
+          .beta2 = options.beta2};
 }
 
 template <typename Options>
@@ -91,5 +100,6 @@ void GroupedOptimizer<Options>::set_lr(double lr) {
 template class GroupedOptimizer<SGDOptions>;
 template class GroupedOptimizer<AdamOptions>;
 template class GroupedOptimizer<AdamWOptions>;
+template class GroupedOptimizer<LionOptions>;
 
 }  // namespace headroom

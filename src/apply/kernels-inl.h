@@ -1,7 +1,5 @@
-// The update kernels of one SIMD target.
-//
-// Every multiply, add, divide and square root is rounded separately (no fused multiply-add), so
-// that all SIMD targets and GPUs give the same bits.
+// The update kernels of one SIMD target, for FP32 masters and moments (StateFormat::kFull), or
+// 16-bit weights without masters.
 #if defined(HEADROOM_SRC_APPLY_KERNELS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEADROOM_SRC_APPLY_KERNELS_INL_H_
 #undef HEADROOM_SRC_APPLY_KERNELS_INL_H_
@@ -16,52 +14,12 @@
 #include <hwy/cache_control.h>
 
 #include "apply/kernels.h"
-#include "core/convert-inl.h"
+#include "apply/update-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace headroom {
 namespace internal {
 namespace HWY_NAMESPACE {
-
-// Applies a rule to one vector: updates the state buffers and returns the new weight. Numbers are
-// broadcast where they are used; the compiler hoists that out of the loop. cuda.cu has the same
-// operations in the same order.
-template <Rule kRule, class D, class V = hn::Vec<D>>
-HWY_INLINE V updated(D d, const RuleNumbers& n, V g, V w, float* s0, float* s1) {
-  g = hn::Add(g, hn::Mul(hn::Set(d, n.l2), w));
-  if constexpr (kRule == Rule::kSgd) {
-    return hn::Sub(w, hn::Mul(hn::Set(d, n.lr), g));
-  } else if constexpr (kRule == Rule::kSgdMomentum) {
-    const V b = hn::Add(hn::Mul(hn::Set(d, n.momentum), load_float(d, s0)),
-                        hn::Mul(hn::Set(d, n.damped), g));
-    store_float(d, b, s0);
-    const V direction =
-        hn::Add(hn::Mul(hn::Set(d, n.from_grad), g), hn::Mul(hn::Set(d, n.from_buffer), b));
-    return hn::Sub(w, hn::Mul(hn::Set(d, n.lr), direction));
-  } else {
-    const V m0 = load_float(d, s0);
-    const V m = hn::Add(m0, hn::Mul(hn::Set(d, n.beta1_rest), hn::Sub(g, m0)));
-    const V v = hn::Add(hn::Mul(hn::Set(d, n.beta2), load_float(d, s1)),
-                        hn::Mul(hn::Set(d, n.beta2_rest), hn::Mul(g, g)));
-    store_float(d, m, s0);
-    store_float(d, v, s1);
-    const V denominator =
-        hn::Add(hn::Mul(hn::Sqrt(v), hn::Set(d, n.correction2)), hn::Set(d, n.eps));
-    return hn::Sub(hn::Mul(hn::Set(d, n.keep), w),
-                   hn::Mul(hn::Set(d, n.step_size), hn::Div(m, denominator)));
-  }
-}
-
-// 16 random bits per lane: a hash of the element's index and the key of the tensor and step. Must
-// give the same bits as round_stochastic().
-template <class D>
-HWY_INLINE BitsOf<D> random_bits(D, uint32_t index, uint32_t key) {
-  const hn::Rebind<uint32_t, D> du;
-  auto x = hn::Xor(hn::Add(hn::Iota(du, 0), hn::Set(du, index)), hn::Set(du, key));
-  x = hn::Mul(hn::Xor(x, hn::ShiftRight<16>(x)), hn::Set(du, 0x7FEB352Du));
-  x = hn::Mul(hn::Xor(x, hn::ShiftRight<15>(x)), hn::Set(du, 0x846CA68Bu));
-  return hn::ShiftRight<16>(x);
-}
 
 // Whether every weight of a vector is a rounding of its master. May be false for NaN and for ties,
 // which came_from() decides; never true if others have written one.
@@ -176,12 +134,13 @@ HWY_INLINE void update_vector(D d, const RuleNumbers& n, const ApplyJob job, con
   }
   // Unscaling and clipping are one multiplication.
   const auto g = hn::Mul(load_float(d, a.grad + i), hn::Set(d, n.multiplier));
-  w = updated<kRule>(d, n, g, w, a.s0 + i, a.s1 + i);
+  w = updated<kRule, false>(d, n, g, w, a.s0 + i, a.s1 + i);
   if constexpr (kMaster) store_float(d, w, a.master + i);
   if constexpr (std::is_same_v<W, bf16>) {
     if (job.stochastic_rounding) {
       const uint32_t index = a.first_index + static_cast<uint32_t>(i);
-      store_biased(d, w, random_bits(d, index, a.random_key), a.weight + i);
+      const auto random = hn::ShiftRight<16>(random_words(d, index, a.random_key));
+      store_biased(d, w, random, a.weight + i);
     } else {
       store_float(d, w, a.weight + i);
     }
@@ -195,11 +154,11 @@ HWY_INLINE void update_vector(D d, const RuleNumbers& n, const ApplyJob job, con
 template <Rule kRule, typename G, typename W, bool kMaster>
 HWY_INLINE void update_span(const ApplySpan& span, const ApplyJob job) {
   const RuleNumbers n = *span.numbers;  // a copy, which cannot alias the stores below
-  const Arrays<G, W> a = {span.master,
+  const Arrays<G, W> a = {static_cast<float*>(span.state.master),
                           static_cast<W*>(span.weight),
                           static_cast<G*>(span.grad),
-                          span.state[0],
-                          span.state[1],
+                          static_cast<float*>(span.state.moments[0]),
+                          static_cast<float*>(span.state.moments[1]),
                           span.first_index,
                           span.random_key};
   if constexpr (kMaster && !std::is_same_v<W, float>) {
@@ -243,8 +202,8 @@ void update_spans(const ApplySpan* spans, size_t count, const ApplyJob& job) {
   for (size_t i = 0; i < count; ++i) update_span<kRule, G, W, kMaster>(spans[i], job);
 }
 
-ApplyFunction apply_function_for_target(Rule rule, DType grad, WeightKind kind) {
-  return select_kernel(rule, grad, kind, []<Rule kRule, typename G, typename W, bool kMaster>() {
+ApplyFunction apply_function_for_target(const KernelKind& kind) {
+  return select_kernel(kind, []<Rule kRule, typename G, typename W, bool kMaster>() {
     return &update_spans<kRule, G, W, kMaster>;
   });
 }

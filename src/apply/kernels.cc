@@ -12,8 +12,9 @@ namespace headroom::internal {
 HWY_EXPORT(apply_function_for_target);
 HWY_EXPORT(follow_kernels_for_target);
 
-ApplyFunction apply_function(Rule rule, DType grad, WeightKind kind) {
-  return HEADROOM_DISPATCH(apply_function_for_target)(rule, grad, kind);
+ApplyFunction apply_function(const KernelKind& kind) {
+  if (kind.state != StateFormat::kFull) return compact_function(kind);
+  return HEADROOM_DISPATCH(apply_function_for_target)(kind);
 }
 
 FollowKernels follow_kernels(DType dtype) {

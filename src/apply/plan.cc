@@ -1,27 +1,42 @@
 // Divides an optimizer's parameters on the CPU into spans for the kernels and jobs for the threads.
 #include <algorithm>
 
+#include "apply/formats.h"
 #include "apply/fused.h"
 
 namespace headroom::internal {
 namespace {
 
 // Elements of one job. Stochastic rounding relies on it dividing 2^32: no span crosses an index
-// where the upper 32 bits change.
+// where the upper 32 bits change. Spans begin at whole groups of compact moments.
 constexpr size_t kJobElements = size_t{1} << 14;
+constexpr size_t kGroup = kGroupSize;
+static_assert(kJobElements % kGroup == 0);
 
 template <typename T>
-T* at(T* base, size_t index) {
-  return base == nullptr ? nullptr : base + index;
+T* at(T* base, size_t bytes) {
+  return base == nullptr ? nullptr
+                         : static_cast<T*>(static_cast<void*>(
+                               static_cast<char*>(static_cast<void*>(base)) + bytes));
+}
+
+StateArrays arrays_at(const Slot& slot, size_t first) {
+  const bool wide = slot.kind == WeightKind::kF32;
+  const size_t moment = first * moment_bytes(slot.format);
+  const StateArrays& all = slot.arrays;
+  return {
+      .master = at(all.master, first * (wide ? 4 : master_bytes(slot.format))),
+      .moments = {at(all.moments[0], moment), at(all.moments[1], moment)},
+      .exponents = {at(all.exponents[0], first / kGroup), at(all.exponents[1], first / kGroup)}};
 }
 
 ApplySpan make_span(const Parameter& parameter, const Slot& slot, size_t first, size_t count,
                     const RuleNumbers* numbers, const uint8_t* follow) {
   auto* const weight = static_cast<uint16_t*>(parameter.weight.data);
-  return {.master = at(slot.master, first),
+  return {.state = arrays_at(slot, first),
           .weight = slot.kind == WeightKind::kF32 ? nullptr : weight + first,
           .grad = static_cast<char*>(parameter.grad.data) + first * size_of(parameter.grad.dtype),
-          .state = {at(slot.state[0], first), at(slot.state[1], first)},
+          .grad_type = parameter.grad.dtype,
           .count = count,
           .first_index = static_cast<uint32_t>(first),
           .random_key = 0,
@@ -54,18 +69,18 @@ void make_plan(const std::vector<Parameter>& parameters, FusedState* state) {
     const TensorView& grad = parameters[i].grad;
     if (grad.device.type == DeviceType::kCUDA) continue;
     const Rule rule = state->groups[slot.group].rule;
+    const KernelKind kind = kernel_kind(slot, rule, grad.dtype);
     const auto fits = [&] {
-      if (room == 0 || state->jobs.empty()) return false;
-      const FusedState::Job& job = state->jobs.back();
-      return job.rule == rule && job.grad == grad.dtype && job.kind == slot.kind;
+      return room > 0 && !state->jobs.empty() && state->jobs.back().kind == kind;
     };
-    if (has_master(slot.kind)) plan_samples(i, grad.count, state);
+    if (has_separate_master(slot)) plan_samples(i, grad.count, state);
     // State buffers and master are read and written, the gradient is read: an estimate.
-    state->bytes += static_cast<size_t>(grad.count) * (8 * state_buffers(rule) + 10);
+    state->bytes += static_cast<size_t>(grad.count) *
+                    (2 * moment_bytes(slot.format) * state_buffers(rule) + 10);
     for (size_t first = 0; first < static_cast<size_t>(grad.count);) {
       if (!fits()) {
         const size_t begin = state->spans.size();
-        state->jobs.push_back({rule, grad.dtype, slot.kind, begin, begin});
+        state->jobs.push_back({kind, begin, begin});
         room = kJobElements;
       }
       const size_t block = kJobElements - first % kJobElements;
@@ -75,7 +90,7 @@ void make_plan(const std::vector<Parameter>& parameters, FusedState* state) {
       state->owners.push_back(i);
       state->jobs.back().end = state->spans.size();
       first += count;
-      room -= count;
+      room -= std::min(room, (count + kGroup - 1) / kGroup * kGroup);
     }
   }
   state->planned = true;

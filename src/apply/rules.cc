@@ -23,10 +23,10 @@ void validate(const RuleSettings& settings) {
               "a finite number, 0 or more");
   check_value(not_negative(settings.lr * settings.weight_decay), "lr", settings.lr,
               "smaller: lr x weight_decay has to be within the range of FP32");
+  const char* range = "at least 0 and below 1";
+  check_value(settings.beta1 >= 0.0 && settings.beta1 < 1.0, "beta1", settings.beta1, range);
+  check_value(settings.beta2 >= 0.0 && settings.beta2 < 1.0, "beta2", settings.beta2, range);
   if (settings.rule == Rule::kAdam) {
-    const char* range = "at least 0 and below 1";
-    check_value(settings.beta1 >= 0.0 && settings.beta1 < 1.0, "beta1", settings.beta1, range);
-    check_value(settings.beta2 >= 0.0 && settings.beta2 < 1.0, "beta2", settings.beta2, range);
     check_value(settings.eps >= std::numeric_limits<float>::min() && not_negative(settings.eps),
                 "eps", settings.eps,
                 "a normal FP32 number above 0; without it a zero gradient divides by 0");

@@ -14,10 +14,13 @@
 
 namespace headroom::internal {
 
-enum class Rule : uint8_t { kSgd, kSgdMomentum, kAdam };
+enum class Rule : uint8_t { kSgd, kSgdMomentum, kAdam, kLion };
 
-/// Number of FP32 state buffers of a parameter, and their names in a saved state.
-constexpr size_t state_buffers(Rule rule) { return static_cast<size_t>(rule); }
+/// Number of state buffers of a parameter, and their names in a saved state.
+constexpr size_t state_buffers(Rule rule) {
+  if (rule == Rule::kSgd) return 0;
+  return rule == Rule::kAdam ? 2 : 1;
+}
 constexpr const char* state_name(Rule rule, size_t buffer) {
   if (rule == Rule::kSgdMomentum) return "momentum";
   return buffer == 0 ? "exp_avg" : "exp_avg_sq";
@@ -27,13 +30,13 @@ constexpr const char* state_name(Rule rule, size_t buffer) {
 struct RuleSettings {
   Rule rule = Rule::kSgd;
   bool nesterov = false;   // SGD
-  bool decoupled = false;  // AdamW's weight decay
+  bool decoupled = false;  // weight decay of AdamW and Lion
   double lr = 0.0;
   double weight_decay = 0.0;
   double momentum = 0.0;   // SGD
   double dampening = 0.0;  // SGD
-  double beta1 = 0.0;      // Adam
-  double beta2 = 0.0;      // Adam
+  double beta1 = 0.0;      // Adam, Lion
+  double beta2 = 0.0;      // Adam, Lion
   double eps = 0.0;        // Adam
 
   bool operator==(const RuleSettings&) const = default;
@@ -48,24 +51,31 @@ struct RuleSettings {
 ///     Adam      m += beta1_rest x (g - m)
 ///               v = beta2 x v + beta2_rest x g x g
 ///               w = keep x w - step_size x m / (sqrt(v) x correction2 + eps)
+///               with compact state (StateFormat), which GPUs compute faster:
+///               w = keep x w - step_size x (m x (1 / (sqrt(max(v, 2^-96)) x correction2 + eps)))
+///     Lion      w = keep x w - lr x sign(beta1 x m + beta1_rest x g)
+///               m = beta2 x m + beta2_rest x g
 struct RuleNumbers {
   float multiplier;  // unscales and clips the gradient
   float l2;          // weight decay that is added to the gradient
-  // Adam
-  float keep;        // 1 - lr x decoupled weight decay
+  // Adam and Lion
+  float keep;  // 1 - lr x decoupled weight decay
+  float beta1;
   float beta1_rest;  // 1 - beta1
   float beta2;
   float beta2_rest;   // 1 - beta2
   float correction2;  // 1 / sqrt(1 - beta2^t)
   float step_size;    // lr / (1 - beta1^t)
   float eps;
-  // SGD
+  // SGD and Lion
   float lr;
   float momentum;
   float damped;     // 1 - dampening; 1 in the first step
   float from_grad;  // the update is from_grad x gradient + from_buffer x momentum buffer
   float from_buffer;
 };
+
+constexpr float kSmallestVariance = 0x1p-96f;
 
 /// x^n for x from 0 to 1, by repeated squaring. std::pow() is not used: it gives different bits on
 /// different platforms and on GPUs.
@@ -85,12 +95,13 @@ HEADROOM_HOST_DEVICE inline RuleNumbers rule_numbers(const RuleSettings& setting
   n.multiplier = multiplier;
   n.l2 = settings.decoupled ? 0.0f : static_cast<float>(settings.weight_decay);
   n.lr = static_cast<float>(settings.lr);
+  const double decay = settings.lr * settings.weight_decay;
+  n.keep = settings.decoupled ? static_cast<float>(1.0 - decay) : 1.0f;
+  n.beta1 = static_cast<float>(settings.beta1);
+  n.beta1_rest = static_cast<float>(1.0 - settings.beta1);
+  n.beta2 = static_cast<float>(settings.beta2);
+  n.beta2_rest = static_cast<float>(1.0 - settings.beta2);
   if (settings.rule == Rule::kAdam) {
-    const double decay = settings.lr * settings.weight_decay;
-    n.keep = settings.decoupled ? static_cast<float>(1.0 - decay) : 1.0f;
-    n.beta1_rest = static_cast<float>(1.0 - settings.beta1);
-    n.beta2 = static_cast<float>(settings.beta2);
-    n.beta2_rest = static_cast<float>(1.0 - settings.beta2);
     const double rest1 = 1.0 - power(settings.beta1, steps + 1);
     const double rest2 = 1.0 - power(settings.beta2, steps + 1);
     n.correction2 = static_cast<float>(1.0 / std::sqrt(rest2));
@@ -105,15 +116,21 @@ HEADROOM_HOST_DEVICE inline RuleNumbers rule_numbers(const RuleSettings& setting
   return n;
 }
 
-/// Rounds to bf16, up or down at random with the right mean: adds 16 random bits, a hash of the
-/// element's index and the key, below the part that is kept. The reference for the kernels.
-HEADROOM_HOST_DEVICE inline bf16 round_stochastic(float value, uint32_t index, uint32_t key) {
-  const uint32_t bits = float_bits(value);
-  if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return bf16(value);  // NaN
+/// 32 random bits of an element: a hash of its index and the key of its tensor and step (see
+/// random_key_at()).
+HEADROOM_HOST_DEVICE inline uint32_t random_word(uint32_t index, uint32_t key) {
   uint32_t x = index ^ key;
   x = (x ^ (x >> 16)) * 0x7FEB352Du;
   x = (x ^ (x >> 15)) * 0x846CA68Bu;
-  return bf16::from_bits(static_cast<uint16_t>((bits + (x >> 16)) >> 16));
+  return x ^ (x >> 16);
+}
+
+/// Rounds to bf16, up or down at random with the right mean: adds 16 random bits below the part
+/// that is kept. The reference for the kernels.
+HEADROOM_HOST_DEVICE inline bf16 round_stochastic(float value, uint32_t index, uint32_t key) {
+  const uint32_t bits = float_bits(value);
+  if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return bf16(value);  // NaN
+  return bf16::from_bits(static_cast<uint16_t>((bits + (random_word(index, key) >> 16)) >> 16));
 }
 
 /// Whether the weight is a rounding of its master: `nearest`, or with stochastic rounding of bf16
@@ -140,7 +157,7 @@ HEADROOM_HOST_DEVICE inline uint64_t random_base(uint64_t seed, size_t parameter
   return mix(mix(seed, static_cast<uint64_t>(parameter)), static_cast<uint64_t>(steps));
 }
 
-/// The key of round_stochastic() for the element at `index`. The hash there uses the lower 32 bits
+/// The key of random_word() for the element at `index`. The hash there uses the lower 32 bits
 /// of the index; the upper ones are part of the key.
 HEADROOM_HOST_DEVICE inline uint32_t random_key_at(uint64_t base, uint64_t index) {
   return static_cast<uint32_t>(mix(base, index >> 32));

@@ -9,7 +9,7 @@ _Static_assert(sizeof(hr_state_tensor) == 48, "hr_state_tensor never changes");
 _Static_assert(sizeof(hr_stats) == 80, "hr_stats never changes");
 _Static_assert(sizeof(hr_detail) == 2240, "hr_detail");
 _Static_assert(sizeof(hr_fused_options) == 72, "hr_fused_options");
-_Static_assert(sizeof(hr_precision) == 24, "hr_precision");
+_Static_assert(sizeof(hr_precision) == 32, "hr_precision");
 _Static_assert(sizeof(hr_optimizer_callbacks) == 32, "hr_optimizer_callbacks");
 _Static_assert(sizeof(hr_optimizer_state) == 40, "hr_optimizer_state");
 _Static_assert(sizeof(hr_alarm) == 40, "hr_alarm");

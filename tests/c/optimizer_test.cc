@@ -115,7 +115,7 @@ TEST(Optimizers, SgdGroupsAndOptionsCanBeReadAndSet) {
   EXPECT_EQ(hr_fused_set_options(training.optimizer, 1, &options), HR_ERROR_INVALID_ARGUMENT);
   EXPECT_EQ(hr_fused_get_options(training.optimizer, 2, &options), HR_ERROR_INVALID_ARGUMENT);
   EXPECT_EQ(hr_fused_set_options(training.optimizer, 9, &options), HR_ERROR_INVALID_ARGUMENT);
-  EXPECT_EQ(hr_fused_options_init(&options, sizeof(options), 3), HR_ERROR_INVALID_ARGUMENT);
+  EXPECT_EQ(hr_fused_options_init(&options, sizeof(options), 4), HR_ERROR_INVALID_ARGUMENT);
   hr_optimizer* none = nullptr;
   EXPECT_EQ(hr_fused_create(-1, &more, 1, nullptr, nullptr, &none), HR_ERROR_INVALID_ARGUMENT);
 
@@ -144,6 +144,44 @@ TEST(Optimizers, PrecisionOptionsAreApplied) {
   ASSERT_OK(hr_fused_options_init(&adam, sizeof(adam), HR_ADAM));
   EXPECT_OK(hr_fused_set_options(optimizer, 0, &adam));
   EXPECT_OK(hr_optimizer_destroy(optimizer));
+}
+
+TEST(Optimizers, LionAndCompactStateAreCreatedAndSavedInFp32) {
+  std::vector<bf16> weight(100, bf16(1.0f)), grad(100, bf16(1.0f));
+  const hr_parameter parameter = {"w", hr_cpu_tensor(weight.data(), HR_BF16, 100),
+                                  hr_cpu_tensor(grad.data(), HR_BF16, 100)};
+  hr_precision precision;
+  ASSERT_OK(hr_precision_init(&precision, sizeof(precision)));
+  precision.state = HR_STATE_BYTE;
+  hr_optimizer* optimizer = nullptr;
+  ASSERT_OK(hr_fused_create(HR_LION, &parameter, 1, nullptr, &precision, &optimizer));
+  hr_fused_options options;
+  ASSERT_OK(hr_fused_options_init(&options, sizeof(options), HR_LION));
+  EXPECT_EQ(options.lr, 1e-4);
+  EXPECT_EQ(options.beta2, 0.99);
+  options.lr = 0.25;
+  EXPECT_OK(hr_fused_set_options(optimizer, 0, &options));
+  hr_scaler* scaler = nullptr;
+  ASSERT_OK(hr_scaler_create("static:scale=1", nullptr, &scaler));
+  float scale = 0.0f;
+  ASSERT_OK(hr_scaler_scale(scaler, 1.0f, &scale));
+  ASSERT_OK(hr_scaler_step(scaler, optimizer, nullptr, nullptr));
+  EXPECT_EQ(static_cast<float>(weight[99]), 0.75f);
+  auto state = sized<hr_optimizer_state>();
+  EXPECT_OK(hr_optimizer_get_state(optimizer, &state));
+  ASSERT_EQ(state.tensor_count, 2u);
+  EXPECT_EQ(state.tensors[0].tensor.dtype, HR_F32);
+  EXPECT_EQ(static_cast<const float*>(state.tensors[0].tensor.data)[99], 0.75f);
+  EXPECT_OK(hr_optimizer_load_state(optimizer, &state));
+  precision.state = 3;
+  hr_optimizer* none = nullptr;
+  EXPECT_EQ(hr_fused_create(HR_LION, &parameter, 1, nullptr, &precision, &none),
+            HR_ERROR_INVALID_ARGUMENT);
+  precision.size = 24;  // of a program that was compiled before there was a choice
+  EXPECT_OK(hr_fused_create(HR_ADAMW, &parameter, 1, nullptr, &precision, &none));
+  EXPECT_OK(hr_optimizer_destroy(none));
+  EXPECT_OK(hr_optimizer_destroy(optimizer));
+  EXPECT_OK(hr_scaler_destroy(scaler));
 }
 
 // The user data of the callbacks: what they received and how they should behave.

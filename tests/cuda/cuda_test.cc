@@ -201,7 +201,9 @@ void expect_same_bits_after_training(const Options& options) {
   for (const DType grad : kGrads) {
     for (const DType weight : kGrads) {
       for (const Precision& precision : {Precision{}, Precision{.master_weights = false},
-                                         Precision{.stochastic_rounding = true, .seed = 3}}) {
+                                         Precision{.stochastic_rounding = true, .seed = 3},
+                                         Precision{.seed = 4, .state = StateFormat::kHalf},
+                                         Precision{.seed = 5, .state = StateFormat::kByte}}) {
         for (const size_t offset : {0, 1}) {
           OptimizerPair<Optimizer, Options> pair(weight, grad, options, precision, offset);
           for (int step = 0; step < 3; ++step) {
@@ -226,9 +228,14 @@ TEST_F(Cuda, AdamMatchesTheCpuBitwise) {
   expect_same_bits_after_training<AdamW>(AdamWOptions{.lr = 0.01});
 }
 
+TEST_F(Cuda, LionMatchesTheCpuBitwise) {
+  expect_same_bits_after_training<Lion>(LionOptions{.lr = 0.01, .weight_decay = 0.1});
+}
+
 TEST_F(Cuda, OptimizerStateCopiesBetweenHostAndDevice) {
   const Precision random{.stochastic_rounding = true, .seed = 3};
-  for (const Precision& precision : {Precision{}, random}) {
+  for (const Precision& precision : {Precision{}, random, Precision{.state = StateFormat::kHalf},
+                                     Precision{.state = StateFormat::kByte}}) {
     using P = OptimizerPair<AdamW, AdamWOptions>;
     P one(DType::kBF16, DType::kBF16, {.lr = 0.01}, precision, 0);
     for (int step = 0; step < 3; ++step) one.cuda->apply(0x1p-10f, false);

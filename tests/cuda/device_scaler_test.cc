@@ -60,6 +60,24 @@ TEST_F(DeviceScaler, OverflowInTheFirstStepLeavesNoMomentum) {
       });
 }
 
+TEST_F(DeviceScaler, CompactStateMatchesTheCpuWhateverIsSkipped) {
+  for (const StateFormat state : {StateFormat::kHalf, StateFormat::kByte}) {
+    for (const DType type : {DType::kF16, DType::kBF16, DType::kF32}) {
+      const Precision precision{.seed = 8, .state = state};
+      expect_device_matches_cpu(
+          loop_with(DynamicScale{}, true, type, precision), [](AdamWLoop& loop) {
+            for (unsigned step = 0; step < 20; ++step) {
+              loop.backward(step, 1000.0, step % 5 == 3 ? 2 : -1, kInf);
+              const bool clear = step % 2 == 0;
+              loop.step({.clear_grads = clear ? ClearGrads::kAlways : ClearGrads::kOnSkip});
+              loop.update();
+            }
+            EXPECT_EQ(loop.optimizer->steps(0), 16);
+          });
+    }
+  }
+}
+
 TEST_F(DeviceScaler, SquaresBeyondFp32AreNotAnOverflow) {
   expect_device_matches_cpu(loop_with(DynamicScale{}, true, DType::kF32), [](AdamWLoop& loop) {
     loop.backward(1, 1e30);

@@ -20,7 +20,7 @@ template <typename Optimizer = AdamW, typename Options = AdamWOptions>
 class Loop {
  public:
   Loop(bool cuda, const ScalePolicy& policy, const Options& options = {}, bool enabled = true,
-       DType type = DType::kF16)
+       DType type = DType::kF16, const Precision& precision = {})
       : cuda_(cuda),
         scaler(policy, {.enabled = enabled,
                         .device = cuda ? kDevice : Device{},
@@ -39,7 +39,7 @@ class Loop {
       parameters.push_back(
           {"p" + std::to_string(count), weight(grads_.size() - 1), grad(grads_.size() - 1)});
     }
-    optimizer = std::make_unique<Optimizer>(parameters, options);
+    optimizer = std::make_unique<Optimizer>(parameters, options, precision);
     loss_ = std::make_unique<HostTensor>(DType::kF32, 1, 0);
     loss_->set(0, 1.0);
     device_loss_ = cuda ? std::make_unique<DeviceCopy>(loss_->view()) : nullptr;
@@ -136,9 +136,11 @@ void expect_device_matches_cpu(const std::function<std::unique_ptr<L>(bool)>& ma
 using AdamWLoop = Loop<>;
 inline std::function<std::unique_ptr<AdamWLoop>(bool)> loop_with(const ScalePolicy& policy,
                                                                  bool enabled = true,
-                                                                 DType type = DType::kF16) {
+                                                                 DType type = DType::kF16,
+                                                                 const Precision& precision = {}) {
   return [=](bool cuda) {
-    return std::make_unique<AdamWLoop>(cuda, policy, AdamWOptions{.lr = 0.01}, enabled, type);
+    return std::make_unique<AdamWLoop>(cuda, policy, AdamWOptions{.lr = 0.01}, enabled, type,
+                                       precision);
   };
 }
 

@@ -36,7 +36,7 @@ from headroom._core import (
 from headroom._core import version as __version__
 from headroom._errors import Error, InvalidArgument
 from headroom._inspect import inspect
-from headroom._optim import SGD, Adam, AdamW, Optimizer
+from headroom._optim import SGD, Adam, AdamW, Lion, Optimizer
 from headroom._scaler import GradScaler, measure, measure_detail, unscale_
 from headroom._tensor import tensor
 from headroom._tools import Recorder, advise, diagnose, write_report
@@ -54,6 +54,7 @@ __all__ = [
     "GradDetail",
     "GradStats",
     "HeadroomScale",
+    "Lion",
     "InvalidArgument",
     "Optimizer",
     "RangeReport",

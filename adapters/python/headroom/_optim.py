@@ -1,4 +1,4 @@
-"""SGD, Adam and AdamW for arrays."""
+"""SGD, Adam, AdamW and Lion for arrays."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ Params = Union[Mapping[str, tuple[Any, Any]], Iterable[tuple[Any, Any]]]
 
 
 class Optimizer:
-    """The base of SGD, Adam and AdamW.
+    """The base of SGD, Adam, AdamW and Lion.
 
     ``params`` are pairs (weight, gradient), in a list or in a dict by name; a gradient may be None.
     Weights of float16 and bfloat16 have float32 masters inside, unless ``master_weights`` is False.
-    ``stochastic_rounding`` applies to bfloat16 weights. The arrays are used in place and kept alive.
+    ``stochastic_rounding`` applies to bfloat16 weights. ``state`` is how masters and moments are stored: "full",
+    "half" or "byte", see docs/state.md. The arrays are used in place and kept alive.
     """
 
     _kind: Any
@@ -30,8 +31,9 @@ class Optimizer:
         master_weights: bool = True,
         stochastic_rounding: bool = False,
         seed: int = 0,
+        state: str = "full",
     ) -> None:
-        self._core = self._kind(master_weights, stochastic_rounding, seed)
+        self._core = self._kind(master_weights, stochastic_rounding, seed, state)
         # Stored at the core object: views of the state keep that alive, even after this object is gone.
         self._kept: list[list[Optional[_core.Tensor]]] = []
         self._core.kept = self._kept
@@ -95,7 +97,8 @@ class Optimizer:
     def state(self) -> tuple[list[int], dict[str, _core.Tensor]]:
         """The step count of each parameter, and masters and moments by name.
 
-        The tensors are views of the optimizer's memory; ``numpy.array(t)`` makes a copy.
+        The tensors are views of the optimizer's memory; ``numpy.array(t)`` makes a copy. With ``state`` "half" or
+        "byte" they are copies.
         """
         steps, tensors = self._core.state(0)
         return steps, {name: view for name, view, _ in tensors}
@@ -170,3 +173,19 @@ class AdamW(Adam):
         **precision: Any,
     ) -> None:
         super().__init__(params, lr, betas, eps, weight_decay, **precision)
+
+
+class Lion(Optimizer):
+    """Lion (arXiv 2302.06675): steps by the sign of an interpolation of momentum and gradient."""
+
+    _kind = _core.Lion
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.0,
+        **precision: Any,
+    ) -> None:
+        super().__init__(params, dict(lr=lr, betas=betas, weight_decay=weight_decay), **precision)

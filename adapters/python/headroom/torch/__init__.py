@@ -1,6 +1,6 @@
 """Headroom for PyTorch. The module does not link libtorch: tensors are passed as pointers.
 
-``GradScaler`` replaces ``torch.amp.GradScaler``; ``AdamW`` and ``SGD`` are torch optimizers that update in one
+``GradScaler`` replaces ``torch.amp.GradScaler``; ``AdamW``, ``SGD`` and ``Lion`` are torch optimizers that update in one
 pass over memory.
 
 >>> import torch, headroom.torch
@@ -23,8 +23,8 @@ if not hasattr(torch.amp, "GradScaler"):
 from headroom.torch._checkpoint import load, save
 from headroom.torch._islands import keep_fp32
 from headroom.torch._recorder import Recorder, advise
-from headroom.torch._rules import SGD, AdamW
+from headroom.torch._rules import SGD, AdamW, Lion
 from headroom.torch._scaler import GradScaler
 from headroom.torch._watch import Watch, watch
 
-__all__ = ["SGD", "AdamW", "GradScaler", "Recorder", "Watch", "advise", "keep_fp32", "load", "save", "watch"]
+__all__ = ["SGD", "AdamW", "GradScaler", "Lion", "Recorder", "Watch", "advise", "keep_fp32", "load", "save", "watch"]

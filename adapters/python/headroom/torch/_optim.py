@@ -32,7 +32,7 @@ from headroom.torch._state import TorchState
 
 
 class FusedOptimizer(TorchState):
-    """The base of AdamW and SGD.
+    """The base of AdamW, SGD and Lion.
 
     FP32 parameters are updated in place; FP16 and BF16 ones have FP32 masters inside, unless
     ``master_weights`` is False. If a weight is written to or loaded, its master is updated from it. Writes that
@@ -40,7 +40,7 @@ class FusedOptimizer(TorchState):
     large tensors need ``refresh_masters()``. State is in torch's memory, and allocated by the first step. Under a
     GradScaler (Headroom's or torch's) gradients are unscaled in the pass that updates, and are not modified.
     ``max_norm`` clips their norm, over all groups, in the same pass; step() without a scaler then skips if there
-    is inf or nan.
+    is inf or nan. With ``state`` "half" or "byte", masters and moments are kept in 16 or 8 bits (docs/state.md).
     """
 
     _kind: Any
@@ -53,14 +53,12 @@ class FusedOptimizer(TorchState):
         params: Any,
         defaults: dict[str, Any],
         max_norm: float,
-        master_weights: bool,
-        stochastic_rounding: bool,
-        seed: int,
+        precision: tuple[bool, bool, int, str],
         torchs: dict[str, Any],
     ) -> None:
         check_torch_arguments(type(self).__name__, torchs, max_norm)
         self.max_norm = max_norm
-        self._precision = (master_weights, stochastic_rounding, seed)
+        self._precision = precision
         self._start()
         super().__init__(params, defaults)
 
@@ -177,6 +175,8 @@ class FusedOptimizer(TorchState):
 
     def _show(self) -> None:
         self._adopt()
+        if self._is_compact:
+            self._forget_copies()
         params = [param for group in self.param_groups for param in group["params"]]
         if not self._places.same(params, self._params):
             raise make("unsupported", "The parameters of a group were changed after the optimizer was "
@@ -283,6 +283,9 @@ class FusedOptimizer(TorchState):
                            f"{tuple(param.shape)} now; make a new optimizer for it.")
             if param.stride() != stride:
                 changed[i] = []
+        if changed and self._is_compact and self._core.allocated() > 0:
+            raise make("unsupported", f"The memory format of {self._labels[min(changed)]} has changed, which state "
+                       f"'{self._precision[3]}' cannot follow; make a new optimizer and load the state dict of this one.")
         for _, memory, i in self._core.state()[1] if changed else ():  # none before the first step
             if i in changed and params[i].numel() > 0:
                 changed[i].append(torch.from_dlpack(memory))

@@ -1,4 +1,4 @@
-"""AdamW and SGD of the core as torch optimizers."""
+"""AdamW, SGD and Lion of the core as torch optimizers."""
 
 from __future__ import annotations
 
@@ -36,10 +36,12 @@ class AdamW(FusedOptimizer):
         master_weights: bool = True,
         stochastic_rounding: bool = False,
         seed: int = 0,
+        state: str = "full",
         **torchs: Any,
     ) -> None:
         defaults = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
-        super().__init__(params, defaults, max_norm, master_weights, stochastic_rounding, seed, torchs)
+        precision = (master_weights, stochastic_rounding, seed, state)
+        super().__init__(params, defaults, max_norm, precision, torchs)
 
 
 class SGD(FusedOptimizer):
@@ -62,8 +64,37 @@ class SGD(FusedOptimizer):
         master_weights: bool = True,
         stochastic_rounding: bool = False,
         seed: int = 0,
+        state: str = "full",
         **torchs: Any,
     ) -> None:
         defaults = dict(lr=lr, momentum=momentum, dampening=dampening)
         defaults |= dict(weight_decay=weight_decay, nesterov=nesterov)
-        super().__init__(params, defaults, max_norm, master_weights, stochastic_rounding, seed, torchs)
+        precision = (master_weights, stochastic_rounding, seed, state)
+        super().__init__(params, defaults, max_norm, precision, torchs)
+
+
+class Lion(FusedOptimizer):
+    """Lion (arXiv 2302.06675): steps by the sign of an interpolation of momentum and gradient, with decoupled weight
+    decay. One moment instead of Adam's two."""
+
+    _kind = _core.Lion
+    _option_names = ("lr", "betas", "weight_decay")
+    _buffers = ("exp_avg",)
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.0,
+        *,
+        max_norm: float = 0.0,
+        master_weights: bool = True,
+        stochastic_rounding: bool = False,
+        seed: int = 0,
+        state: str = "full",
+        **torchs: Any,
+    ) -> None:
+        defaults = dict(lr=lr, betas=betas, weight_decay=weight_decay)
+        precision = (master_weights, stochastic_rounding, seed, state)
+        super().__init__(params, defaults, max_norm, precision, torchs)

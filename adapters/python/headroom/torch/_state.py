@@ -20,9 +20,24 @@ class TorchState(torch.optim.Optimizer):
     _params: list[torch.Tensor]
     _layouts: list[tuple[Any, Any]]
     _buffers: tuple[str, ...]
-    _precision: tuple[bool, bool, int]
+    _precision: tuple[bool, bool, int, str]
     _changes: int
     max_norm: float
+
+    @property
+    def _is_compact(self) -> bool:
+        """Whether ``state`` has FP32 copies instead of the core's memory, which is in other formats."""
+        return self._precision[3] != "full"
+
+    def _forget_copies(self) -> None:
+        """Frees the copies that ``state`` was filled with. State dicts that have them keep them."""
+        state = self.__dict__["state"]
+        for i, shown in self._shown.items():
+            entries = state.pop(self._params[i], {})
+            others = {name: value for name, value in entries.items() if shown.get(name) is not value}
+            if others:
+                state[self._params[i]] = others
+        self._shown, self._published = {}, -1
 
     def _start_state(self) -> None:
         self._published = -1  # value of _changes when `state` was last filled
@@ -64,7 +79,7 @@ class TorchState(torch.optim.Optimizer):
                 self._shown[i] = {"step": torch.tensor(float(count), dtype=torch.float32, device="cpu")}
         for label, memory, i in tensors:
             if steps[i] > 0:
-                view = torch.from_dlpack(memory).as_strided(*self._layouts[i])
+                view = torch.from_dlpack(memory).as_strided(*self._layouts[i]).to(local(self._params[i]).device)
                 self._shown[i][_torch_name(label)] = like(self._params[i], view)
         for i, param in enumerate(self._params):
             others = {name: value for name, value in state.pop(param, {}).items() if not self._is_ours(name)}
@@ -109,6 +124,8 @@ class TorchState(torch.optim.Optimizer):
             return super().state_dict()
         finally:
             self._exposed = exposed
+            if self._is_compact and not exposed:
+                self._forget_copies()
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
