@@ -12,6 +12,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from headroom import _core
 from headroom._errors import make
 from headroom.torch._memory import StepNumbers, View, check_whole, local_of, places, view_of
+from headroom.torch._ranks import is_sharded
 
 
 class Names:
@@ -25,6 +26,10 @@ class Names:
         for name, parameter in module.named_parameters():
             self._names[parameter] = name
         self.revision += 1
+
+    def any_sharded(self) -> bool:
+        """Whether this process has a part only of a named parameter."""
+        return any(map(is_sharded, list(self._names.keys())))
 
     def of_all(self, optimizer: torch.optim.Optimizer) -> list[str]:
         return [self.of(param, group, g, i) for g, group in enumerate(optimizer.param_groups)
@@ -82,7 +87,7 @@ class Binding(_core.CallbackOptimizer):
         self._names = names
         self._names_revision = -1
         self._params: list[torch.Tensor] = []
-        self.counted: Optional[list[bool]] = None  # with ranks: which gradients this one counts in the norm
+        self._counted: Optional[list[bool]] = None
         self._places = places()
         self._views: list[View] = []
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # gradients, and dense copies of them
@@ -99,6 +104,11 @@ class Binding(_core.CallbackOptimizer):
         if optimizer is None:
             raise make("wrong order", "The optimizer of these gradients was deleted; discard() them.")
         return optimizer
+
+    def count(self, counted: Optional[list[bool]]) -> None:
+        """Sets which gradients this process counts in the norm, if several decide together."""
+        if counted is not self._counted:
+            self._counted, self._params = counted, []
 
     def step(self, call: Call) -> Any:
         """One step under the scaler. Returns what the optimizer's own step() did, None if it was skipped."""
@@ -122,7 +132,7 @@ class Binding(_core.CallbackOptimizer):
             return
         self._params, self._names_revision = params, self._names.revision
         self._views, self._copies = [], []
-        counted = self.counted or [True] * len(params)
+        counted = self._counted or [True] * len(params)
         bound: list[tuple[str, Optional[View], Optional[View], bool]] = []
         for name, param in zip(self._names.of_all(optimizer), params):
             view = None if param.grad is None else self._view(param, name)

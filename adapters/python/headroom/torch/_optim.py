@@ -70,7 +70,7 @@ class FusedOptimizer(TorchState):
         self._params: list[torch.Tensor] = []
         self._device: Optional[torch.device] = None  # of all parameters
         self._sharded = False  # this process has parts of parameters only
-        self.counted: Optional[list[bool]] = None  # under our scaler with ranks: gradients that this one counts
+        self._counted: Optional[list[bool]] = None
         self._labels: list[str] = []
         self._held: list[torch.Tensor] = []  # memory of weights with masters, so that it is not reused
         self._layouts: list[tuple[Any, Any]] = []  # shapes and strides, which are the order of the core's memory
@@ -139,8 +139,11 @@ class FusedOptimizer(TorchState):
     def _stream(params: list[torch.Tensor]) -> int:
         return stream_of(params[0].device) if params else 0
 
-    def bind(self, names: Names) -> _core.FusedOptimizer:
-        """What our scaler steps, with everything as it is now. Reports use these names."""
+    def bind(self, names: Names, counted: Optional[list[bool]]) -> _core.FusedOptimizer:
+        """What our scaler steps, with everything as it is now. Reports use these names. ``counted``: which gradients
+        this process counts in the norm, if several decide together."""
+        if counted is not self._counted:
+            self._counted, self._settled = counted, False
         if names.revision != self._names_revision:
             self._names_revision = names.revision
             self._labels = [names.of(param, group, g, i) for g, group in enumerate(self.param_groups)
@@ -167,8 +170,9 @@ class FusedOptimizer(TorchState):
         return self._core
 
     @property
-    def device(self) -> torch.device:
-        return self._params[0].device
+    def device(self) -> Optional[torch.device]:
+        """That of the parameters; None without any."""
+        return self._params[0].device if self._params else None
 
     def _bind(self) -> None:
         """Shows the core memory and options as they are now, and gives it memory for state that it has none for."""
@@ -199,14 +203,14 @@ class FusedOptimizer(TorchState):
         """Moves masters, moments and steps to the device where the parameters are now, as after ``model.to()``."""
         self._fill_state()
         saved = self._saved()
-        kept = self._call, self._labels, self._names_revision
+        kept = self._call, self._labels, self._names_revision, self._counted
         self._start()
         for group in self.param_groups:
             self._add_to_core(group)
         if any(saved):
             with torch.no_grad():
                 self._take(saved)
-        self._call, self._labels, self._names_revision = kept
+        self._call, self._labels, self._names_revision, self._counted = kept
         self._settled = False
 
     def _look(self) -> None:
@@ -237,7 +241,7 @@ class FusedOptimizer(TorchState):
 
     def _rebind(self, with_gradients: bool) -> None:
         bound: list[tuple[str, Optional[View], Optional[View], bool]] = []
-        counted = self.counted or [True] * len(self._params)
+        counted = self._counted or [True] * len(self._params)
         for label, whole in zip(self._labels, self._params):
             param, view = local_of(whole, label), None
             grad = None if whole.grad is None or not with_gradients else local_of(whole.grad, label)
