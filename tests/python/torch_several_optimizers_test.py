@@ -79,6 +79,7 @@ def test_accelerate_updates_once_for_all_optimizers(kind):
     first, second = parts()
     prepared = accelerator.prepare(first, second, *(KINDS[kind](part.parameters()) for part in (first, second)))
     first, second, *optimizers = prepared
+    assert not accelerator.optimizer_step_was_skipped  # there was none yet
     skipped = []
     for x in data():
         accelerator.backward(loss_of(first, second, x))
@@ -86,6 +87,7 @@ def test_accelerate_updates_once_for_all_optimizers(kind):
             each.step()
             each.zero_grad()
         skipped.append([each.step_was_skipped for each in optimizers])
+        assert [scaler.was_applied(each) for each in optimizers] == [not each for each in skipped[-1]]
     assert skipped == [[number == BAD] * 2 for number in range(STEPS)]
     check([*first.parameters(), *second.parameters()], scaler, train_by_hand(kind))
 

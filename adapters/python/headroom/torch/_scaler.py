@@ -397,11 +397,12 @@ class GradScaler(torch.amp.GradScaler):
         return (self._last is None and not self._enabled) or self.report().applied
 
     def was_applied(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether the last step of this optimizer ran. Waits for a CUDA device."""
+        """False if the last step of this optimizer was skipped. Waits for a CUDA device."""
+        while optimizer not in self._bindings and hasattr(optimizer, "optimizer"):
+            optimizer = optimizer.optimizer  # a framework's wrapper
         core: Any = optimizer.core if isinstance(optimizer, FusedOptimizer) else self._bindings.get(optimizer)
-        if core is None or not self._core.numbers_of(core):
-            return not self._enabled
-        return not self._numbers(optimizer, core)[0].item()
+        known = core is not None and self._core.numbers_of(core)
+        return not (known and self._numbers(optimizer, core)[0].item())
 
     def discard(self) -> None:
         """Call after gradients of scaled losses were dropped without a step."""
