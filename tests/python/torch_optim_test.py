@@ -419,3 +419,31 @@ def test_a_step_does_not_look_through_a_state_that_nobody_has_read(monkeypatch):
     assert optimizer.state[weight]["step"] == 3
     with pytest.raises(AssertionError, match="looked"):
         optimizer.step()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("from_torch", [True, False])
+def test_distributed_checkpoints_are_interchangeable_with_torch_optim(tmp_path, from_torch, dtype):
+    checkpoints = pytest.importorskip("torch.distributed.checkpoint")
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+
+    def stepped(cls, gradient):
+        torch.manual_seed(1)
+        model = torch.nn.Linear(3, 2).to(dtype)
+        optimizer = cls(model.parameters(), lr=0.01)
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, gradient)
+        optimizer.step()
+        return model, optimizer
+
+    classes = [torch.optim.AdamW, headroom.torch.AdamW]
+    source, target = classes if from_torch else classes[::-1]
+    model, optimizer = stepped(source, 2.0)
+    checkpoints.save(get_optimizer_state_dict(model, optimizer), checkpoint_id=tmp_path)
+    other, loaded = stepped(target, 1.0)
+    state = get_optimizer_state_dict(other, loaded)
+    planner = checkpoints.DefaultLoadPlanner(allow_partial_load=True)
+    checkpoints.load(state, checkpoint_id=tmp_path, planner=planner)
+    set_optimizer_state_dict(other, loaded, state)
+    moments = optimizer.state[model.weight]["exp_avg"].float()
+    torch.testing.assert_close(loaded.state[other.weight]["exp_avg"].float(), moments, rtol=1e-3, atol=0.0)
