@@ -141,6 +141,20 @@ def pipeline(kind, schedule):
     return [scaler.get_scale(), worst < 1e-5, gap < 1e-5]
 
 
+def other_placements(kind):
+    """A gradient whose shards have the shape of the parameter's, but are other elements."""
+    mesh = mesh_of(2, 2)
+    parameter = matrix(mesh, Shard(0), Replicate())
+    parameter.grad = distribute_tensor(torch.ones(WIDTH, WIDTH), mesh, [Replicate(), Shard(0)])
+    scaler = headroom.torch.GradScaler("cpu")
+    scaler.scale(torch.ones(()))
+    try:
+        scaler.step(make(kind)([parameter], lr=0.5))
+    except headroom.Error as error:
+        return str(error)[-33:]
+    return "stepped"
+
+
 def a_loss_that_nobody_scaled():
     parameter = matrix()
     scaler = headroom.torch.GradScaler("cpu", ranks=True, gradients="sharded")
@@ -164,6 +178,7 @@ def main():
             found[f"inf_in_one_copy {kind} {named}"] = gather(inf_in_one_copy(kind, named))
         found[f"late_group {kind}"] = gather(late_group(kind))
         found[f"counted {kind}"] = gather(under_another_scaler_before(kind))
+        found[f"other_placements {kind}"] = gather(other_placements(kind))
         for schedule in ("ScheduleGPipe", "Schedule1F1B"):
             found[f"pipeline {kind} {schedule}"] = gather(pipeline(kind, schedule))
     if dist.get_rank() == 0:

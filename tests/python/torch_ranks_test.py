@@ -118,6 +118,11 @@ def test_stages_of_a_pipeline_without_a_loss_step_with_the_others(cases, kind, s
     assert cases[f"pipeline {kind} {schedule}"] == [[32.0, True, True]] * 4
 
 
+@KINDS
+def test_gradients_with_other_placements_are_refused(cases, kind):
+    assert cases[f"other_placements {kind}"] == ["; redistribute the gradient first."[-33:]] * 4
+
+
 def test_a_pipeline_whose_loss_is_not_scaled_is_refused(cases):
     assert cases["a_loss_that_nobody_scaled"] == ["No process has scaled a loss; "] * 4
 

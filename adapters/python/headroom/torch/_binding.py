@@ -11,7 +11,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from headroom import _core
 from headroom._errors import make
-from headroom.torch._memory import StepNumbers, View, check_whole, local_of, places, view_of
+from headroom.torch._memory import StepNumbers, View, check_whole, local_grad, local_of, places, view_of
 from headroom.torch._ranks import is_sharded
 
 
@@ -140,7 +140,7 @@ class Binding(_core.CallbackOptimizer):
         self.rebind(bound, 0)
 
     def _view(self, param: torch.Tensor, name: str) -> View:
-        grad = local_of(param.grad, name)
+        grad = local_grad(param, name)
         check_whole(name, local_of(param, name), grad)
         if grad.is_sparse:
             if grad.dtype is torch.float16 and not grad.is_coalesced():

@@ -81,6 +81,16 @@ def local_of(tensor: torch.Tensor, name: str) -> torch.Tensor:
     return tensor._local_tensor
 
 
+def local_grad(param: torch.Tensor, name: str) -> torch.Tensor:
+    """The part of a parameter's gradient that is in this process."""
+    grad: Any = param.grad
+    if hasattr(param, "_local_tensor") and hasattr(grad, "_local_tensor") and grad.placements != param.placements:
+        local_of(grad, name)  # raises for Partial
+        raise make("unsupported", f"The gradient of {name} is placed as {grad.placements} and the parameter as "
+                   f"{param.placements}; redistribute the gradient first.")
+    return local_of(grad, name)
+
+
 def like(tensor: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
     """A local tensor as a DTensor that is placed like ``tensor``; as it is if that is an ordinary one."""
     if type(tensor) in _PLAIN or not hasattr(tensor, "_local_tensor"):

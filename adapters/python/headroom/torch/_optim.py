@@ -21,6 +21,7 @@ from headroom.torch._memory import (
     keep_eager,
     like,
     local,
+    local_grad,
     local_of,
     places,
     stream_of,
@@ -244,7 +245,7 @@ class FusedOptimizer(TorchState):
         counted = self._counted or [True] * len(self._params)
         for label, whole in zip(self._labels, self._params):
             param, view = local_of(whole, label), None
-            grad = None if whole.grad is None or not with_gradients else local_of(whole.grad, label)
+            grad = None if whole.grad is None or not with_gradients else local_grad(whole, label)
             check_whole(label, param, grad)
             if grad is not None:
                 if grad.is_sparse or grad.stride() != param.stride():
