@@ -4,6 +4,7 @@ import copy
 import gc
 import logging
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -235,3 +236,45 @@ def test_setting_the_scale_while_gradients_wait_names_the_call():
         scaler.update(4.0)
     with pytest.raises(RuntimeError, match=r"^load_state_dict\(\) was called while gradients wait"):
         scaler.load_state_dict(state)
+
+
+REPLACED = pytest.mark.parametrize("make", [
+    lambda params: torch.optim.SGD(params, lr=0.5),
+    lambda params: torch.optim.SGD(params, lr=0.5, fused=True),
+    lambda params: headroom.torch.SGD(params, lr=0.5),
+])
+
+
+@REPLACED
+@pytest.mark.parametrize("same_model", [True, False])
+def test_training_goes_on_when_an_optimizer_was_deleted(make, same_model):
+    model = nn.Linear(5, 4)
+    scaler = headroom.torch.GradScaler(model.weight.device.type)
+    for _ in range(3):
+        optimizer = make(model.parameters())
+        for _ in range(2):
+            optimizer.zero_grad()
+            scaler.scale(model(torch.ones(1, 5)).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            assert scaler.last_step_applied
+        if not same_model:
+            model = nn.Linear(5, 4)
+
+
+@REPLACED
+@pytest.mark.parametrize("scaler_first", [True, False])
+def test_nothing_keeps_parameters_alive(make, scaler_first):
+    model = nn.Linear(5, 4)
+    optimizer, scaler = make(model.parameters()), headroom.torch.GradScaler(model.weight.device.type)
+    for _ in range(2):
+        optimizer.zero_grad()
+        scaler.scale(model(torch.ones(1, 5)).sum()).backward()
+        scaler.step(optimizer, max_norm=1.0)
+        scaler.update()
+    weight = weakref.ref(model.weight)
+    if scaler_first:
+        del scaler
+    del model, optimizer
+    gc.collect()
+    assert weight() is None

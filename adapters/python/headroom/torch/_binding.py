@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
+from collections.abc import Callable
 from typing import Any, Optional
 
 import torch
@@ -11,7 +12,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from headroom import _core
 from headroom._errors import make
-from headroom.torch._memory import StepNumbers, View, check_whole, local_grad, local_of, places, view_of
+from headroom.torch._memory import View, check_whole, local_grad, local_of, places, view_of
 from headroom.torch._ranks import is_sharded
 
 
@@ -54,18 +55,17 @@ class Call:
     def __init__(
         self,
         scaler: _core.GradScaler,
-        device: torch.device,
         stream: int,
         limits: tuple[float, float],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> None:
         self.scaler = scaler
-        self.device = device
         self.stream = stream
         self.max_norm, self.skip_above_norm = limits
         self.args = args
         self.kwargs = kwargs
+        self.numbers: Callable[[], list[torch.Tensor]] = list  # found_inf, divisor and norm; set by the scaler
         self.result: Any = None  # of the optimizer's step()
         self.counted = False  # the core has decided on it
 
@@ -91,7 +91,6 @@ class Binding(_core.CallbackOptimizer):
         self._places = places()
         self._views: list[View] = []
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # gradients, and dense copies of them
-        self.numbers = StepNumbers()
         self._call: Optional[Call] = None  # while step() runs
         # The contract before torch 1.13: the optimizer gets the scaler and does everything itself.
         self.wants_scaler = (
@@ -101,8 +100,7 @@ class Binding(_core.CallbackOptimizer):
     @property
     def optimizer(self) -> torch.optim.Optimizer:
         optimizer = self._optimizer()
-        if optimizer is None:
-            raise make("wrong order", "The optimizer of these gradients was deleted; discard() them.")
+        assert optimizer is not None  # the caller of step() has it
         return optimizer
 
     def count(self, counted: Optional[list[bool]]) -> None:
@@ -124,7 +122,11 @@ class Binding(_core.CallbackOptimizer):
     # What the core calls.
 
     def refresh(self) -> None:
-        optimizer = self.optimizer
+        optimizer = self._optimizer()
+        if optimizer is None:  # its gradients cannot be rescaled any more
+            self._params, self._views, self._copies = [], [], []
+            self.rebind([], 0)
+            return
         params = [param for group in optimizer.param_groups for param in group["params"]]
         moved, _, _ = self._places.look(params, False)
         same = self._places.same(params, self._params) and self._names_revision == self._names.revision
@@ -197,7 +199,7 @@ class Binding(_core.CallbackOptimizer):
 
     def _step_scaled(self, call: Call, divide: bool) -> None:
         optimizer: Any = self.optimizer
-        found_inf, divisor, _ = self.numbers.of(call.scaler, self, call.device)
+        found_inf, divisor, _ = call.numbers()
         preset = getattr(optimizer, "grad_scale", None)  # a factor of the user's own
         if preset is not None:
             divisor = divisor * preset if divide else preset

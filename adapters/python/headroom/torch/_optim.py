@@ -15,7 +15,6 @@ from headroom._errors import make
 from headroom.torch._arguments import check_torch_arguments, not_ours, plain_option
 from headroom.torch._binding import Call, Names
 from headroom.torch._memory import (
-    StepNumbers,
     View,
     check_whole,
     keep_eager,
@@ -83,7 +82,6 @@ class FusedOptimizer(TorchState):
         self._stepped: list[int] = []  # parameters with a gradient
         self._scaler: Optional[_core.GradScaler] = None  # measures, decides and applies without ours
         self._call: Optional[Call] = None  # of our scaler, while its step runs
-        self.numbers = StepNumbers()
         self._names_revision = -1
         refresh = weakref.WeakMethod(self._refresh)
         self._core.on_refresh = lambda: (refresh() or (lambda: None))()

@@ -18,7 +18,7 @@ from headroom import _core
 from headroom._errors import Error, make
 from headroom.torch._arguments import check_device, policy_of, with_torch_state
 from headroom.torch._binding import Binding, Call, Names
-from headroom.torch._memory import keep_eager, local, stream_of, tensor_at
+from headroom.torch._memory import StepNumbers, keep_eager, local, stream_of, tensor_at
 from headroom.torch._optim import FusedOptimizer
 from headroom.torch._ranks import RankGroup, check_ranks, ranks_over
 
@@ -95,6 +95,8 @@ class GradScaler(torch.amp.GradScaler):
         self._loss_elsewhere = False  # loss_fn() was made, but not called here: a stage of a pipeline without a loss
         self._assumed = -1  # the round in which such a stage took it that the loss was scaled
         self._bindings: weakref.WeakKeyDictionary[Any, Binding] = weakref.WeakKeyDictionary()
+        # Not in the bindings: the views keep these, and with them parameters, alive.
+        self._step_numbers: weakref.WeakKeyDictionary[Any, StepNumbers] = weakref.WeakKeyDictionary()
         self._uncounted = False  # the last step() raised, or a hook prevented it: update() has nothing to go by
         self._update_due = False  # update_later() was called
         self._last: Optional[weakref.ref[Any]] = None  # the optimizer that was stepped last
@@ -228,9 +230,9 @@ class GradScaler(torch.amp.GradScaler):
             if not self._enabled:
                 return optimizer.step(*args, **kwargs)
             raise AssertionError("No inf checks were recorded for this optimizer.")
-        place = self._place or torch.device("cpu")
         limits = (max_norm or 0.0, skip_above_norm)
-        call = Call(self._core, place, self._stream, limits, args, kwargs)
+        call = Call(self._core, self._stream, limits, args, kwargs)
+        call.numbers = functools.partial(self._numbers, optimizer, core)
         try:
             if isinstance(optimizer, FusedOptimizer):
                 result = optimizer.step_under(call)
@@ -301,8 +303,7 @@ class GradScaler(torch.amp.GradScaler):
 
     def _numbers(self, optimizer: torch.optim.Optimizer, core: Any) -> list[torch.Tensor]:
         """found_inf, divisor and norm of the optimizer's last unscale_ or step."""
-        numbers = optimizer.numbers if isinstance(optimizer, FusedOptimizer) else core.numbers
-        return numbers.of(self._core, core, self._place or torch.device("cpu"))
+        return self._step_numbers.setdefault(optimizer, StepNumbers()).of(self._core, core, self._place or torch.device("cpu"))
 
     def _note(self, optimizer: torch.optim.Optimizer, core: Any, stage: OptState) -> None:
         """For code that reads torch's private table. The rules of call order are the core's."""
