@@ -425,7 +425,10 @@ def test_a_step_does_not_look_through_a_state_that_nobody_has_read(monkeypatch):
 @pytest.mark.parametrize("from_torch", [True, False])
 def test_distributed_checkpoints_are_interchangeable_with_torch_optim(tmp_path, from_torch, dtype):
     checkpoints = pytest.importorskip("torch.distributed.checkpoint")
-    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+    from torch.distributed.checkpoint.state_dict import (
+        get_optimizer_state_dict,
+        set_optimizer_state_dict,
+    )
 
     def stepped(cls, gradient):
         torch.manual_seed(1)
