@@ -359,6 +359,22 @@ def test_gradients_of_any_layout_are_applied():
     assert weights[5].tolist() == [1.0, 1.0]
 
 
+@pytest.mark.parametrize("scaled", [False, True])
+def test_gradients_of_another_layout_may_stay_in_one_place(scaled):
+    weight = torch.nn.Parameter(torch.zeros(3, 2).t())
+    optimizer, memory = headroom.torch.SGD([weight], lr=1.0), torch.zeros(2, 3)
+    scaler = headroom.torch.GradScaler(weight.device.type, init_scale=2.0)
+    for step in range(1, 4):
+        weight.grad = memory.copy_(torch.arange(6.0).view(2, 3) * step * (2.0 if scaled else 1.0))
+        if scaled:
+            scaler.scale(torch.ones(()))
+            scaler.step(optimizer)
+            scaler.update()
+        else:
+            optimizer.step()
+    assert torch.equal(weight, torch.arange(6.0).view(2, 3) * -6.0)
+
+
 def test_unsupported_parameters_are_refused():
     for bad in (torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.complex64),
                 torch.zeros(2, device="meta"), torch.zeros(4)[::2]):

@@ -241,6 +241,7 @@ class FusedOptimizer(TorchState):
     def _rebind(self, with_gradients: bool) -> None:
         bound: list[tuple[str, Optional[View], Optional[View], bool]] = []
         counted = self._counted or [True] * len(self._params)
+        replaced = False  # gradients: a new one may be where _look() has seen the old one
         for label, whole in zip(self._labels, self._params):
             param, view = local_of(whole, label), None
             grad = None if whole.grad is None or not with_gradients else local_grad(whole, label)
@@ -251,6 +252,7 @@ class FusedOptimizer(TorchState):
                     # In the order of the weight, and in place of the old one.
                     grad = torch.empty_like(param.detach(), dtype=grad.dtype).copy_(dense)
                     whole.grad = like(whole, grad)
+                    replaced = True
                 view = view_of(grad)
                 if view is None:
                     raise make("unsupported", f"The gradient of {label} is of a type or on a device "
@@ -266,7 +268,7 @@ class FusedOptimizer(TorchState):
         if self._weights_moved:
             self._held = self._with_masters(self._params)
         self._weights_moved = False
-        self._settled = with_gradients
+        self._settled = with_gradients and not replaced
         if with_gradients:
             self._stepped = [i for i, param in enumerate(self._params) if _has_gradient(param)]
 
