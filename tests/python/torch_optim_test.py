@@ -163,6 +163,22 @@ def test_step_bumps_weight_versions_for_autograd():
         loss.backward()
 
 
+def test_versions_are_bumped_with_a_torch_that_takes_one_tensor_at_a_time(monkeypatch):
+    bump = torch.autograd.graph.increment_version
+
+    def of_torch_2_3(tensor):
+        if not isinstance(tensor, torch.Tensor):
+            raise RuntimeError("increment_version expect a Tensor as input")
+        bump(tensor)
+
+    monkeypatch.setattr(headroom.torch._memory, "increment_version", of_torch_2_3)
+    weights = [torch.ones(2, requires_grad=True) for _ in range(2)]
+    for weight in weights:
+        weight.grad = torch.ones(2)
+    headroom.torch.SGD(weights, lr=0.5).step()
+    assert [weight._version for weight in weights] == [1, 1]
+
+
 @pytest.mark.parametrize("pair", PAIRS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_training_resumes_exactly_from_a_state_dict(pair, dtype):

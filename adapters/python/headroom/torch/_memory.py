@@ -7,6 +7,7 @@ import operator
 from typing import Any, Optional
 
 import torch
+from torch.autograd.graph import increment_version
 
 from headroom import _core
 from headroom._errors import make
@@ -89,6 +90,15 @@ def local_grad(param: torch.Tensor, name: str) -> torch.Tensor:
         raise make("unsupported", f"The gradient of {name} is placed as {grad.placements} and the parameter as "
                    f"{param.placements}; redistribute the gradient first.")
     return local_of(grad, name)
+
+
+def increment_versions(tensors: list[torch.Tensor]) -> None:
+    """Tells autograd that these tensors were written to."""
+    try:
+        increment_version(tensors)
+    except RuntimeError:  # before torch 2.6 it takes one tensor, and writes to none if there are several
+        for tensor in tensors:
+            increment_version(tensor)
 
 
 def like(tensor: torch.Tensor, local: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any, Optional
 
 import torch
-from torch.autograd.graph import increment_version
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from headroom import _core
@@ -17,6 +16,7 @@ from headroom.torch._binding import Call, Names
 from headroom.torch._memory import (
     View,
     check_whole,
+    increment_versions,
     keep_eager,
     like,
     local,
@@ -352,7 +352,7 @@ class FusedOptimizer(TorchState):
                 external_found_inf=0 if found is None else found.data_ptr(),
             )
         self._changes += 1
-        increment_version([self._params[i] for i in self._stepped])
+        increment_versions([self._params[i] for i in self._stepped])
         self._places.advance(self._stepped)
         return loss
 
