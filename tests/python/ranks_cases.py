@@ -2,6 +2,7 @@
 """One of four processes over Gloo: several optimizers, parameter groups that come late, and pipelines under one scaler.
 Rank 0 writes what every rank found as JSON: ranks_cases.py OUTPUT."""
 
+import inspect
 import json
 import os
 import pathlib
@@ -112,17 +113,20 @@ def pipeline(kind, schedule):
     for number in range(4):
         torch.manual_seed(number)
         stages.append(nn.Linear(WIDTH, WIDTH))
-    rank, whole, shape = dist.get_rank(), nn.Sequential(*stages), torch.ones(2, WIDTH)
+    rank, whole = dist.get_rank(), nn.Sequential(*stages)
+    into, out = (torch.ones(2, WIDTH, requires_grad=needed) for needed in (rank > 0, True))
     torch.manual_seed(rank)
     part = nn.Linear(WIDTH, WIDTH)
-    stage = pipelining.PipelineStage(part, rank, 4, torch.device("cpu"), input_args=(shape,), output_args=(shape,))
+    stage = pipelining.PipelineStage(part, rank, 4, torch.device("cpu"), input_args=(into,), output_args=(out,))
     scaler = headroom.torch.GradScaler("cpu", init_scale=64.0, ranks=True, gradients="sharded")
     optimizer, expected = make(kind)(part.parameters(), lr=0.01), torch.optim.SGD(whole.parameters(), lr=0.01)
 
     def loss_of(output, target):
         return (output - target).square().sum()
 
-    run = getattr(pipelining, schedule)(stage, 4, loss_fn=scaler.loss_fn(loss_of), scale_grads=False)
+    kind_of = getattr(pipelining, schedule)
+    options = {"scale_grads": False} if "scale_grads" in inspect.signature(kind_of).parameters else {}  # not in 2.6
+    run = kind_of(stage, 4, loss_fn=scaler.loss_fn(loss_of), **options)
     worst = 0.0
     for number in range(4):
         torch.manual_seed(50 + number)
