@@ -61,6 +61,7 @@ class Refreshed : public Core {
     const py::gil_scoped_acquire lock;
     if (!on_refresh.is_none()) on_refresh();
   }
+  bool follows_weights() const override { return !on_refresh.is_none(); }
   py::object on_refresh = py::none();
 };
 

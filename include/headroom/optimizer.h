@@ -64,6 +64,11 @@ class HEADROOM_API Optimizer {
   virtual void refresh() {}
   virtual void gradients_changed() {}
 
+  /// Whether refresh() notices weights that others have written. Then another optimizer under the
+  /// same scaler may update the same weights, in rounds of its own; otherwise a GradScaler refuses
+  /// it.
+  virtual bool follows_weights() const { return false; }
+
   /// Writes zeros to all gradients.
   void zero_grad();
 

@@ -72,7 +72,8 @@ std::string difference_sentence(int field, double low, double high) {
              "of " +
              ends +
              " before unscaling; average the gradients over the ranks before step(), or use "
-             "RankGradients::kSharded if each rank has a part. Weights are as before the step.";
+             "RankGradients::kSharded (Python: gradients=\"sharded\") if each rank has a part. "
+             "Weights are as before the step.";
   }
 }
 

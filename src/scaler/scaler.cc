@@ -177,8 +177,9 @@ bool Scaler::has_gradient(const Optimizer& optimizer) {
 
 // Memory is compared with that of the other optimizers, because a parameter in two optimizers would
 // be unscaled and updated twice. Nothing is compared if the parameters have not changed. Wrappers
-// of a framework's optimizers, which have no weights here, may use the same gradients in rounds of
-// their own: the framework keeps the weights, and the earlier wrapper starts over.
+// of a framework's optimizers, which have no weights here or follow them, may use the same
+// gradients in rounds of their own: the framework keeps the weights, and the earlier wrapper starts
+// over.
 OptimizerEntry& Scaler::find_or_add(Optimizer& optimizer) {
   const uint64_t id = id_of(optimizer);
   optimizer.refresh();
@@ -202,7 +203,8 @@ OptimizerEntry& Scaler::find_or_add(Optimizer& optimizer) {
     other_record->owner->refresh();  // its tensors may have moved since
     const Optimizer& owner = *other_record->owner;
     if (!share_memory(memory, memory_of(owner))) continue;
-    const bool weights = share_memory(memory_of(optimizer, false), memory_of(owner, false));
+    const bool weights = !(optimizer.follows_weights() && owner.follows_weights()) &&
+                         share_memory(memory_of(optimizer, false), memory_of(owner, false));
     require(!weights && !order.is_used(other_id), ErrorCode::kInvalidArgument,
             "A parameter of this optimizer belongs to another optimizer under the same scaler "
             "too; give each parameter to one optimizer only.");

@@ -227,7 +227,7 @@ def train(layout, make_scaler, steps):
     optimizer = optimizer_of(scaler)(module.parameters(), lr=0.01)
     expected = torch.optim.SGD(whole.parameters(), lr=0.01)
     chance = random.Random(5)
-    worst, skipped = 0.0, 0
+    worst, skipped, norms = 0.0, 0, []
     for _ in range(steps):
         x = torch.tensor([[chance.gauss(0, 1) for _ in range(WIDTH)]])
         if chance.random() < 0.1:
@@ -238,15 +238,16 @@ def train(layout, make_scaler, steps):
         grads = [p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad for p in module.parameters()]
         right = float(nn.utils.get_total_norm(grads)) / scaler.get_scale()
         norm = float(scaler.step(optimizer, max_norm=1e9))
+        norms.append(norm)
         other.step(expected)
         scaler.update(), other.update()
         if scaler.last_step_applied:
             worst = max(worst, abs(norm / right - 1.0))
         skipped += not scaler.last_step_applied
         assert scaler.get_scale() == other.get_scale()
-    numbers = [scaler.get_scale(), skipped, norm]
-    gap = max(float((p.full_tensor() - q).abs().max()) if isinstance(p, DTensor) else float((p - q).abs().max())
-              for p, q in zip(module.parameters(), whole.parameters()))
+    weights = [p.full_tensor() if isinstance(p, DTensor) else p for p in module.parameters()]
+    numbers = [scaler.get_scale(), skipped, norms, *(each.tolist() for each in weights)]
+    gap = max(float((p - q).detach().abs().max()) for p, q in zip(weights, whole.parameters()))
     return {"same": all(str(each) == str(numbers) for each in gather(numbers)), "worst": worst, "skipped": skipped, "gap": gap}
 
 

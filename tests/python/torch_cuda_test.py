@@ -70,6 +70,49 @@ def test_step_does_not_synchronize(optimizer_name, unscale):
     torch.cuda.synchronize()
 
 
+@pytest.mark.parametrize("optimizer_name", OPTIMIZERS)
+def test_compiled_steps_do_not_synchronize(optimizer_name):
+    params, _, scaler = make_training()
+    optimizer = OPTIMIZERS[optimizer_name](params)
+    compiled = torch.compile(full_step, backend="eager")
+    for step in range(5):
+        fill_gradients(params, step)
+        compiled(scaler, optimizer)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(5):
+            compiled(scaler, optimizer)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("optimizer_class", [torch.optim.SGD, headroom.torch.SGD])
+def test_bf16_dtensors_step_as_ordinary_tensors_do(optimizer_class):
+    """Torch's own kernel that unscales refuses them on CUDA."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cuda", (1,))
+        values = torch.linspace(-1.0, 1.0, 4096, device="cuda").bfloat16().view(64, 64)
+        ends = []
+        for place in (lambda tensor: tensor.clone(), lambda tensor: distribute_tensor(tensor.clone(), mesh, [Shard(0)])):
+            weight = torch.nn.Parameter(place(values))
+            optimizer = optimizer_class([weight], lr=0.5)
+            scaler = headroom.torch.GradScaler("cuda", init_scale=8.0)
+            for factor in (8.0, float("inf"), 4.0):
+                weight.grad = place(values * factor)
+                full_step(scaler, optimizer)
+            ends.append((scaler.get_scale(), getattr(weight.data, "_local_tensor", weight.data)))
+        assert ends[0][0] == ends[1][0] == 4.0
+        assert torch.equal(ends[0][1], ends[1][1]) and not torch.equal(ends[0][1], values)
+    finally:
+        dist.destroy_process_group()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_graph_replays_equal_eager_steps(dtype):
     eager, graphed = make_training(dtype, max_norm=1.0), make_training(dtype, max_norm=1.0)

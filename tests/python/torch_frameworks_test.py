@@ -226,6 +226,32 @@ def test_hugging_face_trainer_has_the_bits_of_torchs_scaler(tmp_path, kind):
     assert equal(ours, torchs) and not equal(ours, Regression())
 
 
+def test_hugging_face_trainer_resumes_with_the_scaler(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    from accelerate.state import AcceleratorState, GradientState
+
+    import headroom.accelerate
+
+    def run(resume):
+        AcceleratorState._reset_state(True)
+        GradientState._reset_state()
+        settings = transformers.TrainingArguments(
+            output_dir=str(tmp_path), use_cpu=True, per_device_train_batch_size=1, max_steps=20, report_to=[], seed=1,
+            logging_strategy="no", disable_tqdm=True, save_strategy="steps", save_steps=10)
+        model = Regression()
+        data = [{"x": x[0], "labels": x[0, :1].nan_to_num(posinf=0.0)} for x, _ in batches()]
+        trainer = transformers.Trainer(model=model, args=settings, train_dataset=data,
+                                       optimizers=(OPTIMIZERS["ours"](model.parameters()), None))
+        scaler = headroom.accelerate.plug(trainer, policy="torch:growth_interval=3")
+        trainer.train(resume_from_checkpoint=resume)
+        return model, scaler
+
+    whole, scaler = run(None)
+    resumed, again = run(str(tmp_path / "checkpoint-10"))
+    assert equal(whole, resumed) and scaler.state_dict() == again.state_dict()
+    assert (scaler.report().steps, again.report().steps) == (20, 10) and scaler.report().skipped > 0
+
+
 def train_with_lightning(plugin, kind, clip=None, **settings):
     lightning = pytest.importorskip("lightning")
     applied, rates = [], []

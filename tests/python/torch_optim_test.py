@@ -163,6 +163,22 @@ def test_step_bumps_weight_versions_for_autograd():
         loss.backward()
 
 
+def test_versions_are_bumped_with_a_torch_that_takes_one_tensor_at_a_time(monkeypatch):
+    bump = torch.autograd.graph.increment_version
+
+    def of_torch_2_3(tensor):
+        if not isinstance(tensor, torch.Tensor):
+            raise RuntimeError("increment_version expect a Tensor as input")
+        bump(tensor)
+
+    monkeypatch.setattr(headroom.torch._memory, "increment_version", of_torch_2_3)
+    weights = [torch.ones(2, requires_grad=True) for _ in range(2)]
+    for weight in weights:
+        weight.grad = torch.ones(2)
+    headroom.torch.SGD(weights, lr=0.5).step()
+    assert [weight._version for weight in weights] == [1, 1]
+
+
 @pytest.mark.parametrize("pair", PAIRS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_training_resumes_exactly_from_a_state_dict(pair, dtype):
@@ -359,6 +375,22 @@ def test_gradients_of_any_layout_are_applied():
     assert weights[5].tolist() == [1.0, 1.0]
 
 
+@pytest.mark.parametrize("scaled", [False, True])
+def test_gradients_of_another_layout_may_stay_in_one_place(scaled):
+    weight = torch.nn.Parameter(torch.zeros(3, 2).t())
+    optimizer, memory = headroom.torch.SGD([weight], lr=1.0), torch.zeros(2, 3)
+    scaler = headroom.torch.GradScaler(weight.device.type, init_scale=2.0)
+    for step in range(1, 4):
+        weight.grad = memory.copy_(torch.arange(6.0).view(2, 3) * step * (2.0 if scaled else 1.0))
+        if scaled:
+            scaler.scale(torch.ones(()))
+            scaler.step(optimizer)
+            scaler.update()
+        else:
+            optimizer.step()
+    assert torch.equal(weight, torch.arange(6.0).view(2, 3) * -6.0)
+
+
 def test_unsupported_parameters_are_refused():
     for bad in (torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.complex64),
                 torch.zeros(2, device="meta"), torch.zeros(4)[::2]):
@@ -419,3 +451,34 @@ def test_a_step_does_not_look_through_a_state_that_nobody_has_read(monkeypatch):
     assert optimizer.state[weight]["step"] == 3
     with pytest.raises(AssertionError, match="looked"):
         optimizer.step()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("from_torch", [True, False])
+def test_distributed_checkpoints_are_interchangeable_with_torch_optim(tmp_path, from_torch, dtype):
+    checkpoints = pytest.importorskip("torch.distributed.checkpoint")
+    from torch.distributed.checkpoint.state_dict import (
+        get_optimizer_state_dict,
+        set_optimizer_state_dict,
+    )
+
+    def stepped(cls, gradient):
+        torch.manual_seed(1)
+        model = torch.nn.Linear(3, 2).to(dtype)
+        optimizer = cls(model.parameters(), lr=0.01)
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, gradient)
+        optimizer.step()
+        return model, optimizer
+
+    classes = [torch.optim.AdamW, headroom.torch.AdamW]
+    source, target = classes if from_torch else classes[::-1]
+    model, optimizer = stepped(source, 2.0)
+    checkpoints.save(get_optimizer_state_dict(model, optimizer), checkpoint_id=tmp_path)
+    other, loaded = stepped(target, 1.0)
+    state = get_optimizer_state_dict(other, loaded)
+    planner = checkpoints.DefaultLoadPlanner(allow_partial_load=True)
+    checkpoints.load(state, checkpoint_id=tmp_path, planner=planner)
+    set_optimizer_state_dict(other, loaded, state)
+    moments = optimizer.state[model.weight]["exp_avg"].float()
+    torch.testing.assert_close(loaded.state[other.weight]["exp_avg"].float(), moments, rtol=1e-3, atol=0.0)

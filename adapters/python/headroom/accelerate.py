@@ -9,6 +9,7 @@ Everything else stays as it is: ``accelerator.backward``, ``clip_grad_norm_``, `
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Optional
 
 import torch
@@ -33,7 +34,8 @@ def plug(accelerator: Any, *, max_norm: Optional[float] = None, **options: Any) 
     if accelerator.mixed_precision == "fp16":
         accelerator.native_amp = True  # Accelerate has autocast to FP16 on other devices only
     kind = type(accelerator)
-    accelerator.__class__ = type(kind.__name__, (_Plugged, kind), {})
+    if not isinstance(accelerator, _Plugged):
+        accelerator.__class__ = type(kind.__name__, (_Plugged, kind), {})
     accelerator._headroom_max_norm = max_norm
     return scaler
 
@@ -51,6 +53,7 @@ class _Plugged:
         prepared = super().prepare_optimizer(*args, **kwargs)  # type: ignore[misc]
         prepared.__class__ = ScaledOptimizer
         prepared.max_norm = self._headroom_max_norm
+        prepared.all_prepared = self._optimizers
         return prepared
 
     def unscale_gradients(self: Any, optimizer: Any = None) -> None:
@@ -67,6 +70,7 @@ class ScaledOptimizer(AcceleratedOptimizer):
     ``optimizer.step``, which fused optimizers get in skipped steps, too."""
 
     max_norm: Optional[float] = None
+    all_prepared: Sequence[Any] = ()  # optimizers under the same scaler
 
     def step(self, closure: Any = None) -> None:
         if not self.gradient_state.sync_gradients:
@@ -79,7 +83,10 @@ class ScaledOptimizer(AcceleratedOptimizer):
                 raise
             self.optimizer.step(closure)
             return
-        self.scaler.update()
+        if len(self.all_prepared) > 1:
+            self.scaler.update_later()  # others may step after the same backward
+        else:
+            self.scaler.update()
 
     @property
     def step_was_skipped(self) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, Optional
 
 import torch
 from lightning.fabric.plugins.precision.amp import MixedPrecision as FabricPlugin
+from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.plugins.precision import MixedPrecision as TrainerPlugin
 from torch.amp.grad_scaler import OptState
 
@@ -52,10 +53,14 @@ class MixedPrecision(TrainerPlugin):
         if without_backward:
             return loss
         result = self.scaler.step(optimizer, max_norm=self._max_norms.pop(optimizer, None), **kwargs)
-        self.scaler.update()
+        if len(model.trainer.optimizers) > 1:
+            self.scaler.update_later()  # others may step after the same backward
+        else:
+            self.scaler.update()
         return result
 
     def clip_gradients(self, optimizer: Any, clip_val: float = 0.0, *args: Any, **kwargs: Any) -> None:
+        optimizer = _unwrapped(optimizer)
         algorithm = kwargs.get("gradient_clip_algorithm", args[0] if args else "norm")
         if not clip_val or clip_val <= 0:
             return
@@ -73,6 +78,11 @@ class MixedPrecision(TrainerPlugin):
             self.scaler.unscale_(optimizer)
 
 
+def _unwrapped(optimizer: Any) -> Any:
+    """The optimizer inside what ``LightningModule.optimizers()`` returns."""
+    return optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
+
+
 class FabricMixedPrecision(FabricPlugin):
     """As MixedPrecision, for ``Fabric(plugins=[...])``. ``fabric.clip_gradients()`` takes fused optimizers."""
 
@@ -83,6 +93,13 @@ class FabricMixedPrecision(FabricPlugin):
     def last_step_applied(self) -> bool:
         """Whether the last step ran. Waits for a CUDA device."""
         return self.scaler.last_step_applied
+
+    def optimizer_step(self, optimizer: Any, **kwargs: Any) -> Any:
+        if isinstance(optimizer, torch.optim.LBFGS):
+            return super().optimizer_step(optimizer, **kwargs)  # raises
+        result = self.scaler.step(optimizer, **kwargs)
+        self.scaler.update_later()  # other optimizers may step after the same backward
+        return result
 
     def unscale_gradients(self, optimizer: Any) -> None:
         self.scaler.unscale_(optimizer)

@@ -67,3 +67,19 @@ def plain_option(option: Any) -> Any:
     if type(option) is float or isinstance(option, bool):
         return option
     return tuple(map(float, option)) if isinstance(option, (tuple, list)) else float(option)
+
+
+def with_torch_state(state: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """A state of the core with the settings and numbers of a state dict of torch's scaler."""
+    if state["policy"]["rule"] != "dynamic":
+        raise make("bad state", "This state dict is that of a torch.amp.GradScaler; load it into a scaler "
+                   "without policy, or with one of torch's rule (policy=\"torch\").")
+    for name in ("growth_factor", "backoff_factor", "growth_interval"):
+        state["policy"][name] = given[name]
+    if not math.isfinite(given["scale"]):
+        raise make("invalid argument", f"The saved scale is {given['scale']}.")
+    numbers = state["state"]
+    numbers["scale"] = numbers["pending"] = float(given["scale"])
+    # torch leaves the count where it is when the interval is made shorter.
+    numbers["growth_tracker"] = min(int(given["_growth_tracker"]), int(given["growth_interval"]) - 1)
+    return state

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
+from collections.abc import Callable
 from typing import Any, Optional
 
 import torch
@@ -11,7 +12,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from headroom import _core
 from headroom._errors import make
-from headroom.torch._memory import StepNumbers, View, check_whole, local_of, places, view_of
+from headroom.torch._memory import View, check_whole, local_grad, local_of, places, view_of
+from headroom.torch._ranks import is_sharded
 
 
 class Names:
@@ -25,6 +27,10 @@ class Names:
         for name, parameter in module.named_parameters():
             self._names[parameter] = name
         self.revision += 1
+
+    def any_sharded(self) -> bool:
+        """Whether this process has a part only of a named parameter."""
+        return any(map(is_sharded, list(self._names.keys())))
 
     def of_all(self, optimizer: torch.optim.Optimizer) -> list[str]:
         return [self.of(param, group, g, i) for g, group in enumerate(optimizer.param_groups)
@@ -49,18 +55,17 @@ class Call:
     def __init__(
         self,
         scaler: _core.GradScaler,
-        device: torch.device,
         stream: int,
         limits: tuple[float, float],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> None:
         self.scaler = scaler
-        self.device = device
         self.stream = stream
         self.max_norm, self.skip_above_norm = limits
         self.args = args
         self.kwargs = kwargs
+        self.numbers: Callable[[], list[torch.Tensor]] = list  # found_inf, divisor and norm; set by the scaler
         self.result: Any = None  # of the optimizer's step()
         self.counted = False  # the core has decided on it
 
@@ -82,11 +87,10 @@ class Binding(_core.CallbackOptimizer):
         self._names = names
         self._names_revision = -1
         self._params: list[torch.Tensor] = []
-        self.counted: Optional[list[bool]] = None  # with ranks: which gradients this one counts in the norm
+        self._counted: Optional[list[bool]] = None
         self._places = places()
         self._views: list[View] = []
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # gradients, and dense copies of them
-        self.numbers = StepNumbers()
         self._call: Optional[Call] = None  # while step() runs
         # The contract before torch 1.13: the optimizer gets the scaler and does everything itself.
         self.wants_scaler = (
@@ -96,9 +100,13 @@ class Binding(_core.CallbackOptimizer):
     @property
     def optimizer(self) -> torch.optim.Optimizer:
         optimizer = self._optimizer()
-        if optimizer is None:
-            raise make("wrong order", "The optimizer of these gradients was deleted; discard() them.")
+        assert optimizer is not None  # the caller of step() has it
         return optimizer
+
+    def count(self, counted: Optional[list[bool]]) -> None:
+        """Sets which gradients this process counts in the norm, if several decide together."""
+        if counted is not self._counted:
+            self._counted, self._params = counted, []
 
     def step(self, call: Call) -> Any:
         """One step under the scaler. Returns what the optimizer's own step() did, None if it was skipped."""
@@ -114,7 +122,11 @@ class Binding(_core.CallbackOptimizer):
     # What the core calls.
 
     def refresh(self) -> None:
-        optimizer = self.optimizer
+        optimizer = self._optimizer()
+        if optimizer is None:  # its gradients cannot be rescaled any more
+            self._params, self._views, self._copies = [], [], []
+            self.rebind([], 0)
+            return
         params = [param for group in optimizer.param_groups for param in group["params"]]
         moved, _, _ = self._places.look(params, False)
         same = self._places.same(params, self._params) and self._names_revision == self._names.revision
@@ -122,7 +134,7 @@ class Binding(_core.CallbackOptimizer):
             return
         self._params, self._names_revision = params, self._names.revision
         self._views, self._copies = [], []
-        counted = self.counted or [True] * len(params)
+        counted = self._counted or [True] * len(params)
         bound: list[tuple[str, Optional[View], Optional[View], bool]] = []
         for name, param in zip(self._names.of_all(optimizer), params):
             view = None if param.grad is None else self._view(param, name)
@@ -130,7 +142,7 @@ class Binding(_core.CallbackOptimizer):
         self.rebind(bound, 0)
 
     def _view(self, param: torch.Tensor, name: str) -> View:
-        grad = local_of(param.grad, name)
+        grad = local_grad(param, name)
         check_whole(name, local_of(param, name), grad)
         if grad.is_sparse:
             if grad.dtype is torch.float16 and not grad.is_coalesced():
@@ -187,7 +199,7 @@ class Binding(_core.CallbackOptimizer):
 
     def _step_scaled(self, call: Call, divide: bool) -> None:
         optimizer: Any = self.optimizer
-        found_inf, divisor, _ = self.numbers.of(call.scaler, self, call.device)
+        found_inf, divisor, _ = call.numbers()
         preset = getattr(optimizer, "grad_scale", None)  # a factor of the user's own
         if preset is not None:
             divisor = divisor * preset if divide else preset

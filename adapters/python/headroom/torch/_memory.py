@@ -7,6 +7,7 @@ import operator
 from typing import Any, Optional
 
 import torch
+from torch.autograd.graph import increment_version
 
 from headroom import _core
 from headroom._errors import make
@@ -79,6 +80,25 @@ def local_of(tensor: torch.Tensor, name: str) -> torch.Tensor:
         raise make("unsupported", f"The gradient of {name} is a DTensor whose sum over the ranks is not made yet "
                    "(Partial); redistribute it first.")
     return tensor._local_tensor
+
+
+def local_grad(param: torch.Tensor, name: str) -> torch.Tensor:
+    """The part of a parameter's gradient that is in this process."""
+    grad: Any = param.grad
+    if hasattr(param, "_local_tensor") and hasattr(grad, "_local_tensor") and grad.placements != param.placements:
+        local_of(grad, name)  # raises for Partial
+        raise make("unsupported", f"The gradient of {name} is placed as {grad.placements} and the parameter as "
+                   f"{param.placements}; redistribute the gradient first.")
+    return local_of(grad, name)
+
+
+def increment_versions(tensors: list[torch.Tensor]) -> None:
+    """Tells autograd that these tensors were written to."""
+    try:
+        increment_version(tensors)
+    except RuntimeError:  # before torch 2.6 it takes one tensor, and writes to none if there are several
+        for tensor in tensors:
+            increment_version(tensor)
 
 
 def like(tensor: torch.Tensor, local: torch.Tensor) -> torch.Tensor:

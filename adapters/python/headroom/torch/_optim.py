@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any, Optional
 
 import torch
-from torch.autograd.graph import increment_version
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from headroom import _core
@@ -15,12 +14,13 @@ from headroom._errors import make
 from headroom.torch._arguments import check_torch_arguments, not_ours, plain_option
 from headroom.torch._binding import Call, Names
 from headroom.torch._memory import (
-    StepNumbers,
     View,
     check_whole,
+    increment_versions,
     keep_eager,
     like,
     local,
+    local_grad,
     local_of,
     places,
     stream_of,
@@ -68,7 +68,7 @@ class FusedOptimizer(TorchState):
         self._params: list[torch.Tensor] = []
         self._device: Optional[torch.device] = None  # of all parameters
         self._sharded = False  # this process has parts of parameters only
-        self.counted: Optional[list[bool]] = None  # under our scaler with ranks: gradients that this one counts
+        self._counted: Optional[list[bool]] = None
         self._labels: list[str] = []
         self._held: list[torch.Tensor] = []  # memory of weights with masters, so that it is not reused
         self._layouts: list[tuple[Any, Any]] = []  # shapes and strides, which are the order of the core's memory
@@ -80,7 +80,6 @@ class FusedOptimizer(TorchState):
         self._stepped: list[int] = []  # parameters with a gradient
         self._scaler: Optional[_core.GradScaler] = None  # measures, decides and applies without ours
         self._call: Optional[Call] = None  # of our scaler, while its step runs
-        self.numbers = StepNumbers()
         self._names_revision = -1
         refresh = weakref.WeakMethod(self._refresh)
         self._core.on_refresh = lambda: (refresh() or (lambda: None))()
@@ -137,8 +136,11 @@ class FusedOptimizer(TorchState):
     def _stream(params: list[torch.Tensor]) -> int:
         return stream_of(params[0].device) if params else 0
 
-    def bind(self, names: Names) -> _core.FusedOptimizer:
-        """What our scaler steps, with everything as it is now. Reports use these names."""
+    def bind(self, names: Names, counted: Optional[list[bool]]) -> _core.FusedOptimizer:
+        """What our scaler steps, with everything as it is now. Reports use these names. ``counted``: which gradients
+        this process counts in the norm, if several decide together."""
+        if counted is not self._counted:
+            self._counted, self._settled = counted, False
         if names.revision != self._names_revision:
             self._names_revision = names.revision
             self._labels = [names.of(param, group, g, i) for g, group in enumerate(self.param_groups)
@@ -165,8 +167,9 @@ class FusedOptimizer(TorchState):
         return self._core
 
     @property
-    def device(self) -> torch.device:
-        return self._params[0].device
+    def device(self) -> Optional[torch.device]:
+        """That of the parameters; None without any."""
+        return self._params[0].device if self._params else None
 
     def _bind(self) -> None:
         """Shows the core memory and options as they are now, and gives it memory for state that it has none for."""
@@ -199,14 +202,14 @@ class FusedOptimizer(TorchState):
         """Moves masters, moments and steps to the device where the parameters are now, as after ``model.to()``."""
         self._fill_state()
         saved = self._saved()
-        kept = self._call, self._labels, self._names_revision
+        kept = self._call, self._labels, self._names_revision, self._counted
         self._start()
         for group in self.param_groups:
             self._add_to_core(group)
         if any(saved):
             with torch.no_grad():
                 self._take(saved)
-        self._call, self._labels, self._names_revision = kept
+        self._call, self._labels, self._names_revision, self._counted = kept
         self._settled = False
 
     def _look(self) -> None:
@@ -237,10 +240,11 @@ class FusedOptimizer(TorchState):
 
     def _rebind(self, with_gradients: bool) -> None:
         bound: list[tuple[str, Optional[View], Optional[View], bool]] = []
-        counted = self.counted or [True] * len(self._params)
+        counted = self._counted or [True] * len(self._params)
+        replaced = False  # gradients: a new one may be where _look() has seen the old one
         for label, whole in zip(self._labels, self._params):
             param, view = local_of(whole, label), None
-            grad = None if whole.grad is None or not with_gradients else local_of(whole.grad, label)
+            grad = None if whole.grad is None or not with_gradients else local_grad(whole, label)
             check_whole(label, param, grad)
             if grad is not None:
                 if grad.is_sparse or grad.stride() != param.stride():
@@ -248,6 +252,7 @@ class FusedOptimizer(TorchState):
                     # In the order of the weight, and in place of the old one.
                     grad = torch.empty_like(param.detach(), dtype=grad.dtype).copy_(dense)
                     whole.grad = like(whole, grad)
+                    replaced = True
                 view = view_of(grad)
                 if view is None:
                     raise make("unsupported", f"The gradient of {label} is of a type or on a device "
@@ -263,7 +268,7 @@ class FusedOptimizer(TorchState):
         if self._weights_moved:
             self._held = self._with_masters(self._params)
         self._weights_moved = False
-        self._settled = with_gradients
+        self._settled = with_gradients and not replaced
         if with_gradients:
             self._stepped = [i for i, param in enumerate(self._params) if _has_gradient(param)]
 
@@ -350,7 +355,7 @@ class FusedOptimizer(TorchState):
                 external_found_inf=0 if found is None else found.data_ptr(),
             )
         self._changes += 1
-        increment_version([self._params[i] for i in self._stepped])
+        increment_versions([self._params[i] for i in self._stepped])
         self._places.advance(self._stepped)
         return loss
 

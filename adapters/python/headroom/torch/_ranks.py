@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, Optional
 
 import torch
@@ -9,6 +10,17 @@ import torch.distributed as dist
 
 from headroom import _core
 from headroom._errors import make
+
+
+def check_ranks(ranks: Any, gradients: Optional[str]) -> None:
+    """Checks two arguments of GradScaler."""
+    known = ranks in ("auto", None, True, False) if isinstance(ranks, (str, bool, type(None))) else (
+        hasattr(ranks, "get_group") or (dist.is_available() and isinstance(ranks, dist.ProcessGroup)))
+    if not known:
+        raise make("invalid argument", f"ranks is {ranks!r}; it is 'auto', None, True, a process group that this process "
+                   "is in, or a DeviceMesh.")
+    if gradients not in (None, "replicated", "sharded"):
+        raise make("invalid argument", f"gradients is {gradients!r}; it is 'replicated', 'sharded' or None.")
 
 
 def group_of(ranks: Any) -> Any:
@@ -76,14 +88,72 @@ def _block_of(name: str, parameter: torch.Tensor, named: bool, rank: int) -> tup
     return (name, tuple(offset), tuple(shape), *place)
 
 
-def share_counting(group: Any, names: list[str], parameters: list[torch.Tensor]) -> tuple[list[bool], bool]:
+def share_counting(
+    group: Any, names: list[str], parameters: list[torch.Tensor], has_loss: bool
+) -> tuple[list[bool], bool]:
     """Which gradients this process counts in the norm, so that every element is counted once; and whether all
-    processes have the same whole gradients. Every process of the group has to call it."""
+    processes have the same whole gradients. Every process of the group has to call it. Raises if no process
+    ``has_loss``."""
     rank = dist.get_rank(group)
     mine = [_block_of(name, parameter, not name.startswith("param_groups["), rank)
             for name, parameter in zip(names, parameters)]
-    everybody: list[Optional[list[tuple[Any, ...]]]] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(everybody, mine, group=group)
-    earlier = {block for blocks in everybody[:rank] for block in blocks or ()}
-    replicated = all(blocks == mine for blocks in everybody) and not any(map(is_sharded, parameters))
+    everybody: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everybody, (mine, has_loss), group=group)
+    if not any(each[1] for each in everybody):
+        raise make("wrong order", "No process has scaled a loss; give scaler.loss_fn(loss_fn) to the schedule of the pipeline.")
+    earlier = {block for blocks, _ in everybody[:rank] for block in blocks}
+    replicated = all(blocks == mine for blocks, _ in everybody) and not any(map(is_sharded, parameters))
     return [block not in earlier for block in mine], replicated
+
+
+class RankGroup:
+    """The processes that decide together under one scaler, and which gradients this one counts in the norm."""
+
+    def __init__(self, ranks: Any, gradients: Optional[str]) -> None:
+        self._ranks = None if ranks is False else ranks
+        self._gradients = gradients
+        self.group: Any = None  # None until an optimizer has joined, and for a process that decides alone
+        self.replicated = False  # all processes have the same whole gradients
+        # By optimizer: how many parameters it had, and which of them are counted (None: all).
+        self._joined: weakref.WeakKeyDictionary[Any, tuple[int, Optional[list[bool]]]] = weakref.WeakKeyDictionary()
+
+    def join(self, optimizer: torch.optim.Optimizer, names: Any, has_loss: bool) -> bool:
+        """Lets an optimizer take part, if it has to. Returns whether it is the first one. The first step of an
+        optimizer, and of one that has more parameters, communicates."""
+        if self._ranks is None:
+            return False
+        size = sum(len(group["params"]) for group in optimizer.param_groups)
+        if self._joined.get(optimizer, (-1, None))[0] == size:
+            return False
+        params = [param for group in optimizer.param_groups for param in group["params"]]
+        group = self._group_for(params, names)
+        if group is None or dist.get_world_size(group) == 1:
+            self._joined[optimizer] = size, None
+            return False
+        counted, replicated = share_counting(group, names.of_all(optimizer), params, has_loss)
+        if self._gradients is not None:
+            counted, replicated = [True] * len(params), self._gradients == "replicated"
+        elif names.any_sharded():
+            replicated = False
+        first = self.group is None
+        if first:
+            self.group, self.replicated = group, replicated
+            self._joined.clear()  # optimizers that were stepped alone take part from now on
+        if self.replicated and not replicated:
+            raise make("unsupported", "An optimizer with sharded parameters follows one without under this scaler; pass "
+                       "model= to the scaler, or step the sharded one first.")
+        self._joined[optimizer] = size, None if self.replicated else counted
+        return first
+
+    def _group_for(self, params: list[torch.Tensor], names: Any) -> Any:
+        if self.group is not None:
+            return self.group
+        if self._ranks != "auto":
+            return group_of(self._ranks)
+        if not dist.is_available() or not dist.is_initialized():
+            return None
+        return dist.group.WORLD if any(map(is_sharded, params)) or names.any_sharded() else None
+
+    def counted(self, optimizer: torch.optim.Optimizer) -> Optional[list[bool]]:
+        """Which gradients of an optimizer this process counts in the norm. None: all."""
+        return self._joined.get(optimizer, (0, None))[1]

@@ -12,16 +12,15 @@ from collections.abc import Callable, Iterator
 from typing import Any, Optional, Union
 
 import torch
-import torch.distributed as dist
 from torch.amp.grad_scaler import OptState, _refresh_per_optimizer_state
 
 from headroom import _core
 from headroom._errors import Error, make
-from headroom.torch._arguments import check_device, policy_of
+from headroom.torch._arguments import check_device, policy_of, with_torch_state
 from headroom.torch._binding import Binding, Call, Names
-from headroom.torch._memory import keep_eager, stream_of, tensor_at
+from headroom.torch._memory import StepNumbers, keep_eager, local, stream_of, tensor_at
 from headroom.torch._optim import FusedOptimizer
-from headroom.torch._ranks import group_of, is_sharded, ranks_over, share_counting
+from headroom.torch._ranks import RankGroup, check_ranks, ranks_over
 
 
 class GradScaler(torch.amp.GradScaler):
@@ -81,10 +80,8 @@ class GradScaler(torch.amp.GradScaler):
                      growth_interval=growth_interval)
         self._on_alarm = on_alarm
         self.recorder: Any = None  # set by headroom.torch.Recorder
-        self._ranks = ranks
-        if gradients not in (None, "replicated", "sharded"):
-            raise make("invalid argument", f"gradients is {gradients!r}; it is 'replicated', 'sharded' or None.")
-        self._gradients = gradients
+        check_ranks(ranks, gradients)
+        self._ranks, self._gradients = ranks, gradients
         self._begin(policy_of(policy, given, enabled))
         if model is not None:
             self.name_parameters(model)
@@ -94,10 +91,14 @@ class GradScaler(torch.amp.GradScaler):
         self._place: Optional[torch.device] = None  # where the scale is, once a loss was scaled
         self._scale_view: Optional[torch.Tensor] = None
         self._names = Names()
-        self._group: Any = None  # that decides together, once the first optimizer is known
-        self._counted: weakref.WeakKeyDictionary[Any, Optional[list[bool]]] = weakref.WeakKeyDictionary()
+        self._together = RankGroup(self._ranks, self._gradients)
+        self._loss_elsewhere = False  # loss_fn() was made, but not called here: a stage of a pipeline without a loss
+        self._assumed = -1  # the round in which such a stage took it that the loss was scaled
         self._bindings: weakref.WeakKeyDictionary[Any, Binding] = weakref.WeakKeyDictionary()
+        # Not in the bindings: the views keep these, and with them parameters, alive.
+        self._step_numbers: weakref.WeakKeyDictionary[Any, StepNumbers] = weakref.WeakKeyDictionary()
         self._uncounted = False  # the last step() raised, or a hook prevented it: update() has nothing to go by
+        self._update_due = False  # update_later() was called
         self._last: Optional[weakref.ref[Any]] = None  # the optimizer that was stepped last
         self._per_optimizer_states: dict[int, dict[str, Any]] = defaultdict(_refresh_per_optimizer_state)
         self._init_growth_tracker = self._get_growth_tracker()  # torch's name for the count that was loaded
@@ -122,16 +123,19 @@ class GradScaler(torch.amp.GradScaler):
 
     def loss_fn(self, function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         """``function`` with its loss scaled, for schedules that compute the loss and call backward themselves
-        (``torch.distributed.pipelining``)."""
+        (``torch.distributed.pipelining``). Make it on every rank; the schedule calls it on those that have a loss."""
+        self._loss_elsewhere = True
 
         @functools.wraps(function)
         def scaled(*args: Any, **kwargs: Any) -> torch.Tensor:
+            self._loss_elsewhere = False
             return self.scale(function(*args, **kwargs))
 
         return scaled
 
     @keep_eager
     def _scale_one(self, loss: torch.Tensor) -> torch.Tensor:
+        self._update_if_due()
         if self._scale_view is None:
             self._lazy_init_scale_growth_tracker(loss.device)
         assert self._scale_view is not None
@@ -162,7 +166,10 @@ class GradScaler(torch.amp.GradScaler):
         self._place = device
         self._scale_view = tensor_at(self._core.scale_address(), device, self._core)
 
-    def _check_started(self, call: str) -> None:
+    def _check_started(self, call: str, optimizer: Optional[torch.optim.Optimizer] = None) -> None:
+        if self._scale_view is None and self._loss_elsewhere and optimizer is not None:
+            params = [param for group in optimizer.param_groups for param in group["params"]]
+            self._lazy_init_scale_growth_tracker(local(params[0]).device if params else self._device)
         if self._scale_view is None:
             raise AssertionError(f"Attempted {call} but _scale is None.  This may indicate your script did not use "
                                  "scaler.scale(loss or outputs) earlier in the iteration.")
@@ -185,7 +192,7 @@ class GradScaler(torch.amp.GradScaler):
         BF16 gradients are taken. ``step(optimizer, max_norm=...)`` clips with one pass less."""
         if not self._enabled:
             return
-        self._check_started("unscale_")
+        self._check_started("unscale_", optimizer)
         core = self._bound(optimizer)
         self._core.unscale_(core, self._stream)
         self._note(optimizer, core, OptState.UNSCALED)
@@ -210,20 +217,22 @@ class GradScaler(torch.amp.GradScaler):
         if self._enabled:
             if closure is not None:
                 raise RuntimeError("Closure use is not currently supported if GradScaler is enabled.")
-            self._check_started("step")
+            self._check_started("step", optimizer)
+            if self._update_due and self._per_optimizer_states[id(optimizer)]["stage"] is OptState.STEPPED:
+                self._update_if_due()  # it is in a round of its own
         core = self._bound(optimizer)
         if self.recorder is not None and self.recorder.before_step():
             scale = 1.0 if self._core.is_unscaled(core) else self.get_scale()
             self.recorder.measure(optimizer, self._names.of_all(optimizer), scale)
-        if self._group is None and not any(
+        if self._together.group is None and not any(
             param.grad is not None for group in optimizer.param_groups for param in group["params"]
         ):
             if not self._enabled:
                 return optimizer.step(*args, **kwargs)
             raise AssertionError("No inf checks were recorded for this optimizer.")
-        place = self._place or torch.device("cpu")
         limits = (max_norm or 0.0, skip_above_norm)
-        call = Call(self._core, place, self._stream, limits, args, kwargs)
+        call = Call(self._core, self._stream, limits, args, kwargs)
+        call.numbers = functools.partial(self._numbers, optimizer, core)
         try:
             if isinstance(optimizer, FusedOptimizer):
                 result = optimizer.step_under(call)
@@ -251,18 +260,20 @@ class GradScaler(torch.amp.GradScaler):
 
     def _bound(self, optimizer: torch.optim.Optimizer) -> Any:
         """The object that represents the optimizer in the core."""
-        if self._ranks is not None and optimizer not in self._counted:
-            self._counted[optimizer] = self._join(optimizer)
+        self._join(optimizer)
+        if self._loss_elsewhere and self._together.group is not None and self._assumed != self._core.round:
+            self._core.gradients_added(self._core.round)  # by the backward of a loss that another process has scaled
+            self._assumed = self._core.round
+        counted = self._together.counted(optimizer)
         core: Any
         if isinstance(optimizer, FusedOptimizer):
-            optimizer.counted = self._counted.get(optimizer)
-            core = optimizer.bind(self._names)
-            devices = {optimizer.device}
+            core = optimizer.bind(self._names, counted)
+            devices = {optimizer.device} - {None}
         else:
             core = self._bindings.get(optimizer)
             if core is None:
                 core = self._bindings[optimizer] = Binding(optimizer, self._names)
-                core.counted = self._counted.get(optimizer)
+            core.count(counted)
             devices = {param.grad.device for group in optimizer.param_groups for param in group["params"]
                        if param.grad is not None}
         if devices - {self._place}:
@@ -275,29 +286,14 @@ class GradScaler(torch.amp.GradScaler):
             self._core.move_to_host()
             self._set_place(torch.device("cpu"))
 
-    def _join(self, optimizer: torch.optim.Optimizer) -> Optional[list[bool]]:
-        """Lets the ranks decide together if they have to; returns which gradients this one counts."""
-        params = [param for group in optimizer.param_groups for param in group["params"]]
-        if self._ranks == "auto":
-            if not dist.is_available() or not dist.is_initialized() or not any(map(is_sharded, params)):
-                return None
-        group = dist.group.WORLD if self._ranks == "auto" else group_of(self._ranks)
-        if dist.get_world_size(group) == 1:
-            return None
-        if self._gradients is not None:
-            counted, replicated = [True] * len(params), self._gradients == "replicated"
-        else:
-            counted, replicated = share_counting(group, self._names.of_all(optimizer), params)
-        if self._group is None:
-            ranks = ranks_over(group)
-            if not ranks.enqueues:
-                self._decide_on_host()
-            self._core.set_ranks(ranks, not replicated)
-            self._group, self._replicated = group, replicated
-        if self._replicated != replicated:
-            raise make("unsupported", "Some optimizers under this scaler have sharded parameters and others do not; "
-                       "give them scalers of their own.")
-        return None if replicated else counted
+    def _join(self, optimizer: torch.optim.Optimizer) -> None:
+        """Lets the processes decide together if they have to, before the first use of an optimizer."""
+        if not self._together.join(optimizer, self._names, not self._loss_elsewhere):
+            return
+        ranks = ranks_over(self._together.group)
+        if not ranks.enqueues:
+            self._decide_on_host()
+        self._core.set_ranks(ranks, not self._together.replicated)
 
     @property
     def _stream(self) -> int:
@@ -307,8 +303,7 @@ class GradScaler(torch.amp.GradScaler):
 
     def _numbers(self, optimizer: torch.optim.Optimizer, core: Any) -> list[torch.Tensor]:
         """found_inf, divisor and norm of the optimizer's last unscale_ or step."""
-        numbers = optimizer.numbers if isinstance(optimizer, FusedOptimizer) else core.numbers
-        return numbers.of(self._core, core, self._place or torch.device("cpu"))
+        return self._step_numbers.setdefault(optimizer, StepNumbers()).of(self._core, core, self._place or torch.device("cpu"))
 
     def _note(self, optimizer: torch.optim.Optimizer, core: Any, stage: OptState) -> None:
         """For code that reads torch's private table. The rules of call order are the core's."""
@@ -323,6 +318,9 @@ class GradScaler(torch.amp.GradScaler):
         if not self._enabled:
             return
         self._check_started("update")
+        due, self._update_due = self._update_due, False
+        if due and new_scale is not None:
+            self.update()
         if new_scale is not None:
             self._set_scale(new_scale)
         else:
@@ -337,6 +335,15 @@ class GradScaler(torch.amp.GradScaler):
         self._uncounted = False
         self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
 
+    def update_later(self) -> None:
+        """For loops that call ``update()`` after the step of each optimizer: makes one update for all that step after
+        one backward, before the next loss is scaled or the state dict is read; ``get_scale()`` is that of before."""
+        self._update_due = self._enabled
+
+    def _update_if_due(self) -> None:
+        if self._update_due:
+            self.update()
+
     def _set_scale(self, new_scale: Union[float, torch.Tensor]) -> None:
         if isinstance(new_scale, torch.Tensor):
             if new_scale.numel() != 1 or new_scale.requires_grad:
@@ -348,12 +355,14 @@ class GradScaler(torch.amp.GradScaler):
         state["state"]["scale"] = float(new_scale)
         if "pending" in state["state"]:
             state["state"]["pending"] = float(new_scale)
-        self._load(state)
+        self._load(state, "update(new_scale)")
 
-    def _load(self, state: dict[str, Any]) -> None:
+    def _load(self, state: dict[str, Any], call: str = "load_state_dict()") -> None:
         try:
             self._core.load(json.dumps(state))
         except Error as error:
+            if error.code == "wrong order":
+                raise make(error.code, str(error).replace("load()", call)) from None
             raise make("invalid argument", str(error)) if error.code == "bad state" else error from None
         self._init_growth_tracker = self._get_growth_tracker()
 
@@ -389,11 +398,12 @@ class GradScaler(torch.amp.GradScaler):
         return (self._last is None and not self._enabled) or self.report().applied
 
     def was_applied(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether the last step of this optimizer ran. Waits for a CUDA device."""
+        """False if the last step of this optimizer was skipped. Waits for a CUDA device."""
+        while optimizer not in self._bindings and hasattr(optimizer, "optimizer"):
+            optimizer = optimizer.optimizer  # a framework's wrapper
         core: Any = optimizer.core if isinstance(optimizer, FusedOptimizer) else self._bindings.get(optimizer)
-        if core is None or not self._core.numbers_of(core):
-            return not self._enabled
-        return not self._numbers(optimizer, core)[0].item()
+        known = core is not None and self._core.numbers_of(core)
+        return not (known and self._numbers(optimizer, core)[0].item())
 
     def discard(self) -> None:
         """Call after gradients of scaled losses were dropped without a step."""
@@ -441,6 +451,7 @@ class GradScaler(torch.amp.GradScaler):
         between ``step()`` and ``update()``, when an overflow would be forgotten."""
         if not self._enabled:
             return {}
+        self._update_if_due()
         saved = self._core.save()  # raises between step() and update()
         if not self._follows_torch:
             return {"headroom": saved}
@@ -461,25 +472,14 @@ class GradScaler(torch.amp.GradScaler):
                 "The source state dict is empty, possibly because it was saved "
                 "from a disabled instance of GradScaler."
             )
+        self._update_if_due()
         if "headroom" in state_dict:
             self._load(json.loads(state_dict["headroom"]))
             return
-        state = json.loads(self._core.state())
-        if state["policy"]["rule"] != "dynamic":
-            raise make("bad state", "This state dict is that of a torch.amp.GradScaler; load it into a scaler "
-                       "without policy, or with one of torch's rule (policy=\"torch\").")
-        for name in ("growth_factor", "backoff_factor", "growth_interval"):
-            state["policy"][name] = state_dict[name]
-        if not math.isfinite(state_dict["scale"]):
-            raise make("invalid argument", f"The saved scale is {state_dict['scale']}.")
-        interval = int(state_dict["growth_interval"])
-        numbers = state["state"]
-        numbers["scale"] = numbers["pending"] = float(state_dict["scale"])
-        # torch leaves the count where it is when the interval is made shorter.
-        numbers["growth_tracker"] = min(int(state_dict["_growth_tracker"]), interval - 1)
-        self._load(state)
+        self._load(with_torch_state(json.loads(self._core.state()), state_dict))
 
     def __getstate__(self) -> dict[str, Any]:
+        self._update_if_due()
         if self._per_optimizer_states:
             raise AssertionError(
                 "A GradScaler instance may only be pickled at the beginning "

@@ -6,10 +6,9 @@ from collections import defaultdict
 from typing import Any
 
 import torch
-from torch.autograd.graph import increment_version
 
 from headroom._errors import Error, make
-from headroom.torch._memory import like, local, placed_like, view_of
+from headroom.torch._memory import increment_versions, like, local, placed_like, view_of
 
 
 class TorchState(torch.optim.Optimizer):
@@ -185,7 +184,7 @@ class TorchState(torch.optim.Optimizer):
         # masters that do not round to them are updated by the next step.
         weights = [(param, param.detach().clone()) for param in self._with_masters(self._params)]
         self._core.load_state(steps, loaded, self._stream(self._params))
-        increment_version(self._params)
+        increment_versions(self._params)
         for param, values in weights:
             param.copy_(values)
         self._changes += 1
