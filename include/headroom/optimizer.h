@@ -327,10 +327,11 @@ class HEADROOM_API AdamW : public GroupedOptimizer<AdamWOptions> {
       : GroupedOptimizer(std::move(parameters), options, precision) {}
 };
 
+/// The settings of Lion, with the names and defaults of its paper.
 struct HEADROOM_API LionOptions {
   double lr = 1e-4;
-  double beta1 = 0.9;
-  double beta2 = 0.99;
+  double beta1 = 0.9;   // weight of the momentum in the sign
+  double beta2 = 0.99;  // decay of the momentum
   double weight_decay = 0.0;
 };
 

@@ -86,13 +86,13 @@ TensorView view(const std::vector<T>& values) {
 
 /// One trainable tensor. An empty `grad` (default-constructed) means that this parameter has no
 /// gradient: it is neither measured nor updated. An empty `weight` is allowed for your own
-/// optimizers that find their weights themselves; SGD, Adam and AdamW need one.
+/// optimizers that find their weights themselves; SGD, Adam, AdamW and Lion need one.
 struct Parameter {
   std::string name;
   TensorView weight;
   TensorView grad;
 
-  /// Optional FP32 arrays that SGD, Adam and AdamW use, with their current values, instead of
+  /// Optional FP32 arrays that the fused optimizers use, with their current values, instead of
   /// allocating their own: the master of a 16-bit weight, and the moments (momentum buffer, or
   /// exp_avg and exp_avg_sq). If empty, the optimizer allocates masters as copies of the weights
   /// and moments of zero. A weight that is no rounding of its master replaces it, see

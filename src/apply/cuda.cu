@@ -316,8 +316,7 @@ void CudaApply::step(const ApplyJob& job, bool clear_skipped) {
     const StepKernel kernel =
         full ? select_kernel(launch->kind, PickStepKernel()) : compact_step_kernel(launch->kind);
     launch_early(kernel, static_cast<unsigned>(launch->pieces), full ? kThreads : kCompactThreads,
-                 tables(),
-                 launch->first_piece + launch->pieces - 1, job, clear_skipped);
+                 tables(), launch->first_piece + launch->pieces - 1, job, clear_skipped);
   }
 }
 
