@@ -34,15 +34,27 @@ cudaStream_t current_stream() {
   return static_cast<cudaStream_t>(stream_on(device));
 }
 
+namespace {
+
+__global__ void probe_kernel() {}
+
+// The version of the virtual architecture whose code the current device runs, such as 75 or 90. It
+// is that of all kernels, because all are compiled for the same architectures.
+int code_version() {
+  cudaFuncAttributes attributes{};
+  HEADROOM_CUDA(cudaFuncGetAttributes(&attributes, probe_kernel));
+  return attributes.ptxVersion;
+}
+
+}  // namespace
+
 const DeviceFacts& device_facts() {
   int device = 0;
   HEADROOM_CUDA(cudaGetDevice(&device));
   thread_local std::map<int, DeviceFacts> all;
   DeviceFacts& facts = all[device];
   if (facts.multiprocessors == 0) {
-    int major = 0;
-    HEADROOM_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-    facts.overlaps = major >= 9;
+    facts.overlaps = code_version() >= 90;
     HEADROOM_CUDA(
         cudaDeviceGetAttribute(&facts.multiprocessors, cudaDevAttrMultiProcessorCount, device));
   }
