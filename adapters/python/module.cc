@@ -23,6 +23,7 @@ void translate() {
 
 void bind_all(py::module_& m) {
   m.add("version", HEADROOM_VERSION);
+  m.add("cuda_version", HEADROOM_CUDA_VERSION);
   py::set_translator(&translate);
   bind_tensors(m);
   bind_policy(m);
