@@ -35,7 +35,7 @@ need() {
 PACKAGES=(g++ cmake ninja-build pkgconf python3 libhwy-dev nlohmann-json3-dev libdlpack-dev libcli11-dev
           libfmt-dev zlib1g-dev libxxhash-dev libgtest-dev librapidcheck-dev valgrind clang libclang-rt-dev
           libtorch-dev libopenblas0-openmp libgloo-dev libopenmpi-dev openmpi-bin libcairo2-dev fonts-dejavu-core
-          python3-dev python3-venv pybind11-dev python3-numpy python3-pytest)
+          python3-dev python3-venv python3-numpy python3-pytest)
 
 # build PRESET [TARGET...]: configures if necessary, then builds; prints the log only on failure.
 build() {

@@ -38,15 +38,14 @@ namespace {
 
 __global__ void probe_kernel() {}
 
-// The version of the virtual architecture whose code the current device runs, such as 75 or 90. It
-// is that of all kernels, because all are compiled for the same architectures.
-int code_version() {
+}  // namespace
+
+int cuda_code_version(int device) {
+  const DeviceScope scope(device);
   cudaFuncAttributes attributes{};
   HEADROOM_CUDA(cudaFuncGetAttributes(&attributes, probe_kernel));
   return attributes.ptxVersion;
 }
-
-}  // namespace
 
 const DeviceFacts& device_facts() {
   int device = 0;
@@ -54,7 +53,7 @@ const DeviceFacts& device_facts() {
   thread_local std::map<int, DeviceFacts> all;
   DeviceFacts& facts = all[device];
   if (facts.multiprocessors == 0) {
-    facts.overlaps = code_version() >= 90;
+    facts.overlaps = cuda_code_version(device) >= 90;
     HEADROOM_CUDA(
         cudaDeviceGetAttribute(&facts.multiprocessors, cudaDevAttrMultiProcessorCount, device));
   }
