@@ -113,12 +113,10 @@ void bind_callbacks(py::module_& m) {
   m.add("CURRENT_STREAMS", kCurrentStreams);
   m.def("set_stream_getter", [](py::object getter) { stream_getter() = std::move(getter); });
   py::class_<CallbackOptimizer, Optimizer>(m, "CallbackOptimizer").def_constructor<>();
-  py::class_<Ranks>(m, "Ranks")
-      .def_property_readonly("enqueues", py::fn<&Ranks::enqueues>);
+  py::class_<Ranks>(m, "Ranks").def_property_readonly("enqueues", py::fn<&Ranks::enqueues>);
   py::class_<CallbackRanks, Ranks>(m, "CallbackRanks")
-      .def_constructor<int, int, py::object, py::object>(py::arg("rank"), py::arg("size"),
-                                                         py::arg("reduce"),
-                                                         py::arg("enqueue") = py::none());
+      .def_constructor<int, int, py::object, py::object>(
+          py::arg("rank"), py::arg("size"), py::arg("reduce"), py::arg("enqueue") = py::none());
 }
 
 }  // namespace headroom::python

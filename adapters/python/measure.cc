@@ -15,17 +15,17 @@ void bind_stats(py::module_& m) {
       .def_readonly<&GradStats::inf_count>("inf_count")
       .def_readonly<&GradStats::nan_count>("nan_count")
       .def_readonly<&GradStats::amax>("amax", "Largest finite magnitude.")
-      .def_readonly<&GradStats::culprit>("culprit",
-                    "Index of the first tensor with inf or nan; -1 if there is none.")
+      .def_readonly<&GradStats::culprit>(
+          "culprit", "Index of the first tensor with inf or nan; -1 if there is none.")
       .def_readonly<&GradStats::culprit_inf>("culprit_inf")
       .def_readonly<&GradStats::culprit_nan>("culprit_nan")
       .def_property_readonly("finite", py::fn<&GradStats::finite>)
       .def_property_readonly("norm", py::fn<&GradStats::norm>,
                              "L2 norm; nan if any element is nan, else inf if any is.")
       .def_readonly<&GradStats::new_inf>("new_inf",
-                    "Finite elements that unscale_ turned into inf.")
+                                         "Finite elements that unscale_ turned into inf.")
       .def_readonly<&GradStats::new_zeros>("new_zeros",
-                    "Nonzero elements that unscale_ turned into zero.")
+                                           "Nonzero elements that unscale_ turned into zero.")
       .def_property_readonly("ok", py::fn<&GradStats::ok>,
                              "All elements are finite, before and after unscale_.");
   // A dict instead of 277 counts, most of which are zero.

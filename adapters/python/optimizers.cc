@@ -16,8 +16,7 @@ std::vector<Parameter> parameters_of(const py::sequence& items) {
   parameters.reserve(items.size());
   for (const py::handle item : items) {
     const auto fields = item.cast<py::sequence>();
-    parameters.push_back(
-        {fields[0].cast<std::string>(), view_of(fields[1]), view_of(fields[2])});
+    parameters.push_back({fields[0].cast<std::string>(), view_of(fields[1]), view_of(fields[2])});
     if (fields.size() > 3) parameters.back().counted = fields[3].cast<bool>();
   }
   return parameters;

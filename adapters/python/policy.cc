@@ -67,8 +67,7 @@ void bind_policy(py::module_& m) {
       .def_property_readonly("rule", [](const ScalePolicy& p) { return to_string(p.rule()); })
       .def("replace", py::fn<&with_settings>, "A copy with other settings.")
       .def("__getattr__", py::fn<&get>)
-      .def("__eq__",
-           [](const ScalePolicy& a, py::handle b) { return is_same(a, b); })
+      .def("__eq__", [](const ScalePolicy& a, py::handle b) { return is_same(a, b); })
       .def("__str__", [](const ScalePolicy& p) { return to_string(p); })
       .def("__repr__", [](const ScalePolicy& p) { return "ScalePolicy('" + to_string(p) + "')"; });
   bind_rule<StaticScale>(m, "StaticScale", "A constant scale.");

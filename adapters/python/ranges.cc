@@ -47,10 +47,10 @@ std::vector<RangeRow> rows_near_overflow(const RangeReport& report) {
 void bind_report(py::module_& m) {
   py::class_<RangeRow>(m, "RangeRow", "A measured tensor and the operation that computed it.")
       .def_readonly<&RangeRow::module>("module", "Name of the module; empty outside of all.")
-      .def_readonly<&RangeRow::operation>("operation",
-                    "Such as 'mul'; for gradients the operation whose backward computed it.")
-      .def_readonly<&RangeRow::tensor>("tensor",
-                    "Name of an input or parameter, or what a gradient belongs to.")
+      .def_readonly<&RangeRow::operation>(
+          "operation", "Such as 'mul'; for gradients the operation whose backward computed it.")
+      .def_readonly<&RangeRow::tensor>(
+          "tensor", "Name of an input or parameter, or what a gradient belongs to.")
       .def_property_readonly(
           "backward", [](const RangeRow& r) { return r.direction == RangeDirection::kBackward; })
       .def_property_readonly(
@@ -76,9 +76,8 @@ void bind_report(py::module_& m) {
           "inputs_finite",
           [](const RangeReport& r) { return r.first_bad() < 0 || r.inputs_finite(r.first_bad()); },
           "Whether all tensors that first_bad was computed from are finite.")
-      .def_property_readonly(
-          "near_overflow", py::fn<&rows_near_overflow>,
-          "Rows within 3 doublings of FP16's limit, nearest first.")
+      .def_property_readonly("near_overflow", py::fn<&rows_near_overflow>,
+                             "Rows within 3 doublings of FP16's limit, nearest first.")
       .def("islands", py::fn<&RangeReport::islands>, "Names of the modules to keep in FP32.")
       .def("advice", py::fn<&RangeReport::advice>, "What to do, one sentence each.")
       .def("__str__", py::fn<&RangeReport::to_string>);

@@ -15,9 +15,8 @@ namespace {
 
 py::dict numbers_of(const ScaleState& state) {
   py::dict numbers;
-  internal::visit_numbers(
-      state.policy().rule(), state.record().numbers,
-      [&](const char* name, const auto& member) { numbers.set(name, member); });
+  internal::visit_numbers(state.policy().rule(), state.record().numbers,
+                          [&](const char* name, const auto& member) { numbers.set(name, member); });
   return numbers;
 }
 
@@ -30,8 +29,7 @@ T number_from(const char* name, const py::handle& value) {
   try {
     return value.cast<T>();
   } catch (const py::cast_error&) {
-    throw Error(ErrorCode::kBadState, std::string("The value of ") + name + ", " +
-                                          repr_of(value) +
+    throw Error(ErrorCode::kBadState, std::string("The value of ") + name + ", " + repr_of(value) +
                                           ", is not a number of its type.");
   }
 }

@@ -204,12 +204,10 @@ void bind_tensors(py::module_& m) {
              }
              return to_capsule(t);
            })
-      .def("__dlpack_device__",
-           [](const Tensor& t) {
-             const bool cuda = t.view.device.type == DeviceType::kCUDA;
-             return py::make_tuple(static_cast<int>(cuda ? kDLCUDA : kDLCPU), t.view.device.index);
-           })
-;
+      .def("__dlpack_device__", [](const Tensor& t) {
+        const bool cuda = t.view.device.type == DeviceType::kCUDA;
+        return py::make_tuple(static_cast<int>(cuda ? kDLCUDA : kDLCPU), t.view.device.index);
+      });
 }
 
 }  // namespace headroom::python

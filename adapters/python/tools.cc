@@ -30,12 +30,11 @@ const char* name_of(ScaleAdvice::Verdict verdict) {
 void bind_recorder(py::module_& m) {
   using Layer = std::tuple<std::string, GradStats, GradDetail>;
   py::class_<Recorder>(m, "Recorder")
-      .def_init(
-          ([](const std::string& folder, std::string name, std::string group,
-                      const ScalePolicy& policy, Settings settings, bool tensorboard, bool resume) {
-            return Recorder(folder, {std::move(name), std::move(group), policy, std::move(settings),
-                                     tensorboard, resume});
-          }))
+      .def_init([](const std::string& folder, std::string name, std::string group,
+                   const ScalePolicy& policy, Settings settings, bool tensorboard, bool resume) {
+        return Recorder(folder, {std::move(name), std::move(group), policy, std::move(settings),
+                                 tensorboard, resume});
+      })
       .def("step", py::fn<&Recorder::step>)
       .def("layers",
            [](Recorder& self, int64_t step, double scale, const std::vector<Layer>& layers) {
@@ -108,8 +107,8 @@ void bind_weights(py::module_& m) {
       .def_readonly<&WeightReport::verdict>("verdict", "One sentence.")
       .def_readonly<&WeightReport::tensors>("tensors")
       .def_readonly<&WeightReport::total>("total")
-      .def_readonly<&WeightReport::keep_fp32>("keep_fp32",
-                    "Names of the tensors that FP16 damages, the worst first.")
+      .def_readonly<&WeightReport::keep_fp32>(
+          "keep_fp32", "Names of the tensors that FP16 damages, the worst first.")
       .def_readonly<&WeightReport::lose>("lose")
       .def_property_readonly(
           "left_out",
@@ -121,7 +120,8 @@ void bind_weights(py::module_& m) {
             return list;
           },
           "(file, name, type) of tensors that were not inspected.")
-      .def("to_string", py::fn<&WeightReport::to_string>, py::arg("width") = 80, py::arg("all") = false)
+      .def("to_string", py::fn<&WeightReport::to_string>, py::arg("width") = 80,
+           py::arg("all") = false)
       .def("__str__", [](const WeightReport& report) { return report.to_string(); })
       .def("__repr__",
            [](const WeightReport& report) { return "<WeightReport: " + report.verdict + ">"; });
@@ -154,8 +154,8 @@ void bind_tools(py::module_& m) {
           "verdict", [](const ScaleAdvice& a) { return name_of(a.verdict); },
           "'scale', 'unneeded', 'none fits' or 'nothing'.")
       .def_readonly<&ScaleAdvice::scale>("scale", "A power of two.")
-      .def_readonly<&ScaleAdvice::lowest>("lowest",
-                    "From here to `highest` nothing overflows and little is lost; 0 if nowhere.")
+      .def_readonly<&ScaleAdvice::lowest>(
+          "lowest", "From here to `highest` nothing overflows and little is lost; 0 if nowhere.")
       .def_readonly<&ScaleAdvice::highest>("highest")
       .def_property_readonly(
           "flushed", [](const ScaleAdvice& a) { return a.outcome.flushed; },

@@ -1,5 +1,5 @@
-// Linked into the files of the wheel: what a static libstdc++ of a newer system needs from glibc and glibc 2.28 does
-// not have, in terms of what it has.
+// Linked into the files of the wheel: what a static libstdc++ of a newer system needs from glibc
+// and glibc 2.28 does not have, in terms of what it has.
 #include <stddef.h>
 #include <stdint.h>
 
@@ -13,9 +13,9 @@
 #define HIDDEN __attribute__((visibility("hidden")))
 
 // exp2 and log2 have a version of 2.29, which computes the same and reports errors in another way.
-#define OF_THE_OLDEST(function)                                                     \
-  double oldest_##function(double x);                                               \
-  __asm__(".symver oldest_" #function ", " #function "@" OLDEST);                   \
+#define OF_THE_OLDEST(function)                                   \
+  double oldest_##function(double x);                             \
+  __asm__(".symver oldest_" #function ", " #function "@" OLDEST); \
   HIDDEN double function(double x) { return oldest_##function(x); }
 OF_THE_OLDEST(exp2)
 OF_THE_OLDEST(log2)

@@ -57,8 +57,8 @@ const DeviceFacts& device_facts();
 
 /// Launches `kernel` with programmatic dependent launch where it is compiled for it (compute_90 and
 /// later): it may start while the previous kernel in the stream still runs, which hides the launch
-/// latency. The kernel must call wait_for_kernel_before() before it touches memory that the previous
-/// kernel reads or writes.
+/// latency. The kernel must call wait_for_kernel_before() before it touches memory that the
+/// previous kernel reads or writes.
 template <typename... Parameters, typename... Arguments>
 void launch_early(void (*kernel)(Parameters...), unsigned blocks, unsigned threads,
                   Arguments... arguments) {

@@ -1,5 +1,6 @@
-// Prints what the library computes from fixed inputs, as bits: measurements, unscaling, conversions, and training with
-// every optimizer. scripts/arm-test compares the output on several processors.
+// Prints what the library computes from fixed inputs, as bits: measurements, unscaling,
+// conversions, and training with every optimizer. scripts/arm-test compares the output on several
+// processors.
 #include <headroom/headroom.h>
 
 #include <bit>

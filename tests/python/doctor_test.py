@@ -4,8 +4,9 @@ import json
 import subprocess
 import sys
 
-import headroom
 import pytest
+
+import headroom
 from headroom import _core, _doctor, _driver, _variant
 
 

@@ -176,7 +176,8 @@ Instance& instance_of(handle from, PyTypeObject* type) {
   }
   auto& instance = *reinterpret_cast<Instance*>(from.ptr());
   if (instance.owner == nullptr) {
-    throw type_error(class_of(from.ptr()) + ".__init__() must call the __init__() of its base class.");
+    throw type_error(class_of(from.ptr()) +
+                     ".__init__() must call the __init__() of its base class.");
   }
   return instance;
 }

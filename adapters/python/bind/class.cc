@@ -74,8 +74,17 @@ int offer_memory(PyObject* self, Buffer* view, int flags) {
       throw buffer_error("This memory is read-only.");
     }
     auto* const kept = new View{memory.count, memory.item_size};
-    *view = {memory.data, nullptr,      memory.item_size * memory.count, memory.item_size,
-             memory.read_only, 1, nullptr, nullptr, nullptr, nullptr, kept};
+    *view = {memory.data,
+             nullptr,
+             memory.item_size * memory.count,
+             memory.item_size,
+             memory.read_only,
+             1,
+             nullptr,
+             nullptr,
+             nullptr,
+             nullptr,
+             kept};
     if ((flags & kBufferFormat) != 0) view->format = const_cast<char*>(memory.format);
     if ((flags & kBufferShape) != 0) view->shape = &kept->count;
     if ((flags & kBufferStrides) == kBufferStrides) view->strides = &kept->stride;
@@ -124,8 +133,8 @@ PyTypeObject* make_class(module_& m, const ClassRecord& record) {
       (record.base != nullptr && (PyType_GetFlags(record.base) & Py_TPFLAGS_HAVE_GC) != 0);
   std::vector<PyMemberDef> members;
   if (record.base == nullptr) {  // derived classes inherit the offsets
-    members.push_back({"__weaklistoffset__", T_PYSSIZET, offsetof(Instance, weak_references),
-                       READONLY, nullptr});
+    members.push_back(
+        {"__weaklistoffset__", T_PYSSIZET, offsetof(Instance, weak_references), READONLY, nullptr});
   }
   if (record.has_dict) {
     members.push_back(
@@ -159,8 +168,7 @@ PyTypeObject* make_class(module_& m, const ClassRecord& record) {
   object made = object::steal(PyType_FromSpecWithBases(&spec, bases.ptr()));
   auto* const type = reinterpret_cast<PyTypeObject*>(made.ptr());
   if (record.memory != nullptr) {
-    add_attribute(type, kMemory,
-                  capsule(reinterpret_cast<void*>(record.memory), kMemory, nullptr));
+    add_attribute(type, kMemory, capsule(reinterpret_cast<void*>(record.memory), kMemory, nullptr));
   }
   m.add(record.name, made);
   made.release();  // classes live as long as the process

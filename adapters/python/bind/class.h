@@ -1,4 +1,5 @@
-// Classes of C++ in Python. An instance owns its object through a std::shared_ptr, so that C++ may share it.
+// Classes of C++ in Python. An instance owns its object through a std::shared_ptr, so that C++ may
+// share it.
 #ifndef HEADROOM_ADAPTERS_PYTHON_BIND_CLASS_H_
 #define HEADROOM_ADAPTERS_PYTHON_BIND_CLASS_H_
 
@@ -105,8 +106,7 @@ class class_ {
   template <typename F, typename... Extra>
   class_& def_static(const char* name, F, const Extra&... extra) {
     PyMethodDef* const definition = Entry<F, false>::define(name, extra...);
-    add_attribute(type_of<T>, name,
-                  object::steal(PyCFunction_NewEx(definition, nullptr, nullptr)));
+    add_attribute(type_of<T>, name, object::steal(PyCFunction_NewEx(definition, nullptr, nullptr)));
     return *this;
   }
 
@@ -137,9 +137,7 @@ class class_ {
   }
 
  private:
-  static Instance& instance(handle self) {
-    return *reinterpret_cast<Instance*>(self.ptr());
-  }
+  static Instance& instance(handle self) { return *reinterpret_cast<Instance*>(self.ptr()); }
   template <typename Made>
   static void own(handle self, std::shared_ptr<Made> made) {
     T* const pointer = made.get();

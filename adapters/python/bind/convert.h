@@ -1,4 +1,5 @@
-// Values of C++ to and from Python. Converter<T>::from() throws cast_error for a value of another type.
+// Values of C++ to and from Python. Converter<T>::from() throws cast_error for a value of another
+// type.
 #ifndef HEADROOM_ADAPTERS_PYTHON_BIND_CONVERT_H_
 #define HEADROOM_ADAPTERS_PYTHON_BIND_CONVERT_H_
 
@@ -224,7 +225,7 @@ struct Converter<std::function<void(Arguments...)>> {
     if (PyCallable_Check(from.ptr()) == 0) refuse("function or None", from);
     return [function = hold(object::borrow(from))](Arguments... arguments) {
       const gil_scoped_acquire lock;
-      handle (static_cast<PyObject*>(function.get()))(arguments...);
+      handle(static_cast<PyObject*>(function.get()))(arguments...);
     };
   }
 };

@@ -1,5 +1,6 @@
-// Calls from Python to C++. The function of a binding is a type without data (a lambda that captures nothing, or
-// fn<&f>), so that each has a C entry point of its own, which CPython calls with an array of arguments.
+// Calls from Python to C++. The function of a binding is a type without data (a lambda that
+// captures nothing, or fn<&f>), so that each has a C entry point of its own, which CPython calls
+// with an array of arguments.
 #ifndef HEADROOM_ADAPTERS_PYTHON_BIND_FUNCTION_H_
 #define HEADROOM_ADAPTERS_PYTHON_BIND_FUNCTION_H_
 
@@ -35,8 +36,8 @@ struct Function<f, R (C::*)(A...) const> {
   }
 };
 template <auto f, typename R, typename C, typename... A>
-struct Function<f, R (C::*)(A...) const noexcept>
-    : Function<static_cast<R (C::*)(A...) const>(f)> {};
+struct Function<f, R (C::*)(A...) const noexcept> : Function<static_cast<R (C::*)(A...) const>(f)> {
+};
 template <auto f, typename M, typename C>
 struct Function<f, M C::*> {
   const M& operator()(const C& self) const { return self.*f; }

@@ -1,7 +1,9 @@
-// adapters/python/bind: functions and classes of C++ as a Python module, over CPython's limited API only, so that one
-// binary serves Python 3.10 and every later version. It knows nothing of Headroom.
+// adapters/python/bind: functions and classes of C++ as a Python module, over CPython's limited API
+// only, so that one binary serves Python 3.10 and every later version. It knows nothing of
+// Headroom.
 //
-// This header: references to Python objects, the interpreter lock, and exceptions in both directions.
+// This header: references to Python objects, the interpreter lock, and exceptions in both
+// directions.
 #ifndef HEADROOM_ADAPTERS_PYTHON_BIND_OBJECT_H_
 #define HEADROOM_ADAPTERS_PYTHON_BIND_OBJECT_H_
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import array
 import ctypes.util
+import functools
 import importlib.metadata
 import importlib.util
 import json
@@ -43,10 +44,10 @@ def main(arguments: list[str]) -> int:
 def examine() -> dict[str, Any]:
     """Everything that the command prints."""
     cuda = _cuda()
-    tests = {"cpu": _test(lambda: _train_on_cpu())}
+    tests = {"cpu": _test(_train_on_cpu)}
     if _core.cuda_available():
         for index in range(len(cuda["gpus"])):
-            tests[f"gpu {index}"] = _test(lambda index=index: _train_on_gpu(index))  # type: ignore[misc]
+            tests[f"gpu {index}"] = _test(functools.partial(_train_on_gpu, index))
     problems = [text for text in (cuda.pop("problem"),) if text]
     return {
         "headroom": headroom.__version__,
@@ -108,7 +109,7 @@ def _version_of(package: str) -> str:
         return "of unknown version"
 
 
-def _test(run: Callable[[], None]) -> dict[str, Any]:
+def _test(run: Callable[[], object]) -> dict[str, Any]:
     begin = time.perf_counter()
     try:
         run()
@@ -177,9 +178,9 @@ def _train_on_gpu(index: int) -> None:
     """As on the CPU, and with the same bits."""
     with _driver.memory(index, [2 * _COUNT, 2 * _COUNT]) as (weights, gradients):
         weights.write(_halves(_start()))
-        pair = tuple(_core.Tensor.from_pointer(block.address, "float16", _COUNT, index, False, block)
-                     for block in (weights, gradients))
-        optimizer = headroom.AdamW({"w": pair}, lr=0.02, weight_decay=0.0)
+        views = [_core.Tensor.from_pointer(block.address, "float16", _COUNT, index, False, block)
+                 for block in (weights, gradients)]
+        optimizer = headroom.AdamW({"w": (views[0], views[1])}, lr=0.02, weight_decay=0.0)
         scaler = headroom.GradScaler("dynamic:init_scale=1024", device=f"cuda:{index}")
         on_gpu = _train(scaler, optimizer, weights.read, gradients.write)
     _require(on_gpu == _train_on_cpu(), "the GPU computes other weights than the CPU")
