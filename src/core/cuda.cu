@@ -4,6 +4,8 @@
 #include <headroom/runtime.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <cstring>
 #include <map>
 
@@ -41,10 +43,17 @@ __global__ void probe_kernel() {}
 }  // namespace
 
 int cuda_code_version(int device) {
-  const DeviceScope scope(device);
-  cudaFuncAttributes attributes{};
-  HEADROOM_CUDA(cudaFuncGetAttributes(&attributes, probe_kernel));
-  return attributes.ptxVersion;
+  // For all threads: one that captures a CUDA graph finds the version that another asked for
+  // before.
+  static std::array<std::atomic<int>, 64> known{};
+  auto& version = known.at(static_cast<size_t>(device));
+  if (version == 0) {
+    const DeviceScope scope(device);
+    cudaFuncAttributes attributes{};
+    HEADROOM_CUDA(cudaFuncGetAttributes(&attributes, probe_kernel));
+    version = attributes.ptxVersion;
+  }
+  return version;
 }
 
 const DeviceFacts& device_facts() {
