@@ -33,7 +33,7 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_L
 endif()
 
 # With HEADROOM_UNITY, compiles the files of a target together. For targets that spend most of their
-# compile time on headers (LibTorch, JSON, pybind11).
+# compile time on headers (LibTorch, JSON).
 function(headroom_read_headers_once target)
   if(HEADROOM_UNITY)
     set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 10)

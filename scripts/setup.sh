@@ -37,7 +37,7 @@ PACKAGES=(g++ cmake ninja-build pkgconf libhwy-dev nlohmann-json3-dev libdlpack-
           libxxhash-dev libtorch-dev libopenblas0-openmp libcairo2-dev fonts-dejavu-core)
 # shellcheck disable=SC2034
 TEST_PACKAGES=(python3 libgtest-dev librapidcheck-dev valgrind clang libclang-rt-dev libgloo-dev libopenmpi-dev openmpi-bin
-               python3-dev python3-venv pybind11-dev python3-numpy python3-pytest zsh fish)
+               python3-dev python3-venv python3-numpy python3-pytest zsh fish)
 
 # python_tools NAME PACKAGE...: prints the folder of a virtual environment with packages from PyPI, in
 # ${XDG_CACHE_HOME:-~/.cache}/headroom. The first call makes it.

@@ -3,7 +3,6 @@
 // raises travels through the core like any other error and reaches the caller in Python.
 #include <headroom/agree.h>
 #include <headroom/optimizer.h>
-#include <pybind11/pybind11.h>
 
 #include <memory>
 #include <utility>
@@ -18,6 +17,8 @@ namespace {
 class CallbackOptimizer : public Optimizer {
  public:
   CallbackOptimizer() : Optimizer({}) {}
+  /// The Python object that owns this one.
+  void set_self(py::handle self) { self_ = self; }
 
   void apply(float multiplier, bool clear_grads) override {
     call("apply", multiplier, clear_grads);
@@ -34,11 +35,12 @@ class CallbackOptimizer : public Optimizer {
   template <typename... Args>
   bool call(const char* method, const Args&... args) const {
     const py::gil_scoped_acquire lock;
-    const py::function found = py::get_override(this, method);
-    if (!found) return false;
-    const py::object result = found(args...);
+    if (PyObject_HasAttrString(self_.ptr(), method) == 0) return false;
+    const py::object result = self_.attr(method)(args...);
     return !result.is_none() && result.cast<bool>();
   }
+
+  py::handle self_;
 };
 
 /// Ranks over whatever Python communicates with. `reduce` gets two memoryviews of doubles,
@@ -49,8 +51,8 @@ class CallbackRanks : public Ranks {
       : rank_(rank), size_(size), reduce_(std::move(reduce)), enqueue_(std::move(enqueue)) {}
   ~CallbackRanks() override {
     const py::gil_scoped_acquire lock;
-    reduce_ = py::none();
-    enqueue_ = py::none();
+    reduce_ = {};
+    enqueue_ = {};
   }
   CallbackRanks(const CallbackRanks&) = delete;
   CallbackRanks& operator=(const CallbackRanks&) = delete;
@@ -73,9 +75,13 @@ class CallbackRanks : public Ranks {
   }
 
  private:
-  static py::memoryview view(double* numbers, size_t count) {
-    return py::memoryview::from_buffer(numbers, {static_cast<py::ssize_t>(count)},
-                                       {static_cast<py::ssize_t>(sizeof(double))});
+  // A memoryview of doubles.
+  static py::object view(double* numbers, size_t count) {
+    constexpr int kWritable = 0x200;  // PyBUF_WRITE, which the limited API has from 3.11 on only
+    const auto bytes = py::object::steal(
+        PyMemoryView_FromMemory(reinterpret_cast<char*>(numbers),
+                                static_cast<Py_ssize_t>(count * sizeof(double)), kWritable));
+    return bytes.attr("cast")("d");
   }
 
   int rank_;
@@ -104,14 +110,13 @@ Stream stream_from(uintptr_t stream) {
 }
 
 void bind_callbacks(py::module_& m) {
-  m.attr("CURRENT_STREAMS") = kCurrentStreams;
+  m.add("CURRENT_STREAMS", kCurrentStreams);
   m.def("set_stream_getter", [](py::object getter) { stream_getter() = std::move(getter); });
-  py::class_<CallbackOptimizer, Optimizer>(m, "CallbackOptimizer").def(py::init<>());
-  py::class_<Ranks, std::shared_ptr<Ranks>>(m, "Ranks")
-      .def_property_readonly("enqueues", &Ranks::enqueues);
-  py::class_<CallbackRanks, Ranks, std::shared_ptr<CallbackRanks>>(m, "CallbackRanks")
-      .def(py::init<int, int, py::object, py::object>(), py::arg("rank"), py::arg("size"),
-           py::arg("reduce"), py::arg("enqueue") = py::none());
+  py::class_<CallbackOptimizer, Optimizer>(m, "CallbackOptimizer").def_constructor<>();
+  py::class_<Ranks>(m, "Ranks").def_property_readonly("enqueues", py::fn<&Ranks::enqueues>);
+  py::class_<CallbackRanks, Ranks>(m, "CallbackRanks")
+      .def_constructor<int, int, py::object, py::object>(
+          py::arg("rank"), py::arg("size"), py::arg("reduce"), py::arg("enqueue") = py::none());
 }
 
 }  // namespace headroom::python

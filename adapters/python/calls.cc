@@ -9,6 +9,8 @@
 #include <sstream>
 #include <utility>
 
+#include "bind/convert.h"
+
 namespace headroom::python {
 namespace {
 
@@ -47,8 +49,9 @@ Call describe_call(py::handle function) {
                                                                  {"__rmod__", "remainder"},
                                                                  {"__rmatmul__", "matmul"}};
   const auto name_of = [](py::handle object) {
-    return py::str(py::getattr(object, "__name__", py::type::of(object).attr("__name__")))
-        .cast<std::string>();
+    const py::handle type(reinterpret_cast<PyObject*>(Py_TYPE(object.ptr())));
+    const py::object name = object.attr("__name__", type.attr("__name__"));
+    return py::string_from(py::object::steal(PyObject_Str(name.ptr())));
   };
   std::string name = name_of(function);
   if (name == "__get__") {
@@ -72,7 +75,7 @@ const Call& call_of(py::handle function) {
   const py::handle known = PyDict_GetItemWithError(indices.ptr(), function.ptr());
   if (known) return calls[PyLong_AsSize_t(known.ptr())];
   if (PyErr_Occurred() != nullptr) throw py::error_already_set();
-  indices[function] = calls.size();
+  indices.set(function, calls.size());
   return calls.emplace_back(describe_call(function));
 }
 

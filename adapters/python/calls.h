@@ -2,13 +2,13 @@
 #ifndef HEADROOM_ADAPTERS_PYTHON_CALLS_H_
 #define HEADROOM_ADAPTERS_PYTHON_CALLS_H_
 
-#include <pybind11/pybind11.h>
-
 #include <string>
+
+#include "bind/object.h"
 
 namespace headroom::python {
 
-namespace py = pybind11;
+namespace py = bind;
 
 /// What the result of a call is. No element of a shared result can be the first to leave the range:
 /// it has the row of the first argument.

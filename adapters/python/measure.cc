@@ -1,6 +1,5 @@
 // measure(), measure_detail() and unscale_(), and their results.
 #include <headroom/measure.h>
-#include <pybind11/stl.h>
 
 #include <utility>
 
@@ -12,34 +11,34 @@ namespace {
 
 void bind_stats(py::module_& m) {
   py::class_<GradStats>(m, "GradStats", "Statistics of a list of gradients.")
-      .def_readonly("count", &GradStats::count, "Elements read.")
-      .def_readonly("inf_count", &GradStats::inf_count)
-      .def_readonly("nan_count", &GradStats::nan_count)
-      .def_readonly("amax", &GradStats::amax, "Largest finite magnitude.")
-      .def_readonly("culprit", &GradStats::culprit,
-                    "Index of the first tensor with inf or nan; -1 if there is none.")
-      .def_readonly("culprit_inf", &GradStats::culprit_inf)
-      .def_readonly("culprit_nan", &GradStats::culprit_nan)
-      .def_property_readonly("finite", &GradStats::finite)
-      .def_property_readonly("norm", &GradStats::norm,
+      .def_readonly<&GradStats::count>("count", "Elements read.")
+      .def_readonly<&GradStats::inf_count>("inf_count")
+      .def_readonly<&GradStats::nan_count>("nan_count")
+      .def_readonly<&GradStats::amax>("amax", "Largest finite magnitude.")
+      .def_readonly<&GradStats::culprit>(
+          "culprit", "Index of the first tensor with inf or nan; -1 if there is none.")
+      .def_readonly<&GradStats::culprit_inf>("culprit_inf")
+      .def_readonly<&GradStats::culprit_nan>("culprit_nan")
+      .def_property_readonly("finite", py::fn<&GradStats::finite>)
+      .def_property_readonly("norm", py::fn<&GradStats::norm>,
                              "L2 norm; nan if any element is nan, else inf if any is.")
-      .def_readonly("new_inf", &GradStats::new_inf,
-                    "Finite elements that unscale_ turned into inf.")
-      .def_readonly("new_zeros", &GradStats::new_zeros,
-                    "Nonzero elements that unscale_ turned into zero.")
-      .def_property_readonly("ok", &GradStats::ok,
+      .def_readonly<&GradStats::new_inf>("new_inf",
+                                         "Finite elements that unscale_ turned into inf.")
+      .def_readonly<&GradStats::new_zeros>("new_zeros",
+                                           "Nonzero elements that unscale_ turned into zero.")
+      .def_property_readonly("ok", py::fn<&GradStats::ok>,
                              "All elements are finite, before and after unscale_.");
   // A dict instead of 277 counts, most of which are zero.
   py::class_<GradDetail>(m, "GradDetail", "Element counts by magnitude.")
-      .def_readonly("zeros", &GradDetail::zeros)
-      .def_readonly("subnormals", &GradDetail::subnormals)
+      .def_readonly<&GradDetail::zeros>("zeros")
+      .def_readonly<&GradDetail::subnormals>("subnormals")
       .def_property_readonly(
           "histogram",
           [](const GradDetail& detail) {
             py::dict counts;
             int exponent = GradDetail::kMinExponent;
             for (const int64_t count : detail.histogram) {
-              if (count != 0) counts[py::int_(exponent)] = count;
+              if (count != 0) counts.set(exponent, count);
               ++exponent;
             }
             return counts;

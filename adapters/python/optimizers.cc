@@ -2,7 +2,6 @@
 // and headroom/torch/_optim.py keep those alive. Numbers that the core refuses raise
 // headroom.Error.
 #include <headroom/optimizer.h>
-#include <pybind11/stl.h>
 
 #include <utility>
 
@@ -17,10 +16,9 @@ std::vector<Parameter> parameters_of(const py::sequence& items) {
   std::vector<Parameter> parameters;
   parameters.reserve(items.size());
   for (const py::handle item : items) {
-    const auto fields = py::reinterpret_borrow<py::sequence>(item);
-    parameters.push_back(
-        {py::cast<std::string>(fields[0]), view_of(fields[1]), view_of(fields[2])});
-    if (fields.size() > 3) parameters.back().counted = py::cast<bool>(fields[3]);
+    const auto fields = item.cast<py::sequence>();
+    parameters.push_back({fields[0].cast<std::string>(), view_of(fields[1]), view_of(fields[2])});
+    if (fields.size() > 3) parameters.back().counted = fields[3].cast<bool>();
   }
   return parameters;
 }
@@ -53,7 +51,7 @@ class Refreshed : public Core {
   using Core::Core;
   ~Refreshed() override {
     const py::gil_scoped_acquire lock;
-    on_refresh = py::none();
+    on_refresh = {};
   }
   Refreshed(const Refreshed&) = delete;
   Refreshed& operator=(const Refreshed&) = delete;
@@ -79,7 +77,7 @@ StateAllocator allocator_of(const py::object& function) {
 }
 
 py::tuple state_of(const py::object& self, uintptr_t stream) {
-  const auto state = on_stream(&FusedOptimizer::state)(self.cast<FusedOptimizer&>(), stream);
+  const auto state = on_stream<&FusedOptimizer::state>(self.cast<FusedOptimizer&>(), stream);
   py::list tensors;
   for (const NamedTensor& named : state.tensors) {
     const Tensor tensor =
@@ -106,17 +104,18 @@ void load_state(FusedOptimizer& self, const std::vector<int64_t>& steps,
 template <typename Core, typename Options>
 void bind_one(py::module_& m, const char* name) {
   py::class_<Refreshed<Core>, FusedOptimizer>(m, name)
-      .def(py::init([](bool master_weights, bool stochastic_rounding, uint64_t seed,
-                       const std::string& state, const py::object& allocator) {
-             auto made = std::make_unique<Refreshed<Core>>(
-                 std::vector<Parameter>{}, Options{},
-                 Precision{master_weights, stochastic_rounding, seed, state_format(state)});
-             made->set_allocator(allocator_of(allocator));
-             return made;
-           }),
-           py::arg("master_weights"), py::arg("stochastic_rounding"), py::arg("seed"),
-           py::arg("state"), py::arg("allocator") = py::none())
-      .def_readwrite("on_refresh", &Refreshed<Core>::on_refresh)
+      .def_init(
+          [](bool master_weights, bool stochastic_rounding, uint64_t seed, const std::string& state,
+             const py::object& allocator) {
+            auto made = std::make_unique<Refreshed<Core>>(
+                std::vector<Parameter>{}, Options{},
+                Precision{master_weights, stochastic_rounding, seed, state_format(state)});
+            made->set_allocator(allocator_of(allocator));
+            return made;
+          },
+          py::arg("master_weights"), py::arg("stochastic_rounding"), py::arg("seed"),
+          py::arg("state"), py::arg("allocator") = py::none())
+      .template def_readwrite<&Refreshed<Core>::on_refresh>("on_refresh")
       .def("add_group",
            [](Refreshed<Core>& self, const py::sequence& parameters, const py::dict& options,
               uintptr_t stream) {
@@ -134,7 +133,7 @@ void bind_one(py::module_& m, const char* name) {
 
 void bind_optimizers(py::module_& m) {
   py::class_<Optimizer>(m, "Optimizer", py::dynamic_attr())
-      .def("zero_grad", on_stream(&Optimizer::zero_grad), py::arg("stream") = 0)
+      .def("zero_grad", on_stream<&Optimizer::zero_grad>, py::arg("stream") = 0)
       .def("rebind",
            [](Optimizer& self, const py::sequence& parameters, uintptr_t stream) {
              auto list = parameters_of(parameters);
@@ -145,20 +144,19 @@ void bind_optimizers(py::module_& m) {
         self.set_grad(index, view_of(grad));
       });
   py::class_<FusedOptimizer, Optimizer>(m, "FusedOptimizer")
-      .def("apply", on_stream(&FusedOptimizer::apply), py::arg("multiplier"),
+      .def("apply", on_stream<&FusedOptimizer::apply>, py::arg("multiplier"),
            py::arg("clear_grads") = false, py::arg("stream") = 0)
-      .def("allocate", on_stream(&FusedOptimizer::allocate))
-      .def("allocated", &FusedOptimizer::allocated)
-      .def("steps", on_stream(&FusedOptimizer::steps), py::arg("index"),
+      .def("allocate", on_stream<&FusedOptimizer::allocate>)
+      .def("allocated", py::fn<&FusedOptimizer::allocated>)
+      .def("steps", on_stream<&FusedOptimizer::steps>, py::arg("index"),
            py::arg("stream") = kCurrentStreams)
-      .def("refresh_master", on_stream(&FusedOptimizer::refresh_master))
-      .def("follow_weight", on_stream(&FusedOptimizer::follow_weight))
-      .def("state", &state_of, py::arg("stream") = kCurrentStreams,
+      .def("refresh_master", on_stream<&FusedOptimizer::refresh_master>)
+      .def("follow_weight", on_stream<&FusedOptimizer::follow_weight>)
+      .def("state", py::fn<&state_of>, py::arg("stream") = kCurrentStreams,
            "Steps of each parameter, and a list of (name, tensor, index of the parameter). The "
            "tensors are views of this optimizer's memory and keep it alive; if its state is 'half' "
-           "or "
-           "'byte' they are copies in FP32 on the CPU.")
-      .def("load_state", &load_state);
+           "or 'byte' they are copies in FP32 on the CPU.")
+      .def("load_state", py::fn<&load_state>);
   bind_one<SGD, SGDOptions>(m, "SGD");
   bind_one<Adam, AdamOptions>(m, "Adam");
   bind_one<AdamW, AdamWOptions>(m, "AdamW");

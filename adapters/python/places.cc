@@ -15,21 +15,18 @@ class Getter {
     if (!Py_IS_TYPE(descriptor_.ptr(), &PyGetSetDescr_Type)) {
       throw py::type_error("A property of this torch's Tensor is not a C getter.");
     }
-    set_ = reinterpret_cast<PyGetSetDescrObject*>(descriptor_.ptr())->d_getset;
+    get_ = reinterpret_cast<descrgetfunc>(PyType_GetSlot(&PyGetSetDescr_Type, Py_tp_descr_get));
   }
 
+  /// Throws a TypeError if the object is not a tensor.
   py::object operator()(py::handle object) const {
-    if (!PyObject_TypeCheck(object.ptr(), PyDescr_TYPE(descriptor_.ptr()))) {
-      throw py::type_error("The object is not a torch.Tensor.");
-    }
-    auto value = py::reinterpret_steal<py::object>(set_->get(object.ptr(), set_->closure));
-    if (!value) throw py::error_already_set();
-    return value;
+    auto* const type = reinterpret_cast<PyObject*>(Py_TYPE(object.ptr()));
+    return py::object::steal(get_(descriptor_.ptr(), object.ptr(), type));
   }
 
  private:
   py::object descriptor_;
-  const PyGetSetDef* set_;
+  descrgetfunc get_;
 };
 
 class Places {
@@ -43,7 +40,7 @@ class Places {
   static bool same(const py::list& a, const py::list& b) {
     bool same = a.size() == b.size();
     for (size_t i = 0; same && i < a.size(); ++i) {
-      same = PyList_GET_ITEM(a.ptr(), i) == PyList_GET_ITEM(b.ptr(), i);
+      same = a[i].is(b[i]);
     }
     return same;
   }
@@ -56,7 +53,8 @@ class Places {
     versions.reserve(parameters.size());
     weights_.begin();
     grads_.begin();
-    for (const py::handle parameter : parameters) {
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      const py::object parameter = py::object::borrow(parameters[i]);
       add(parameter, &weights_);
       add(grad_(parameter), &grads_);
       if (with_versions) versions.push_back(version_(parameter).cast<int64_t>());
@@ -136,12 +134,12 @@ class Places {
 
 void bind_places(py::module_& m) {
   py::class_<TensorReader>(m, "TensorReader")
-      .def(py::init<const py::capsule&, std::vector<py::type>>());
+      .def_constructor<const py::capsule&, std::vector<py::type>>();
   py::class_<Places>(m, "Places")
-      .def(py::init<const TensorReader&>())
-      .def_static("same", &Places::same)
-      .def("look", &Places::look)
-      .def("advance", &Places::advance);
+      .def_constructor<const TensorReader&>()
+      .def_static("same", py::fn<&Places::same>)
+      .def("look", py::fn<&Places::look>)
+      .def("advance", py::fn<&Places::advance>);
 }
 
 }  // namespace headroom::python

@@ -6,24 +6,24 @@
 #include <dlpack/dlpack.h>
 #include <headroom/error.h>
 #include <headroom/tensor.h>
-#include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
 
 #include <array>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include "bind/convert.h"
+
 namespace headroom::python {
 
-namespace py = pybind11;
+namespace py = bind;
 
 class TensorReader {
  public:
   /// `plain`: the exact types that store their own memory (subclasses may not); torch.Tensor first.
   /// Throws a TypeError if torch offers no such table.
   TensorReader(const py::capsule& api, std::vector<py::type> plain) : plain_(std::move(plain)) {
-    const auto* const table = api.get_pointer<const ExchangeApi>();
+    const auto* const table = static_cast<const ExchangeApi*>(api.get_pointer());
     if (table->major == 1) tensor_from_object_ = table->tensor_from_object;
     if (tensor_from_object_ == nullptr) {
       throw py::type_error("This version of DLPack's exchange API is not supported.");

@@ -1,6 +1,4 @@
 // GradScaler, StepReport and AlarmReport. Enumerators become words.
-#include <pybind11/functional.h>
-#include <pybind11/stl.h>
 
 #include <utility>
 
@@ -72,53 +70,56 @@ uintptr_t scale_address(GradScaler& self) {
 
 void bind_reports(py::module_& m) {
   py::class_<StepReport>(m, "StepReport", "The outcome of one step; str() is a line for a log.")
-      .def_readonly("pending", &StepReport::pending)
-      .def_readonly("applied", &StepReport::applied)
+      .def_readonly<&StepReport::pending>("pending")
+      .def_readonly<&StepReport::applied>("applied")
       .def_property_readonly("skip", [](const StepReport& r) { return name_of(r.skip); })
-      .def_readonly("scale", &StepReport::scale)
-      .def_readonly("grad_norm", &StepReport::grad_norm)
-      .def_readonly("clip_factor", &StepReport::clip_factor)
-      .def_readonly("stats", &StepReport::stats)
-      .def_readonly("culprit", &StepReport::culprit)
-      .def_readonly("steps", &StepReport::steps)
-      .def_readonly("skipped", &StepReport::skipped)
-      .def("__str__", &StepReport::to_string)
+      .def_readonly<&StepReport::scale>("scale")
+      .def_readonly<&StepReport::grad_norm>("grad_norm")
+      .def_readonly<&StepReport::clip_factor>("clip_factor")
+      .def_readonly<&StepReport::stats>("stats")
+      .def_readonly<&StepReport::culprit>("culprit")
+      .def_readonly<&StepReport::steps>("steps")
+      .def_readonly<&StepReport::skipped>("skipped")
+      .def("__str__", py::fn<&StepReport::to_string>)
       .def("__repr__", [](const StepReport& r) { return "<StepReport: " + r.to_string() + ">"; });
   py::class_<AlarmReport>(m, "AlarmReport", "Why on_alarm is called; str() is the message.")
       .def_property_readonly("alarm", [](const AlarmReport& a) { return name_of(a.alarm); })
-      .def_readonly("scale", &AlarmReport::scale)
-      .def_readonly("skips_in_row", &AlarmReport::skips_in_row)
-      .def_readonly("culprit", &AlarmReport::culprit)
+      .def_readonly<&AlarmReport::scale>("scale")
+      .def_readonly<&AlarmReport::skips_in_row>("skips_in_row")
+      .def_readonly<&AlarmReport::culprit>("culprit")
       .def("__str__", [](const AlarmReport& a) { return a.sentence; });
 }
 
 }  // namespace
 
 // Methods that may wait for a device or for memory release the interpreter lock. on_alarm acquires
-// it again: pybind11's std::function does that in every call.
+// it again: the std::function made of it does that in every call.
 void bind_scaler(py::module_& m) {
   bind_reports(m);
   // Of methods that wait for a device: the stream that the step was enqueued on.
   const auto waits = py::arg("stream") = kCurrentStreams;
+  // One of two overloads each.
+  constexpr StepReport (GradScaler::*kReport)() const = &GradScaler::report;
+  constexpr std::optional<StepReport> (GradScaler::*kTryReport)() const = &GradScaler::try_report;
   py::class_<GradScaler>(m, "GradScaler")
-      .def(py::init(&make_scaler))
-      .def("set_ranks", &set_ranks)
-      .def("loss_scaled", &ScalerAccess::loss_scaled)
-      .def("assume_losses", &ScalerAccess::assume_losses)
-      .def_property_readonly("round", &ScalerAccess::round)
-      .def("gradients_added", &ScalerAccess::gradients_added)
-      .def("is_unscaled", &ScalerAccess::is_unscaled)
+      .def_init(py::fn<&make_scaler>)
+      .def("set_ranks", py::fn<&set_ranks>)
+      .def("loss_scaled", py::fn<&ScalerAccess::loss_scaled>)
+      .def("assume_losses", py::fn<&ScalerAccess::assume_losses>)
+      .def_property_readonly("round", py::fn<&ScalerAccess::round>)
+      .def("gradients_added", py::fn<&ScalerAccess::gradients_added>)
+      .def("is_unscaled", py::fn<&ScalerAccess::is_unscaled>)
       .def("move_to_host",
            [](GradScaler& self) {
              const Work work(kCurrentStreams);
              ScalerAccess::move_to_host(self);
            })
-      .def("numbers_of", &numbers_address)
-      .def("scale_address", &scale_address)
+      .def("numbers_of", py::fn<&numbers_address>)
+      .def("scale_address", py::fn<&scale_address>)
       .def_property_readonly("policy", [](const GradScaler& s) { return s.policy(); })
-      .def("set_policy", on_stream(&GradScaler::set_policy), py::arg("policy"), waits)
-      .def_property_readonly("enabled", &GradScaler::enabled)
-      .def("get_scale", on_stream(&GradScaler::get_scale), waits)
+      .def("set_policy", on_stream<&GradScaler::set_policy>, py::arg("policy"), waits)
+      .def_property_readonly("enabled", py::fn<&GradScaler::enabled>)
+      .def("get_scale", on_stream<&GradScaler::get_scale>, waits)
       .def("scale", [](GradScaler& self, float loss) { return self.scale(loss); })
       .def("scale_into",
            [](GradScaler& self, const Tensor& loss, const Tensor& scaled, uintptr_t stream) {
@@ -130,21 +131,21 @@ void bind_scaler(py::module_& m) {
              const Work work(stream);
              return self.unscale_(optimizer);
            })
-      .def("step", &step, py::arg("optimizer"), py::arg("max_norm") = 0.0f,
+      .def("step", py::fn<&step>, py::arg("optimizer"), py::arg("max_norm") = 0.0f,
            py::arg("skip_above_norm") = 0.0f, py::arg("clear_grads") = "on_skip",
            py::arg("stream") = 0, py::arg("external_scale") = 0, py::arg("external_found_inf") = 0)
-      .def("report", on_stream(py::overload_cast<>(&GradScaler::report, py::const_)), waits)
-      .def("try_report", on_stream(py::overload_cast<>(&GradScaler::try_report, py::const_)), waits)
+      .def("report", on_stream<kReport>, waits)
+      .def("try_report", on_stream<kTryReport>, waits)
       .def("update",
            [](GradScaler& self, uintptr_t stream) {
              const Work work(stream);
              self.update();
            })
-      .def("set_scale", on_stream(&GradScaler::set_scale))
-      .def("retry", on_stream(&GradScaler::retry), waits)
-      .def("discard", on_stream(&GradScaler::discard), waits)
-      .def("save", on_stream(&GradScaler::save), waits)
-      .def("load", on_stream(&GradScaler::load), py::arg("json"), waits)
+      .def("set_scale", on_stream<&GradScaler::set_scale>)
+      .def("retry", on_stream<&GradScaler::retry>, waits)
+      .def("discard", on_stream<&GradScaler::discard>, waits)
+      .def("save", on_stream<&GradScaler::save>, waits)
+      .def("load", on_stream<&GradScaler::load>, py::arg("json"), waits)
       .def(
           "state",
           [](const GradScaler& self, uintptr_t stream) {

@@ -3,7 +3,6 @@
 
 #include <dlpack/dlpack.h>
 #include <headroom/error.h>
-#include <pybind11/stl.h>
 
 #include <optional>
 #include <utility>
@@ -39,19 +38,10 @@ DType dtype_of_format(const char* format, Py_ssize_t size, std::optional<DType> 
           "dtype=\"bfloat16\" or \"float16\".");
 }
 
-// Holds the Py_buffer, and with it the exporter, as long as the Tensor exists.
-Tensor from_buffer(py::object object, std::optional<DType> wanted) {
-  auto release = [](Py_buffer* buffer) {
-    const py::gil_scoped_acquire lock;
-    PyBuffer_Release(buffer);
-    delete buffer;
-  };
-  auto filled = std::make_unique<Py_buffer>();
-  if (PyObject_GetBuffer(object.ptr(), filled.get(), PyBUF_RECORDS_RO) != 0) {
-    throw py::error_already_set();
-  }
-  const std::shared_ptr<Py_buffer> buffer(filled.release(), release);
-  if (PyBuffer_IsContiguous(buffer.get(), 'C') == 0) {
+// Holds the buffer, and with it the exporter, as long as the Tensor exists.
+Tensor from_buffer(py::handle object, std::optional<DType> wanted) {
+  const auto buffer = py::get_buffer(object, py::kBufferStrides | py::kBufferFormat);
+  if (!py::is_contiguous(*buffer)) {
     throw Error(ErrorCode::kUnsupported,
                 "The array is not contiguous in row-major order; copy it first, for example with "
                 "numpy.ascontiguousarray.");
@@ -68,7 +58,7 @@ Tensor from_buffer(py::object object, std::optional<DType> wanted) {
 // Consumes a DLPack capsule: renaming it is the protocol's way to take over the deleter.
 template <typename Managed>
 std::shared_ptr<Managed> take(py::capsule& capsule, const char* used) {
-  auto* const managed = capsule.get_pointer<Managed>();
+  auto* const managed = static_cast<Managed*>(capsule.get_pointer());
   capsule.set_name(used);
   return {managed, [](Managed* tensor) {
             const py::gil_scoped_acquire lock;
@@ -125,24 +115,17 @@ py::capsule to_capsule(const Tensor& tensor) {
 }
 
 // Raises TypeError for CUDA memory, which the buffer protocol cannot describe.
-py::buffer_info to_buffer(const Tensor& tensor) {
-  const TensorView& view = tensor.view;
+py::Memory memory_of(py::handle tensor) {
+  const TensorView& view = tensor.cast<const Tensor&>().view;
   if (view.device.type != DeviceType::kCPU) {
     throw py::type_error("This tensor is on a CUDA device; use DLPack.");
   }
   const char* const formats[] = {"e", "H", "f", "d"};  // bfloat16 as 16-bit integers
-  return {view.data, static_cast<py::ssize_t>(size_of(view.dtype)),
+  return {view.data, static_cast<Py_ssize_t>(size_of(view.dtype)),
           formats[static_cast<int>(view.dtype)], view.count, view.read_only};
 }
 
 }  // namespace
-
-std::shared_ptr<void> hold(py::object owner) {
-  return {owner.release().ptr(), [](void* object) {
-            const py::gil_scoped_acquire lock;
-            Py_XDECREF(static_cast<PyObject*>(object));
-          }};
-}
 
 DType dtype_named(const std::string& name) {
   if (name == "float16" || name == "f16") return DType::kF16;
@@ -156,11 +139,11 @@ DType dtype_named(const std::string& name) {
 TensorView view_of(py::handle item) {
   if (item.is_none()) return {};
   if (PyTuple_CheckExact(item.ptr()) == 0) return item.cast<const Tensor&>().view;
-  if (PyTuple_GET_SIZE(item.ptr()) != 4) {
+  if (PyTuple_Size(item.ptr()) != 4) {
     throw py::type_error("a tensor is (pointer, type, count, device)");
   }
-  // Without pybind11's casts, which are slow: a step converts one tuple per gradient.
-  const auto field = [&](Py_ssize_t i) { return PyTuple_GET_ITEM(item.ptr(), i); };
+  // Without casts, which are slow: a step converts one tuple per gradient.
+  const auto field = [&](Py_ssize_t i) { return PyTuple_GetItem(item.ptr(), i); };
   TensorView view;
   view.data = PyLong_AsVoidPtr(field(0));
   view.dtype = static_cast<DType>(PyLong_AsLong(field(1)));
@@ -182,16 +165,16 @@ Tensor owned_by(py::object owner, const TensorView& view) { return {view, hold(s
 
 void bind_tensors(py::module_& m) {
   py::class_<Tensor>(
-      m, "Tensor", py::buffer_protocol(),
+      m, "Tensor", py::buffer{&memory_of},
       "A view of memory: a type, a count and a device. NumPy and every framework with "
       "DLPack can access it without a copy.")
       .def_static("from_buffer",
-                  [](py::object object, const std::optional<std::string>& dtype) {
+                  [](py::handle object, const std::optional<std::string>& dtype) {
                     std::optional<DType> wanted;
                     if (dtype.has_value()) wanted = dtype_named(*dtype);
-                    return from_buffer(std::move(object), wanted);
+                    return from_buffer(object, wanted);
                   })
-      .def_static("from_capsule", &from_capsule)
+      .def_static("from_capsule", py::fn<&from_capsule>)
       .def_static("from_pointer",
                   [](uintptr_t data, const std::string& dtype, int64_t count, int device,
                      bool read_only, py::object owner) {
@@ -216,17 +199,15 @@ void bind_tensors(py::module_& m) {
       .def("__len__", [](const Tensor& t) { return t.view.count; })
       .def("__dlpack__",
            [](const Tensor& t, const py::kwargs& options) {
-             if (options.contains("copy") && py::object(options["copy"]).is(py::bool_(true))) {
+             if (options.contains("copy") && options["copy"].is(Py_True)) {
                throw py::buffer_error("A Tensor exports views only; copy the result.");
              }
              return to_capsule(t);
            })
-      .def("__dlpack_device__",
-           [](const Tensor& t) {
-             const bool cuda = t.view.device.type == DeviceType::kCUDA;
-             return py::make_tuple(static_cast<int>(cuda ? kDLCUDA : kDLCPU), t.view.device.index);
-           })
-      .def_buffer(&to_buffer);
+      .def("__dlpack_device__", [](const Tensor& t) {
+        const bool cuda = t.view.device.type == DeviceType::kCUDA;
+        return py::make_tuple(static_cast<int>(cuda ? kDLCUDA : kDLCPU), t.view.device.index);
+      });
 }
 
 }  // namespace headroom::python

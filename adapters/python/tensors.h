@@ -7,16 +7,19 @@
 
 #include <headroom/runtime.h>
 #include <headroom/tensor.h>
-#include <pybind11/pybind11.h>
 
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "bind/class.h"
+
 namespace headroom::python {
 
-namespace py = pybind11;
+namespace py = bind;
+
+using bind::hold;
 
 /// A view and a reference that keeps its memory alive.
 struct Tensor {
@@ -33,9 +36,6 @@ DType dtype_named(const std::string& name);
 /// alive.
 TensorView view_of(py::handle item);
 std::vector<TensorView> views_of(const py::sequence& items);
-
-/// Owns a reference that may be dropped in any thread, with or without the interpreter lock.
-std::shared_ptr<void> hold(py::object owner);
 
 /// A Tensor that keeps `owner` alive.
 Tensor owned_by(py::object owner, const TensorView& view);
@@ -57,21 +57,24 @@ class Work {
 };
 
 /// A Python method of a C++ method: its arguments followed by `stream`, during Work.
-template <typename Result, typename Class, typename... Arguments>
-auto on_stream(Result (Class::*method)(Arguments...)) {
-  return [method](Class& self, Arguments... arguments, uintptr_t stream) {
+template <auto method, typename = decltype(method)>
+struct OnStream;
+template <auto method, typename Result, typename Class, typename... Arguments>
+struct OnStream<method, Result (Class::*)(Arguments...)> {
+  Result operator()(Class& self, Arguments... arguments, uintptr_t stream) const {
     const Work work(stream);
     return (self.*method)(std::forward<Arguments>(arguments)...);
-  };
-}
-
-template <typename Result, typename Class, typename... Arguments>
-auto on_stream(Result (Class::*method)(Arguments...) const) {
-  return [method](const Class& self, Arguments... arguments, uintptr_t stream) {
+  }
+};
+template <auto method, typename Result, typename Class, typename... Arguments>
+struct OnStream<method, Result (Class::*)(Arguments...) const> {
+  Result operator()(const Class& self, Arguments... arguments, uintptr_t stream) const {
     const Work work(stream);
     return (self.*method)(std::forward<Arguments>(arguments)...);
-  };
-}
+  }
+};
+template <auto method>
+inline constexpr OnStream<method> on_stream{};
 
 void bind_tensors(py::module_& m);
 void bind_policy(py::module_& m);

@@ -4,7 +4,6 @@
 #include <headroom/inspect.h>
 #include <headroom/record.h>
 #include <headroom/weights.h>
-#include <pybind11/stl.h>
 
 #include <utility>
 
@@ -31,13 +30,12 @@ const char* name_of(ScaleAdvice::Verdict verdict) {
 void bind_recorder(py::module_& m) {
   using Layer = std::tuple<std::string, GradStats, GradDetail>;
   py::class_<Recorder>(m, "Recorder")
-      .def(
-          py::init([](const std::string& folder, std::string name, std::string group,
-                      const ScalePolicy& policy, Settings settings, bool tensorboard, bool resume) {
-            return Recorder(folder, {std::move(name), std::move(group), policy, std::move(settings),
-                                     tensorboard, resume});
-          }))
-      .def("step", &Recorder::step)
+      .def_init([](const std::string& folder, std::string name, std::string group,
+                   const ScalePolicy& policy, Settings settings, bool tensorboard, bool resume) {
+        return Recorder(folder, {std::move(name), std::move(group), policy, std::move(settings),
+                                 tensorboard, resume});
+      })
+      .def("step", py::fn<&Recorder::step>)
       .def("layers",
            [](Recorder& self, int64_t step, double scale, const std::vector<Layer>& layers) {
              std::vector<LayerStats> stats;
@@ -47,10 +45,10 @@ void bind_recorder(py::module_& m) {
              }
              self.layers(step, scale, stats);
            })
-      .def("note", &Recorder::note)
-      .def("settings", &Recorder::settings)
-      .def("rewind", &Recorder::rewind)
-      .def("finish", &Recorder::finish);
+      .def("note", py::fn<&Recorder::note>)
+      .def("settings", py::fn<&Recorder::settings>)
+      .def("rewind", py::fn<&Recorder::rewind>)
+      .def("finish", py::fn<&Recorder::finish>);
   m.def("write_report", [](const std::string& folder, const std::string& path) {
     std::vector<std::string> left_out;
     write_report(folder, path, &left_out);
@@ -60,18 +58,18 @@ void bind_recorder(py::module_& m) {
 
 void bind_diagnose(py::module_& m) {
   py::class_<Finding>(m, "Finding", "What one rule has found in a run.")
-      .def_readonly("rule", &Finding::rule)
-      .def_readonly("problem", &Finding::problem, "One sentence, with the evidence.")
-      .def_readonly("change", &Finding::change, "One sentence.")
-      .def_readonly("command", &Finding::command, "The option of headroom train, or empty.")
-      .def_readonly("code", &Finding::code, "The line of Python, or empty.")
+      .def_readonly<&Finding::rule>("rule")
+      .def_readonly<&Finding::problem>("problem", "One sentence, with the evidence.")
+      .def_readonly<&Finding::change>("change", "One sentence.")
+      .def_readonly<&Finding::command>("command", "The option of headroom train, or empty.")
+      .def_readonly<&Finding::code>("code", "The line of Python, or empty.")
       .def("__repr__",
            [](const Finding& f) { return "<Finding " + f.rule + ": " + f.change + ">"; });
   py::class_<Diagnosis>(m, "Diagnosis", "Advice on a run, the most important first. Print it.")
-      .def_readonly("place", &Diagnosis::place)
-      .def_readonly("name", &Diagnosis::name)
-      .def_readonly("findings", &Diagnosis::findings)
-      .def_readonly("summary", &Diagnosis::summary)
+      .def_readonly<&Diagnosis::place>("place")
+      .def_readonly<&Diagnosis::name>("name")
+      .def_readonly<&Diagnosis::findings>("findings")
+      .def_readonly<&Diagnosis::summary>("summary")
       .def("__str__", [](const Diagnosis& d) { return d.to_string(); })
       .def("__repr__", [](const Diagnosis& d) { return "<Diagnosis: " + d.summary + ">"; });
   m.def("diagnose", [](const std::string& folder) { return diagnose(folder); });
@@ -80,16 +78,16 @@ void bind_diagnose(py::module_& m) {
 void bind_weight_tensor(py::module_& m) {
   py::class_<WeightTensor>(m, "WeightTensor",
                            "One tensor of weights, and what a conversion to FP16 does to it.")
-      .def_readonly("file", &WeightTensor::file)
-      .def_readonly("name", &WeightTensor::name)
+      .def_readonly<&WeightTensor::file>("file")
+      .def_readonly<&WeightTensor::name>("name")
       .def_property_readonly("dtype", [](const WeightTensor& t) { return to_string(t.dtype); })
-      .def_readonly("shape", &WeightTensor::shape)
-      .def_readonly("count", &WeightTensor::count)
-      .def_readonly("zeros", &WeightTensor::zeros)
-      .def_readonly("infs", &WeightTensor::infs)
-      .def_readonly("nans", &WeightTensor::nans)
-      .def_readonly("largest", &WeightTensor::largest, "Magnitude of the finite weights.")
-      .def_readonly("smallest", &WeightTensor::smallest, "Likewise, without zeros.")
+      .def_readonly<&WeightTensor::shape>("shape")
+      .def_readonly<&WeightTensor::count>("count")
+      .def_readonly<&WeightTensor::zeros>("zeros")
+      .def_readonly<&WeightTensor::infs>("infs")
+      .def_readonly<&WeightTensor::nans>("nans")
+      .def_readonly<&WeightTensor::largest>("largest", "Magnitude of the finite weights.")
+      .def_readonly<&WeightTensor::smallest>("smallest", "Likewise, without zeros.")
       .def_property_readonly(
           "flushed", [](const WeightTensor& t) { return t.fp16.flushed; },
           "Weights that become zero.")
@@ -105,13 +103,13 @@ void bind_weight_tensor(py::module_& m) {
 void bind_weights(py::module_& m) {
   bind_weight_tensor(m);
   py::class_<WeightReport>(m, "WeightReport", "Whether weights are safe in FP16. Print it.")
-      .def_readonly("safe", &WeightReport::safe)
-      .def_readonly("verdict", &WeightReport::verdict, "One sentence.")
-      .def_readonly("tensors", &WeightReport::tensors)
-      .def_readonly("total", &WeightReport::total)
-      .def_readonly("keep_fp32", &WeightReport::keep_fp32,
-                    "Names of the tensors that FP16 damages, the worst first.")
-      .def_readonly("lose", &WeightReport::lose)
+      .def_readonly<&WeightReport::safe>("safe")
+      .def_readonly<&WeightReport::verdict>("verdict", "One sentence.")
+      .def_readonly<&WeightReport::tensors>("tensors")
+      .def_readonly<&WeightReport::total>("total")
+      .def_readonly<&WeightReport::keep_fp32>(
+          "keep_fp32", "Names of the tensors that FP16 damages, the worst first.")
+      .def_readonly<&WeightReport::lose>("lose")
       .def_property_readonly(
           "left_out",
           [](const WeightReport& report) {
@@ -122,12 +120,13 @@ void bind_weights(py::module_& m) {
             return list;
           },
           "(file, name, type) of tensors that were not inspected.")
-      .def("to_string", &WeightReport::to_string, py::arg("width") = 80, py::arg("all") = false)
+      .def("to_string", py::fn<&WeightReport::to_string>, py::arg("width") = 80,
+           py::arg("all") = false)
       .def("__str__", [](const WeightReport& report) { return report.to_string(); })
       .def("__repr__",
            [](const WeightReport& report) { return "<WeightReport: " + report.verdict + ">"; });
   py::class_<WeightInspector>(m, "WeightInspector")
-      .def(py::init<double>())
+      .def_constructor<double>()
       .def("add",
            [](WeightInspector& self, const std::string& name, py::handle weights,
               std::vector<int64_t> shape) {
@@ -135,13 +134,13 @@ void bind_weights(py::module_& m) {
              const Work work(kCurrentStreams);
              self.add(name, view, std::move(shape));
            })
-      .def("leave_out", &WeightInspector::leave_out)
+      .def("leave_out", py::fn<&WeightInspector::leave_out>)
       .def("add_files",
            [](WeightInspector& self, const std::vector<std::string>& paths) {
              const Work work(0);
              self.add_files(paths);
            })
-      .def("finish", &WeightInspector::finish);
+      .def("finish", py::fn<&WeightInspector::finish>);
 }
 
 }  // namespace
@@ -154,10 +153,10 @@ void bind_tools(py::module_& m) {
       .def_property_readonly(
           "verdict", [](const ScaleAdvice& a) { return name_of(a.verdict); },
           "'scale', 'unneeded', 'none fits' or 'nothing'.")
-      .def_readonly("scale", &ScaleAdvice::scale, "A power of two.")
-      .def_readonly("lowest", &ScaleAdvice::lowest,
-                    "From here to `highest` nothing overflows and little is lost; 0 if nowhere.")
-      .def_readonly("highest", &ScaleAdvice::highest)
+      .def_readonly<&ScaleAdvice::scale>("scale", "A power of two.")
+      .def_readonly<&ScaleAdvice::lowest>(
+          "lowest", "From here to `highest` nothing overflows and little is lost; 0 if nowhere.")
+      .def_readonly<&ScaleAdvice::highest>("highest")
       .def_property_readonly(
           "flushed", [](const ScaleAdvice& a) { return a.outcome.flushed; },
           "Gradients that become zero at `scale`.")
@@ -167,7 +166,7 @@ void bind_tools(py::module_& m) {
       .def("__str__", [](const ScaleAdvice& a) { return a.reason; })
       .def("__repr__", [](const ScaleAdvice& a) { return "<ScaleAdvice: " + a.reason + ">"; });
   py::class_<Magnitudes>(m, "Magnitudes")
-      .def(py::init<>())
+      .def_constructor<>()
       .def("add",
            [](Magnitudes& self, py::handle grad) {
              const TensorView view = view_of(grad);

@@ -3,7 +3,6 @@
 // must be fast. headroom/torch/_trace.py decides what it sees.
 #include <headroom/error.h>
 #include <headroom/ranges.h>
-#include <pybind11/stl.h>
 
 #include <cmath>
 #include <memory>
@@ -13,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "bind/access.h"
 #include "calls.h"
 #include "measure/ranges.h"
 #include "reader.h"
@@ -21,45 +21,6 @@
 
 namespace headroom::python {
 namespace {
-
-// An attribute of an object, by a name that is kept.
-class Attribute {
- public:
-  explicit Attribute(const char* name) : name_(PyUnicode_InternFromString(name)) {}
-  py::object of(py::handle object) const {
-    auto value = py::reinterpret_steal<py::object>(PyObject_GetAttr(object.ptr(), name_));
-    if (!value) throw py::error_already_set();
-    return value;
-  }
-  // Looks into the instance's own dictionary only, which takes a tenth of the time if it is absent.
-  py::handle own(py::handle object) const {
-    const auto values = dictionary(object);
-    return values ? PyDict_GetItemWithError(values.ptr(), name_) : nullptr;
-  }
-  void set_own(py::handle object, py::handle value) const {
-    const auto values = dictionary(object);
-    if (values && PyDict_SetItem(values.ptr(), name_, value.ptr()) != 0) PyErr_Clear();
-  }
-  void erase_own(py::handle object) const {
-    const auto values = dictionary(object);
-    if (values && PyDict_DelItem(values.ptr(), name_) != 0) PyErr_Clear();
-  }
-
- private:
-  static py::object dictionary(py::handle object) {
-    auto values = py::reinterpret_steal<py::object>(PyObject_GenericGetDict(object.ptr(), nullptr));
-    if (!values) PyErr_Clear();
-    return values;
-  }
-  PyObject* name_;  // lives as long as the interpreter
-};
-
-std::string text_of(PyObject* text) {
-  Py_ssize_t size = 0;
-  const char* const data = PyUnicode_AsUTF8AndSize(text, &size);
-  if (data == nullptr) throw py::error_already_set();
-  return {data, static_cast<size_t>(size)};
-}
 
 // What the trace has to know about torch and the model.
 struct TraceSetup {
@@ -77,16 +38,16 @@ class RangeTrace : public std::enable_shared_from_this<RangeTrace> {
  public:
   RangeTrace(py::object table, TraceSetup setup)
       : owner_(std::move(table)),
-        table_(owner_.cast<RangeTable*>()),
-        reader_(setup.reader.is_none() ? nullptr : setup.reader.cast<const TensorReader*>()),
+        table_(&owner_.cast<RangeTable&>()),
+        reader_(setup.reader.is_none() ? nullptr : &setup.reader.cast<TensorReader&>()),
         setup_(std::move(setup)) {}
 
   // Names tensors that the model is called with.
-  void name_inputs(const py::iterable& named) {
-    for (const py::handle item : named) {
-      const auto pair = py::reinterpret_borrow<py::tuple>(item);
-      inputs_[pair[1].ptr()] = text_of(py::object(pair[0]).ptr());
-    }
+  void name_inputs(py::handle named) {
+    py::for_each_in(named, [this](py::handle item) {
+      const auto pair = item.cast<py::tuple>();
+      inputs_[pair[1].ptr()] = py::string_from(pair[0]);
+    });
   }
 
   // Follows a call of the torch API that has returned `result`. `kwargs` may be None.
@@ -94,7 +55,7 @@ class RangeTrace : public std::enable_shared_from_this<RangeTrace> {
     if (!is_tensor(result) && !is_sequence(result) && !result.is_none()) return;
     const auto& [kind, name] = call_of(function);
     if (kind == CallKind::kIgnore) return;
-    const auto results = measurable(kind == CallKind::kSet ? py::handle(args[0]) : result);
+    const auto results = measurable(kind == CallKind::kSet ? args[0] : result);
     if (results.empty()) return;
     if (shares(kind, args, results[0])) {
       const Index op = op_of(args[0]);
@@ -105,11 +66,10 @@ class RangeTrace : public std::enable_shared_from_this<RangeTrace> {
     }
     Op op{module_now(), name, "",
           kind == CallKind::kFill ? RangeSource::kConstant : RangeSource::kOperation};
-    for (const py::handle value : args) add_input(value, &op.inputs);
+    const auto add = [&](py::handle value) { add_input(value, &op.inputs); };
+    py::for_each_item(args, add);
     if (!kwargs.is_none()) {
-      for (const auto& item : py::reinterpret_borrow<py::dict>(kwargs)) {
-        add_input(item.second, &op.inputs);
-      }
+      kwargs.cast<py::dict>().for_each([&](py::handle, py::handle value) { add(value); });
     }
     const bool filled = kind == CallKind::kFill && op.inputs.empty();
     for (const py::handle tensor : results) {
@@ -123,15 +83,15 @@ class RangeTrace : public std::enable_shared_from_this<RangeTrace> {
   // has time. Others are measured now, and their gradients when backward brings them: those that
   // are added to `parameter.grad`, or leave it at once.
   void end_forward() {
-    static const Attribute kGrad("grad");
+    static const py::Attribute kGrad("grad");
     std::vector<std::pair<Index, py::object>> now;
     for (auto& [op, parameter] : parameters_) {
-      const py::object hooks = py::getattr(parameter, "_post_accumulate_grad_hooks", py::none());
+      const py::object hooks = parameter.attr("_post_accumulate_grad_hooks", py::none());
       if (kGrad.of(parameter).is_none() && PyObject_IsTrue(hooks.ptr()) != 1) {
         awaited_.emplace_back(op, std::move(parameter));
         continue;
       }
-      if (py::cast<bool>(parameter.attr("requires_grad"))) hook_leaf(parameter, op);
+      if (parameter.attr("requires_grad").cast<bool>()) hook_leaf(parameter, op);
       now.emplace_back(pass_.op(op).place, std::move(parameter));
     }
     parameters_.clear();
@@ -143,7 +103,7 @@ class RangeTrace : public std::enable_shared_from_this<RangeTrace> {
     end_forward();
     measure_awaited();
     active_ = false;
-    for (const py::handle handle : leaf_hooks_) handle.attr("remove")();
+    py::for_each_item(leaf_hooks_, [](py::handle hook) { hook.attr("remove")(); });
     for (const auto& reference : marked_) {  // a program may pickle its tensors
       const py::object tensor = reference();
       if (!tensor.is_none()) mark_attribute().erase_own(tensor);
@@ -175,8 +135,8 @@ class RangeTrace : public std::enable_shared_from_this<RangeTrace> {
     Py_ssize_t output;  // of the node
   };
 
-  static const Attribute& mark_attribute() {
-    static const Attribute kMark("_headroom_op");
+  static const py::Attribute& mark_attribute() {
+    static const py::Attribute kMark("_headroom_op");
     return kMark;
   }
 
@@ -190,15 +150,21 @@ class RangeTrace : public std::enable_shared_from_this<RangeTrace> {
                               reinterpret_cast<PyTypeObject*>(setup_.tensor_type.ptr())) != 0;
   }
 
+  bool is_parameter(py::handle tensor) const {  // or says that it is, such as a buffer
+    const int found = PyObject_IsInstance(tensor.ptr(), setup_.parameter_type.ptr());
+    py::check(found);
+    return found != 0;
+  }
+
   static bool is_sequence(py::handle value) {
     return PyTuple_Check(value.ptr()) || PyList_Check(value.ptr());
   }
 
   std::optional<DType> dtype_of(py::handle tensor) const {
-    static const Attribute kDtype("dtype");
+    static const py::Attribute kDtype("dtype");
     const py::object dtype = kDtype.of(tensor);
     for (size_t i = 0; i < setup_.dtypes.size(); ++i) {
-      if (PyTuple_GET_ITEM(setup_.dtypes.ptr(), i) == dtype.ptr()) return static_cast<DType>(i);
+      if (dtype.is(setup_.dtypes[i])) return static_cast<DType>(i);
     }
     return std::nullopt;
   }
@@ -210,7 +176,7 @@ class RangeTrace : public std::enable_shared_from_this<RangeTrace> {
       if (is_tensor(value) && dtype_of(value).has_value()) tensors.push_back(value);
     };
     if (is_sequence(result)) {
-      for (const py::handle item : result) add(item);
+      py::for_each_item(result, add);
     } else {
       add(result);
     }
@@ -219,19 +185,19 @@ class RangeTrace : public std::enable_shared_from_this<RangeTrace> {
 
   // Whether no element of the result can be larger than the largest of the first argument, or 1.
   bool shares(CallKind kind, const py::tuple& args, py::handle result) const {
-    if (args.empty()) return false;
+    if (args.size() == 0) return false;
     if (kind == CallKind::kShare) return true;
     if (kind == CallKind::kCast) {  // to a type with at least the same range
       const auto size = [](py::handle tensor) {
         return tensor.attr("element_size")().cast<int64_t>();
       };
       if (!is_tensor(args[0])) return false;
-      return py::object(args[0].attr("dtype")).is(result.attr("dtype")) ||
+      return args[0].attr("dtype").is(result.attr("dtype")) ||
              (size(result) > 2 && size(args[0]) <= size(result));
     }
     if (kind != CallKind::kProduct && kind != CallKind::kQuotient) return false;
     if (args.size() != 2) return false;
-    PyObject* const factor = PyTuple_GET_ITEM(args.ptr(), 1);
+    PyObject* const factor = args[1].ptr();
     if (!PyFloat_Check(factor) && !PyLong_Check(factor)) return false;
     const double size = std::fabs(PyFloat_AsDouble(factor));
     if (PyErr_Occurred() != nullptr) {  // an int beyond all doubles
@@ -246,9 +212,9 @@ class RangeTrace : public std::enable_shared_from_this<RangeTrace> {
       const Index op = op_of(value);
       if (op >= 0) inputs->push_back(op);
     } else if (is_sequence(value)) {
-      for (const py::handle item : value) {
+      py::for_each_item(value, [&](py::handle item) {
         if (is_tensor(item)) add_input(item, inputs);
-      }
+      });
     }
   }
 
@@ -286,14 +252,14 @@ class RangeTrace : public std::enable_shared_from_this<RangeTrace> {
       const auto input = inputs_.find(tensor.ptr());
       op = {module_now(), "", input == inputs_.end() ? "from outside" : input->second,
             RangeSource::kInput};
-    } else if (py::isinstance(tensor, setup_.parameter_type)) {
+    } else if (is_parameter(tensor)) {
       op = {owner, "", name, RangeSource::kParameter};
     } else {
       op = {owner, "buffer " + name, name, RangeSource::kConstant};
     }
     const Index index = pass_.add(std::move(op));
     known_[tensor.ptr()] = index;
-    kept_.push_back(py::reinterpret_borrow<py::object>(tensor));  // keeps the address in use
+    kept_.push_back(py::object::borrow(tensor));  // keeps the address in use
     return index;
   }
 
@@ -301,24 +267,32 @@ class RangeTrace : public std::enable_shared_from_this<RangeTrace> {
   // Looks into the running module as well: FSDP's parameters are others outside of forward.
   std::pair<std::string, std::string> owner_of(py::handle tensor) const {
     if (inputs_.count(tensor.ptr()) > 0) return {};
-    const auto id = py::reinterpret_steal<py::object>(PyLong_FromVoidPtr(tensor.ptr()));
+    const py::object id = py::object::steal(PyLong_FromVoidPtr(tensor.ptr()));
     const py::handle found = PyDict_GetItemWithError(setup_.owners.ptr(), id.ptr());
     if (found) return found.cast<std::pair<std::string, std::string>>();
-    if (setup_.modules.empty()) return {};
-    const py::tuple running = setup_.modules[setup_.modules.size() - 1];
-    for (const char* const values : {"_parameters", "_buffers"}) {
-      for (const auto& [key, value] : py::dict(running[1].attr(values))) {
-        if (value.is(tensor)) return {running[0].cast<std::string>(), key.cast<std::string>()};
+    std::pair<std::string, std::string> owner;
+    if (setup_.modules.size() == 0) return owner;
+    const auto running = setup_.modules[setup_.modules.size() - 1].cast<py::tuple>();
+    for (const char* const attribute : {"_parameters", "_buffers"}) {
+      py::object values = running[1].attr(attribute);
+      if (PyDict_Check(values.ptr()) == 0) {  // of torch.jit
+        values = py::handle(reinterpret_cast<PyObject*>(&PyDict_Type))(values);
       }
+      py::dict(values).for_each([&](py::handle key, py::handle value) {
+        if (value.is(tensor) && owner.second.empty()) {
+          owner = {py::string_from(running[0]), py::string_from(key)};
+        }
+      });
+      if (!owner.second.empty()) break;
     }
-    return {};
+    return owner;
   }
 
   // Modules that the model does not list belong to their caller.
   std::string module_now() const {
-    const Py_ssize_t depth = PyList_GET_SIZE(setup_.modules.ptr());
+    const size_t depth = setup_.modules.size();
     if (depth == 0) return {};
-    return text_of(PyTuple_GET_ITEM(PyList_GET_ITEM(setup_.modules.ptr(), depth - 1), 0));
+    return py::string_from(PyTuple_GetItem(setup_.modules[depth - 1].ptr(), 0));
   }
 
   void mark(py::handle tensor, Index op) {
@@ -327,8 +301,8 @@ class RangeTrace : public std::enable_shared_from_this<RangeTrace> {
       return;
     }
     mark_attribute().set_own(
-        tensor, py::reinterpret_steal<py::object>(PyLong_FromLongLong(first_id_ + op)));
-    marked_.push_back(py::reinterpret_steal<py::object>(PyWeakref_NewRef(tensor.ptr(), nullptr)));
+        tensor, py::object::steal(PyLong_FromLongLong(first_id_ + op)));
+    marked_.push_back(py::object::steal(PyWeakref_NewRef(tensor.ptr(), nullptr)));
   }
 
   // The operation that a tensor is marked with; -1 if this trace has not marked it.
@@ -340,28 +314,27 @@ class RangeTrace : public std::enable_shared_from_this<RangeTrace> {
   }
 
   static py::object grad_fn(py::handle tensor) {
-    static const Attribute kGradFn("grad_fn");
+    static const py::Attribute kGradFn("grad_fn");
     return kGradFn.of(tensor);
   }
 
   // Measures a result now and its gradient when backward brings it. Parameters stay as they are
   // until backward is done, and are measured then, together.
   void measure_op(py::handle tensor, Index op) {
-    static const Attribute kOutput("output_nr"), kRequiresGrad("requires_grad");
+    static const py::Attribute kOutput("output_nr"), kRequiresGrad("requires_grad");
     static const py::handle kRegister = PyUnicode_InternFromString("register_prehook");
     if (pass_.op(op).source == RangeSource::kParameter && !setup_.shards) {
       add_place(tensor, op, false, TracedPass::kUnreadable);
-      parameters_.emplace_back(op, py::reinterpret_borrow<py::object>(tensor));
+      parameters_.emplace_back(op, py::object::borrow(tensor));
       return;
     }
     measure(tensor, op, false);
     const py::object node = grad_fn(tensor);
     if (!node.is_none()) {  // a hook of the node takes a tenth of the time of one of the tensor
       const py::object gradients = hook(op, kOutput.of(tensor).cast<Py_ssize_t>());
-      const auto handle = py::reinterpret_steal<py::object>(
+      py::object::steal(
           PyObject_CallMethodObjArgs(node.ptr(), kRegister.ptr(), gradients.ptr(), nullptr));
-      if (!handle) throw py::error_already_set();
-    } else if (kRequiresGrad.of(tensor).is(py::bool_(true))) {
+    } else if (kRequiresGrad.of(tensor).is(Py_True)) {
       hook_leaf(tensor, op);
     }
   }
@@ -374,11 +347,11 @@ class RangeTrace : public std::enable_shared_from_this<RangeTrace> {
   // A Python function that measures the gradient of an operation's result.
   py::object hook(Index op, Py_ssize_t output) {
     static PyMethodDef method = {"measure_gradient", &RangeTrace::on_gradients, METH_O, nullptr};
-    const py::capsule context(new Hook{shared_from_this(), op, output},
-                              [](void* hook) { delete static_cast<Hook*>(hook); });
-    auto function = py::reinterpret_steal<py::object>(PyCFunction_New(&method, context.ptr()));
-    if (!function) throw py::error_already_set();
-    return function;
+    const py::capsule context(new Hook{shared_from_this(), op, output}, nullptr,
+                              [](PyObject* of) {
+                                delete static_cast<Hook*>(PyCapsule_GetPointer(of, nullptr));
+                              });
+    return py::object::steal(PyCFunction_NewEx(&method, context.ptr(), nullptr));
   }
 
   // Nodes pass a tuple, leaves a tensor. None leaves the gradient as it is.
@@ -393,10 +366,8 @@ class RangeTrace : public std::enable_shared_from_this<RangeTrace> {
         trace.measure(gradient, hook->op, true);
       }
       Py_RETURN_NONE;
-    } catch (py::error_already_set& error) {
-      error.restore();
-    } catch (const std::exception& error) {
-      PyErr_SetString(PyExc_RuntimeError, error.what());
+    } catch (...) {
+      py::raise_current_exception();
     }
     return nullptr;
   }
@@ -440,7 +411,7 @@ class RangeTrace : public std::enable_shared_from_this<RangeTrace> {
   }
 
   void measure_awaited() {
-    static const Attribute kGrad("grad");
+    static const py::Attribute kGrad("grad");
     std::vector<std::pair<Index, py::object>> tensors;
     for (const auto& [op, parameter] : awaited_) {
       tensors.emplace_back(pass_.op(op).place, parameter);
@@ -475,22 +446,22 @@ class RangeTrace : public std::enable_shared_from_this<RangeTrace> {
 }  // namespace
 
 void bind_trace(py::module_& m) {
-  py::class_<RangeTrace, std::shared_ptr<RangeTrace>>(m, "RangeTrace")
-      .def(py::init([](py::object table, py::object reader, py::tuple dtypes, py::type tensor,
-                       py::type parameter, py::object measure, py::list modules, py::dict owners,
-                       bool shards) {
+  py::class_<RangeTrace>(m, "RangeTrace", "Follows a step of a model operation by operation.")
+      .def_init([](py::object table, py::object reader, py::tuple dtypes, py::type tensor,
+                   py::type parameter, py::object measure, py::list modules, py::dict owners,
+                   bool shards) {
         return std::make_shared<RangeTrace>(
             std::move(table), TraceSetup{std::move(reader), std::move(dtypes), std::move(tensor),
                                          std::move(parameter), std::move(measure),
                                          std::move(modules), std::move(owners), shards});
-      }))
-      .def("name_inputs", &RangeTrace::name_inputs)
-      .def("follow", &RangeTrace::follow)
-      .def("end_forward", &RangeTrace::end_forward)
-      .def("stop", &RangeTrace::stop)
-      .def("read", &RangeTrace::read)
-      .def("report", &RangeTrace::report)
-      .def_property_readonly("unmeasured", &RangeTrace::unmeasured);
+      })
+      .def("name_inputs", py::fn<&RangeTrace::name_inputs>)
+      .def("follow", py::fn<&RangeTrace::follow>)
+      .def("end_forward", py::fn<&RangeTrace::end_forward>)
+      .def("stop", py::fn<&RangeTrace::stop>)
+      .def("read", py::fn<&RangeTrace::read>)
+      .def("report", py::fn<&RangeTrace::report>)
+      .def_property_readonly("unmeasured", py::fn<&RangeTrace::unmeasured>);
 }
 
 }  // namespace headroom::python

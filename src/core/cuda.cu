@@ -4,6 +4,8 @@
 #include <headroom/runtime.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <cstring>
 #include <map>
 
@@ -34,15 +36,33 @@ cudaStream_t current_stream() {
   return static_cast<cudaStream_t>(stream_on(device));
 }
 
+namespace {
+
+__global__ void probe_kernel() {}
+
+}  // namespace
+
+int cuda_code_version(int device) {
+  // For all threads: one that captures a CUDA graph finds the version that another asked for
+  // before.
+  static std::array<std::atomic<int>, 64> known{};
+  auto& version = known.at(static_cast<size_t>(device));
+  if (version == 0) {
+    const DeviceScope scope(device);
+    cudaFuncAttributes attributes{};
+    HEADROOM_CUDA(cudaFuncGetAttributes(&attributes, probe_kernel));
+    version = attributes.ptxVersion;
+  }
+  return version;
+}
+
 const DeviceFacts& device_facts() {
   int device = 0;
   HEADROOM_CUDA(cudaGetDevice(&device));
   thread_local std::map<int, DeviceFacts> all;
   DeviceFacts& facts = all[device];
   if (facts.multiprocessors == 0) {
-    int major = 0;
-    HEADROOM_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-    facts.overlaps = major >= 9;
+    facts.overlaps = cuda_code_version(device) >= 90;
     HEADROOM_CUDA(
         cudaDeviceGetAttribute(&facts.multiprocessors, cudaDevAttrMultiProcessorCount, device));
   }

@@ -49,13 +49,16 @@ class DeviceScope {
 /// Properties of the current device, queried once per thread.
 struct DeviceFacts {
   int multiprocessors = 0;
-  bool overlaps = false;  // has programmatic dependent launch (compute capability 9.0 and later)
+  // Kernels may start early. This depends on the code that runs there, not on the device: an sm_75
+  // kernel that a newer device compiles from PTX contains no wait for the kernel before.
+  bool overlaps = false;
 };
 const DeviceFacts& device_facts();
 
-/// Launches `kernel` with programmatic dependent launch: it may start while the previous kernel in
-/// the stream still runs, which hides the launch latency. The kernel must call
-/// wait_for_kernel_before() before it touches memory that the previous kernel reads or writes.
+/// Launches `kernel` with programmatic dependent launch where it is compiled for it (compute_90 and
+/// later): it may start while the previous kernel in the stream still runs, which hides the launch
+/// latency. The kernel must call wait_for_kernel_before() before it touches memory that the
+/// previous kernel reads or writes.
 template <typename... Parameters, typename... Arguments>
 void launch_early(void (*kernel)(Parameters...), unsigned blocks, unsigned threads,
                   Arguments... arguments) {
@@ -129,10 +132,11 @@ __device__ inline Pack<T, kCount> load_pack(const T* from) {
 }
 
 /// Loads 16 bytes and marks their cache line "evict last", so that it stays in the L2 cache for the
-/// kernel that reads it next.
+/// kernel that reads it next. Before compute_80, which has no such hint, a plain load.
 template <int kCount, typename T>
 __device__ inline Pack<T, kCount> load_and_keep(const T* from) {
   static_assert(kCount * sizeof(T) == sizeof(uint4));
+#if __CUDA_ARCH__ >= 800
   uint64_t keep;
   uint4 words;
   asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(keep));
@@ -140,6 +144,9 @@ __device__ inline Pack<T, kCount> load_and_keep(const T* from) {
       : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
       : "l"(from), "l"(keep));
   return *reinterpret_cast<const Pack<T, kCount>*>(&words);
+#else
+  return load_pack<kCount>(from);
+#endif
 }
 
 template <int kCount, typename T>

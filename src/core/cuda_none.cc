@@ -31,6 +31,7 @@ CudaHostBuffer::CudaHostBuffer(size_t) { no_cuda(); }
 void CudaFreeHost::operator()(void*) const {}
 void cuda_upload(void*, const void*, size_t) { no_cuda(); }
 void cuda_wait(int) { no_cuda(); }
+int cuda_code_version(int) { no_cuda(); }
 void cuda_settle(int) { no_cuda(); }
 void cuda_refuse_capture(int) { no_cuda(); }
 void cuda_copy(int, void*, const void*, size_t) { no_cuda(); }

@@ -31,6 +31,9 @@ struct Group {
   static constexpr size_t kLanes = hn::MaxLanes(D());
   static constexpr size_t kVectors = kGroup / kLanes;
 
+  // An implicit one would not be compiled for this target, which ARM's vectors require.
+  HWY_INLINE Group() {}
+
   hn::Vec<D> vectors[kVectors];
 };
 

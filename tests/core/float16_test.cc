@@ -4,13 +4,18 @@
 namespace headroom {
 namespace {
 
-// The compiler's _Float16, where available, is an independent reference.
+// The compiler's own type, where available, is an independent reference.
 #ifdef __FLT16_MANT_DIG__
+#ifdef __aarch64__
+using Half = __fp16;  // GCC 12 has no _Float16 for C++ on ARM
+#else
+using Half = _Float16;
+#endif
 uint16_t reference_half(float value) {
-  const _Float16 half = static_cast<_Float16>(value);
+  const Half half = static_cast<Half>(value);
   return std::bit_cast<uint16_t>(half);
 }
-float reference_float(uint16_t bits) { return static_cast<float>(std::bit_cast<_Float16>(bits)); }
+float reference_float(uint16_t bits) { return static_cast<float>(std::bit_cast<Half>(bits)); }
 #endif
 
 uint16_t half_bits(float value) { return f16(value).bits; }

@@ -1,5 +1,8 @@
 // Conversion, measurement, unscaling and optimizers on a CUDA device against the CPU, bit for bit
 // where docs promise it.
+#include <cstdlib>
+
+#include "core/cuda.h"
 #include "tests/cuda/support.h"
 
 namespace headroom {
@@ -21,6 +24,13 @@ void expect_same(const GradStats& cuda, const GradStats& cpu) {
   } else {
     EXPECT_EQ(std::isnan(cuda.norm()), std::isnan(cpu.norm()));
   }
+}
+
+// scripts/gpu-archs compiles for one old architecture and names it here.
+TEST_F(Cuda, RunsTheCodeThatWasForced) {
+  const char* const forced = std::getenv("HEADROOM_TEST_CODE");
+  if (forced == nullptr) GTEST_SKIP() << "HEADROOM_TEST_CODE is not set";
+  EXPECT_EQ(internal::cuda_code_version(0), std::atoi(forced));
 }
 
 TEST_F(Cuda, ConversionsMatchTheCpu) {

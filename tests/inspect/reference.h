@@ -14,18 +14,25 @@ namespace headroom {
 
 const std::vector<Format> kFormats = {Format::kFP16, Format::kBF16, Format::kE5M2, Format::kE4M3};
 
+// 128 bits.
+#ifdef __aarch64__
+using Quad = long double;
+#else
+using Quad = __float128;
+#endif
+
 /// x * scale, rounded to odd at 24 bits. Rounding that float to a narrower format gives the same
-/// result as rounding the exact product. (__float128 holds products of a double and a float
+/// result as rounding the exact product. (Quad holds products of a double and a float
 /// exactly.)
 inline float multiply_round_to_odd(double x, double scale) {
-  const __float128 exact = static_cast<__float128>(x) * static_cast<__float128>(scale);
+  const Quad exact = static_cast<Quad>(x) * static_cast<Quad>(scale);
   float near = static_cast<float>(exact);
   if (std::isinf(near)) return std::numeric_limits<float>::max();
-  if (static_cast<__float128>(near) == exact) return near;
+  if (static_cast<Quad>(near) == exact) return near;
   // Round to odd: truncate towards zero, then set the last bit.
   uint32_t bits = std::bit_cast<uint32_t>(near);
-  const __float128 size = exact < 0 ? -exact : exact;
-  if (static_cast<__float128>(std::fabs(near)) > size) --bits;
+  const Quad size = exact < 0 ? -exact : exact;
+  if (static_cast<Quad>(std::fabs(near)) > size) --bits;
   return std::bit_cast<float>(bits | 1u);
 }
 

@@ -1,7 +1,7 @@
 // measure(): norms, counts, culprits and detail of lists of tensors.
 #include <sys/mman.h>
-#include <xmmintrin.h>
 
+#include "tests/float_mode.h"
 #include "tests/support.h"
 
 namespace headroom {
@@ -150,14 +150,17 @@ TEST(Measure, IgnoresAndRestoresTheCallersFloatingPointMode) {
   const std::vector<bf16> subnormal(1000, bf16(1e-40f));
   const std::vector<float> tiny(1000, 1e-42f);
   const std::string expected = fingerprint(measure({view(subnormal), view(tiny)}));
-  const unsigned before = _mm_getcsr();
-  _mm_setcsr(before | 0x8040 | 0x6000);  // flush to zero, denormals are zero, round toward zero
-  const std::string found = fingerprint(measure({view(subnormal), view(tiny)}));
-  const unsigned during = _mm_getcsr();
-  _mm_setcsr(before);
+  std::string found;
+  uint64_t before = 0, after = 0;
+  {
+    const CarelessMode mode(FE_TOWARDZERO);
+    before = float_mode();
+    found = fingerprint(measure({view(subnormal), view(tiny)}));
+    after = float_mode();
+  }
   EXPECT_EQ(found, expected);
-  EXPECT_EQ(during & 0xFFC0u, (before | 0x8040 | 0x6000) & 0xFFC0u)
-      << "the caller's mode is restored";
+  EXPECT_NE(before, float_mode());
+  EXPECT_EQ(after, before) << "the caller's mode is restored";
 }
 
 TEST(Measure, HandlesMoreThanTwoToThe31Elements) {

@@ -7,6 +7,7 @@
 ``headroom.torch`` is for PyTorch: a replacement of ``torch.amp.GradScaler`` and fused optimizers.
 """
 
+from headroom import _variant  # noqa: F401, I001  first: it chooses headroom._core
 from headroom._core import (
     AlarmReport,
     Diagnosis,

@@ -1,4 +1,5 @@
-"""``python -m headroom`` runs the program ``headroom`` of this package, or the one in PATH; ``state`` is run here."""
+"""``python -m headroom`` runs the program ``headroom`` of this package, or the one in PATH; ``state`` and ``doctor``
+are run here."""
 
 from __future__ import annotations
 
@@ -13,6 +14,10 @@ def main() -> None:
         from headroom._state_command import main as run_state
 
         sys.exit(run_state(sys.argv[2:]))
+    if sys.argv[1:2] == ["doctor"]:
+        from headroom._doctor import main as run_doctor
+
+        sys.exit(run_doctor(sys.argv[2:]))
     packaged = pathlib.Path(__file__).parent / "bin" / "headroom"
     program = str(packaged) if packaged.exists() else shutil.which("headroom")
     if program is None:

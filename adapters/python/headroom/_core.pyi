@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Optional, Union
 
 version: str
+cuda_version: str  # of the CUDA runtime inside, such as "13.0"; empty without CUDA
 
 View = Union["Tensor", tuple[int, int, int, int], None]
 
