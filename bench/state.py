@@ -11,9 +11,9 @@ import sys
 from functools import partial
 
 import torch
-from pytorch import alternating_ms, clip_in_step, gpt2, make_scaler, resnet50
 
 import headroom.torch as ours
+from pytorch import alternating_ms, clip_in_step, gpt2, make_scaler, resnet50
 
 try:
     from flashoptim import FlashAdamW

@@ -300,8 +300,7 @@ class RangeTrace : public std::enable_shared_from_this<RangeTrace> {
                    reinterpret_cast<PyTypeObject*>(setup_.parameter_type.ptr()))) {
       return;
     }
-    mark_attribute().set_own(
-        tensor, py::object::steal(PyLong_FromLongLong(first_id_ + op)));
+    mark_attribute().set_own(tensor, py::object::steal(PyLong_FromLongLong(first_id_ + op)));
     marked_.push_back(py::object::steal(PyWeakref_NewRef(tensor.ptr(), nullptr)));
   }
 
@@ -347,10 +346,9 @@ class RangeTrace : public std::enable_shared_from_this<RangeTrace> {
   // A Python function that measures the gradient of an operation's result.
   py::object hook(Index op, Py_ssize_t output) {
     static PyMethodDef method = {"measure_gradient", &RangeTrace::on_gradients, METH_O, nullptr};
-    const py::capsule context(new Hook{shared_from_this(), op, output}, nullptr,
-                              [](PyObject* of) {
-                                delete static_cast<Hook*>(PyCapsule_GetPointer(of, nullptr));
-                              });
+    const py::capsule context(new Hook{shared_from_this(), op, output}, nullptr, [](PyObject* of) {
+      delete static_cast<Hook*>(PyCapsule_GetPointer(of, nullptr));
+    });
     return py::object::steal(PyCFunction_NewEx(&method, context.ptr(), nullptr));
   }
 

@@ -118,9 +118,9 @@ void cuda_settle(int device);
 /// allocated and initialised there would be initialised again by every replay.
 void cuda_refuse_capture(int device);
 
-/// The version of the virtual architecture whose code a device runs, such as 75 or 90. It is that of
-/// all kernels, because all are compiled for the same architectures. The code may be older than the
-/// device, which then compiles it from PTX.
+/// The version of the virtual architecture whose code a device runs, such as 75 or 90. It is that
+/// of all kernels, because all are compiled for the same architectures. The code may be older than
+/// the device, which then compiles it from PTX.
 int cuda_code_version(int device);
 
 /// Enqueues zeros for the whole view.

@@ -4,9 +4,10 @@ in torch's format, and go on exactly where they stopped."""
 import copy
 import pickle
 
-import headroom.torch
 import pytest
 import torch
+
+import headroom.torch
 
 DEVICE = torch.get_default_device().type
 

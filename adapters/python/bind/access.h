@@ -11,8 +11,8 @@ class Attribute {
  public:
   explicit Attribute(const char* name) : name_(PyUnicode_InternFromString(name)) {}
   object of(handle from) const { return object::steal(PyObject_GetAttr(from.ptr(), name_)); }
-  /// Looks into the instance's own dictionary only, which takes a tenth of the time if the attribute
-  /// is absent. Null if it is.
+  /// Looks into the instance's own dictionary only, which takes a tenth of the time if the
+  /// attribute is absent. Null if it is.
   handle own(handle from) const {
     const object values = dictionary(from);
     return values ? PyDict_GetItemWithError(values.ptr(), name_) : nullptr;

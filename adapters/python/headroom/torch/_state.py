@@ -21,6 +21,7 @@ class TorchState(torch.optim.Optimizer):
     _buffers: tuple[str, ...]
     _precision: tuple[bool, bool, int, str]
     _changes: int
+    _shown: dict[int, dict[str, Any]]  # what `state` was filled with, by parameter
     max_norm: float
 
     @property
@@ -40,7 +41,7 @@ class TorchState(torch.optim.Optimizer):
 
     def _start_state(self) -> None:
         self._published = -1  # value of _changes when `state` was last filled
-        self._shown: dict[int, dict[str, Any]] = {}  # what it was filled with, by parameter
+        self._shown = {}
         self._exposed = False  # others have seen `state`, and may have changed it
         self._loading: Any = None  # a state dict, while it is loaded
 
