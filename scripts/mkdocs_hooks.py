@@ -52,8 +52,7 @@ def runtime_doc(module: str, name: str, member: str = "") -> str | None:
     except (ImportError, AttributeError):
         return None
     doc = getattr(value, member, None).__doc__ if member else value.__doc__
-    # pybind11 begins with the signature.
-    return doc and re.sub(r"\A\w+\(.*\n+", "", doc)
+    return doc
 
 
 def entry(module: str, name: str, node: ast.AST, compiled: bool) -> str:
