@@ -7,13 +7,14 @@ single steps in alternation, by device events.
 """
 
 import gc
+import statistics
 import sys
 from functools import partial
 
 import torch
 
 import headroom.torch as ours
-from pytorch import alternating_ms, clip_in_step, gpt2, make_scaler, resnet50
+from pytorch import clip_in_step, elapsed_ms, gpt2, make_scaler, resnet50
 
 try:
     from flashoptim import FlashAdamW
@@ -44,41 +45,63 @@ def clip_and_step(optimizer, params):
     optimizer.step()
 
 
-def kinds_of(params, wide):
+class Setup:
+    """Weights, gradients and an optimizer. Each has its own: an optimizer follows weights that another one has written,
+    which takes time."""
+
+    def __init__(self, sizes, dtype, make):
+        self.params = [torch.nn.Parameter((torch.randn(n, device="cuda") * 0.02).to(dtype)) for n in sizes]
+        for p in self.params:
+            p.grad = torch.empty_like(p)
+        self.work = make(self.params)
+        self.count = sum(sizes)
+        self.times = []
+
+    def state_bytes(self, reset):
+        before = torch.cuda.memory_allocated()
+        reset(self.params)
+        self.work()
+        return (torch.cuda.memory_allocated() - before) / self.count
+
+    def step(self, reset):
+        alone = elapsed_ms(lambda: reset(self.params))
+        self.times.append(elapsed_ms(lambda: (reset(self.params), self.work())) - alone)
+
+
+def kinds_of(dtype):
     options = dict(lr=1e-6, weight_decay=0.1)
-    for state in ("full", "half", "byte"):
-        optimizer = ours.AdamW(params, state=state, **options)
-        yield f"ours, {state}", partial(clip_in_step, make_scaler(ours.GradScaler), optimizer, params)
-    if wide:
-        return
-    # Neither has a scaler for BF16 or skips a bad step; without masters, torch's loses small updates.
-    theirs = torch.optim.AdamW(params, fused=True, **options)
-    yield "torch fused, clip, BF16 states", partial(clip_and_step, theirs, params)
+
+    def ours_with(state):
+        return lambda params: partial(clip_in_step, make_scaler(ours.GradScaler),
+                                      ours.AdamW(params, state=state, **options), params)
+
+    kinds = {f"ours, {state}": ours_with(state) for state in ("full", "half", "byte")}
+    if dtype == torch.float32:
+        return kinds
+    # Neither has a scaler for 16-bit gradients or skips a bad step; without masters, torch's loses small updates.
+    kinds["torch fused, clip, 16-bit states"] = lambda params: partial(
+        clip_and_step, torch.optim.AdamW(params, fused=True, **options), params)
     if FlashAdamW is not None:
-        yield "FlashOptim", FlashAdamW(params, **options).step
-        yield "FlashOptim, clip", partial(clip_and_step, FlashAdamW(params, **options), params)
+        kinds["FlashOptim"] = lambda params: FlashAdamW(params, **options).step
+        kinds["FlashOptim, clip"] = lambda params: partial(clip_and_step, FlashAdamW(params, **options), params)
+    return kinds
 
 
 def measure(name, sizes, dtype):
-    params = [torch.nn.Parameter((torch.randn(n, device="cuda") * 0.02).to(dtype)) for n in sizes]
     source = [(torch.randn(n, device="cuda") * 65.0).to(dtype) for n in sizes]
-    for p in params:
-        p.grad = torch.empty_like(p)
 
-    def reset():
+    def reset(params):
         torch._foreach_copy_([p.grad for p in params], source)
 
-    works, taken = {}, {}
-    for kind, work in kinds_of(params, dtype == torch.float32):
-        before = torch.cuda.memory_allocated()
-        reset()
-        work()
-        taken[kind] = (torch.cuda.memory_allocated() - before) / sum(sizes)
-        works[kind] = work
-    times = alternating_ms(reset, works, 12 if sum(sizes) > 1e9 else 30)
-    for kind, ms in times.items():
+    setups = {kind: Setup(sizes, dtype, make) for kind, make in kinds_of(dtype).items()}
+    taken = {kind: setup.state_bytes(reset) for kind, setup in setups.items()}
+    for i in range((12 if sum(sizes) > 1e9 else 30) + 5):
+        for setup in list(setups.values())[:: -1 if i % 2 else 1]:
+            setup.step(reset)
+    for kind, setup in setups.items():
+        ms = statistics.median(setup.times[5:])
         what = str(dtype).removeprefix("torch.")
-        print(f"{name:12}{what:10}{kind:32}{ms:9.3f} ms   {taken[kind]:6.2f} bytes of state a parameter", flush=True)
+        print(f"{name:12}{what:10}{kind:34}{ms:9.3f} ms   {taken[kind]:6.2f} bytes of state a parameter", flush=True)
 
 
 def main():
