@@ -339,6 +339,7 @@ struct HEADROOM_API LionOptions {
 /// weight decay. One moment instead of Adam's two.
 class HEADROOM_API Lion : public GroupedOptimizer<LionOptions> {
  public:
+  /// Makes masters and momenta for these parameters, in one group.
   explicit Lion(std::vector<Parameter> parameters, const LionOptions& options = {},
                 const Precision& precision = {})
       : GroupedOptimizer(std::move(parameters), options, precision) {}
