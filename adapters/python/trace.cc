@@ -150,7 +150,7 @@ class RangeTrace : public std::enable_shared_from_this<RangeTrace> {
                               reinterpret_cast<PyTypeObject*>(setup_.tensor_type.ptr())) != 0;
   }
 
-  bool is_parameter(py::handle tensor) const {  // or says that it is, such as a buffer
+  bool is_parameter(py::handle tensor) const {  // torch counts tensors with _is_param, too
     const int found = PyObject_IsInstance(tensor.ptr(), setup_.parameter_type.ptr());
     py::check(found);
     return found != 0;
