@@ -127,10 +127,12 @@ def _floats(halves: bytes) -> list[float]:
     return list(struct.unpack(f"<{len(halves) // 2}e", halves))
 
 
-def _train(scaler: Any, optimizer: Any, read: Callable[[], bytes], write: Callable[[bytes], None]) -> bytes:
-    """Trains FP16 weights to _TARGET. Returns them; raises AssertionError if something is wrong."""
+def _train(scaler: Any, optimizer: Any, scale_loss: Callable[[], float], read: Callable[[], bytes],
+           write: Callable[[bytes], None]) -> bytes:
+    """Trains FP16 weights to _TARGET. Returns them; raises AssertionError if something is wrong. ``scale_loss`` scales a
+    loss of 1."""
     for step in range(1, _STEPS + 1):
-        scale = scaler.scale(1.0)
+        scale = scale_loss()
         gradients = [scale * (weight - _TARGET) / 64 for weight in _floats(read())]
         if step == _BAD_STEP:
             gradients[3] = float("inf")
@@ -171,18 +173,26 @@ def _train_on_cpu() -> bytes:
     def write(halves: bytes) -> None:
         memoryview(gradients).cast("B")[:] = halves
 
-    return _train(headroom.GradScaler("dynamic:init_scale=1024"), optimizer, weights.tobytes, write)
+    scaler = headroom.GradScaler("dynamic:init_scale=1024")
+    return _train(scaler, optimizer, lambda: scaler.scale(1.0), weights.tobytes, write)
 
 
 def _train_on_gpu(index: int) -> None:
     """As on the CPU, and with the same bits."""
-    with _driver.memory(index, [2 * _COUNT, 2 * _COUNT]) as (weights, gradients):
+    with _driver.memory(index, [2 * _COUNT, 2 * _COUNT, 4]) as (weights, gradients, number):
         weights.write(_halves(_start()))
+        loss = _core.Tensor.from_pointer(number.address, "float32", 1, index, False, number)
         views = [_core.Tensor.from_pointer(block.address, "float16", _COUNT, index, False, block)
                  for block in (weights, gradients)]
         optimizer = headroom.AdamW({"w": (views[0], views[1])}, lr=0.02, weight_decay=0.0)
         scaler = headroom.GradScaler("dynamic:init_scale=1024", device=f"cuda:{index}")
-        on_gpu = _train(scaler, optimizer, weights.read, gradients.write)
+
+        def scale_loss() -> float:
+            number.write(struct.pack("<f", 1.0))
+            scaler.scale(loss, out=loss)
+            return float(struct.unpack("<f", number.read())[0])
+
+        on_gpu = _train(scaler, optimizer, scale_loss, weights.read, gradients.write)
     _require(on_gpu == _train_on_cpu(), "the GPU computes other weights than the CPU")
 
 
