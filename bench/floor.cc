@@ -28,29 +28,32 @@ uint32_t read_loop(const uint32_t* data, size_t words) {
   return hn::GetLane(sums[0]);
 }
 
+using V32 = hn::Vec<D32>;
+
+// Writes `words` words of an array: what is there, or nothing, combined with `mask`.
 template <bool kRead>
-HWY_INLINE void update_block(const uint32_t* grad, size_t grad_words, uint32_t* array,
-                             size_t words) {
+HWY_INLINE void update_block(V32 mask, uint32_t* array, size_t words) {
   const D32 d;
   constexpr size_t kN = hn::MaxLanes(D32());
   for (size_t i = 0; i < words; i += kN) {
-    auto value = hn::LoadU(d, grad + i % grad_words);
-    if constexpr (kRead) value = hn::Xor(value, hn::LoadU(d, array + i));
-    hn::StoreU(value, d, array + i);
+    hn::StoreU(kRead ? hn::Xor(mask, hn::LoadU(d, array + i)) : mask, d, array + i);
   }
 }
 
 void update_loop(const void* grad, size_t grad_bytes, const FloorArray* arrays, size_t array_count,
                  size_t count) {
+  const D32 d;
+  constexpr size_t kN = hn::MaxLanes(D32());
   const size_t grad_words = 64 * grad_bytes / 4;
   for (size_t i = 0; i < count; i += 64) {
     const auto* from = static_cast<const uint32_t*>(grad) + i * grad_bytes / 4;
+    auto mask = hn::Zero(d);
+    for (size_t k = 0; k < grad_words; k += kN) mask = hn::Xor(mask, hn::LoadU(d, from + k));
     for (size_t k = 0; k < array_count; ++k) {
       const FloorArray& array = arrays[k];
       auto* const to = static_cast<uint32_t*>(array.data) + i * array.bytes / 4;
       const size_t words = 64 * array.bytes / 4;
-      array.write_only ? update_block<false>(from, grad_words, to, words)
-                       : update_block<true>(from, grad_words, to, words);
+      array.write_only ? update_block<false>(mask, to, words) : update_block<true>(mask, to, words);
     }
   }
 }

@@ -134,9 +134,10 @@ struct SplitMaster {
   /// The master. A weight that others have written keeps its remainder: the result is within half a
   /// unit of that weight. A negative remainder of a weight of 0 counts as 0.
   HEADROOM_HOST_DEVICE float join() const {
-    const auto below = static_cast<int32_t>(static_cast<std::make_signed_t<Remainder>>(remainder));
-    const uint32_t bits = static_cast<uint32_t>(weight.bits) << 16;
-    return join(bits, static_cast<uint32_t>(below) << (16 - kBits));
+    // The remainder with its sign in the bits above it, at its place.
+    const uint32_t at_top = static_cast<uint32_t>(remainder) << (32 - kBits);
+    const auto below = static_cast<uint32_t>(static_cast<int32_t>(at_top) >> 16);
+    return join(static_cast<uint32_t>(weight.bits) << 16, below);
   }
 
   /// The same from the bits of the weight and of the remainder at their places in the integer.

@@ -175,7 +175,7 @@ PyTypeObject* make_class(module_& m, const ClassRecord& record) {
   return type;
 }
 
-void add_attribute(PyTypeObject* type, const char* name, object value) {
+void add_attribute(PyTypeObject* type, const char* name, const object& value) {
   auto* const of = reinterpret_cast<PyObject*>(type);
   check(PyObject_SetAttrString(of, name, value.ptr()));
   if (std::string(name) == "__eq__") check(PyObject_SetAttrString(of, "__hash__", Py_None));

@@ -64,7 +64,7 @@ struct ClassRecord {
 /// Creates the class and adds it to the module.
 PyTypeObject* make_class(module_& m, const ClassRecord& record);
 /// Adds an attribute of a class. A class with __eq__ loses its hash, as in Python.
-void add_attribute(PyTypeObject* type, const char* name, object value);
+void add_attribute(PyTypeObject* type, const char* name, const object& value);
 
 /// A read-only or writable attribute.
 struct Property {
