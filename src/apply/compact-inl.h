@@ -381,12 +381,10 @@ HWY_INLINE void update_compact_span(const ApplySpan& span, const ApplyJob job) {
   if (A::kNarrow) copy(weight, a.weight + whole, sizeof(weight[0]));
   for (size_t b = 0; b < kStates; ++b) copy(state[b], a.state[b] + whole, sizeof(state[b][0]));
   copy(grad, grad_end, grad_size);
-  const size_t group = whole / kGroup;
-  const A padded = {master,
-                    weight,
-                    grad,
-                    {state[0], state[1]},
-                    {a.exponents[0] + group, a.exponents[1] + group},
+  const auto exponent = [&](size_t moment) {
+    return A::kByte && moment < kStates ? a.exponents[moment] + whole / kGroup : nullptr;
+  };
+  const A padded = {master,     weight, grad, {state[0], state[1]}, {exponent(0), exponent(1)},
                     a.grad_type};
   update_group<kRule>(n, job, padded, 0, span.first_index + static_cast<uint32_t>(whole),
                       span.random_key);
