@@ -58,7 +58,7 @@ PyModuleDef definition = {
 }  // namespace headroom::python
 
 // The entry point: CPython looks it up by this name.
-// NOLINTNEXTLINE(bugprone-reserved-identifier): the name that Python looks for.
+// NOLINTNEXTLINE(bugprone-reserved-identifier)
 PyMODINIT_FUNC PyInit__core() {
   using namespace headroom::python;
   try {

@@ -59,11 +59,10 @@ struct KernelKind {
   auto operator<=>(const KernelKind&) const = default;
 };
 
-/// Bytes of an element of the master of a 16-bit weight, and of a moment.
-constexpr size_t master_bytes(StateFormat format) {
+/// Bytes of an element of a moment, and of the master of a 16-bit weight.
+constexpr size_t state_bytes(StateFormat format) {
   return format == StateFormat::kFull ? 4 : format == StateFormat::kHalf ? 2 : 1;
 }
-constexpr size_t moment_bytes(StateFormat format) { return master_bytes(format); }
 
 /// Returns pick.operator()<kRule>().
 template <typename Pick>

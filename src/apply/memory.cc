@@ -46,11 +46,11 @@ std::array<size_t, Arena::kArrays> missing(const Slot& slot, Rule rule, int64_t 
   const auto elements = static_cast<size_t>(count);
   const auto groups = static_cast<size_t>((count + kGroupSize - 1) / kGroupSize);
   if (has_master(slot.kind) && slot.arrays.master == nullptr) {
-    bytes[Arena::kMaster] = elements * master_bytes(slot.format);
+    bytes[Arena::kMaster] = elements * state_bytes(slot.format);
   }
   for (size_t b = 0; b < state_buffers(rule); ++b) {
     if (slot.arrays.moments[b] != nullptr) continue;
-    bytes[Arena::kMoment + b] = elements * moment_bytes(slot.format);
+    bytes[Arena::kMoment + b] = elements * state_bytes(slot.format);
     if (slot.format == StateFormat::kByte) bytes[Arena::kExponents + b] = groups;
   }
   return bytes;
@@ -80,7 +80,7 @@ void copy_to_master(const TensorView& weight, const Slot& slot) {
     return;
   }
   // The weight is the master if nothing is below it.
-  const size_t bytes = static_cast<size_t>(weight.count) * master_bytes(slot.format);
+  const size_t bytes = static_cast<size_t>(weight.count) * state_bytes(slot.format);
   if (weight.device.type == DeviceType::kCUDA) {
     const auto words = static_cast<int64_t>((bytes + 3) / 4);  // arrays take whole cache lines
     cuda_zero(view(slot.arrays.master, DType::kF32, words, weight.device));

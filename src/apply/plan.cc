@@ -22,10 +22,10 @@ T* at(T* base, size_t bytes) {
 
 StateArrays arrays_at(const Slot& slot, size_t first) {
   const bool wide = slot.kind == WeightKind::kF32;
-  const size_t moment = first * moment_bytes(slot.format);
+  const size_t moment = first * state_bytes(slot.format);
   const StateArrays& all = slot.arrays;
   return {
-      .master = at(all.master, first * (wide ? 4 : master_bytes(slot.format))),
+      .master = at(all.master, first * (wide ? 4 : state_bytes(slot.format))),
       .moments = {at(all.moments[0], moment), at(all.moments[1], moment)},
       .exponents = {at(all.exponents[0], first / kGroup), at(all.exponents[1], first / kGroup)}};
 }
@@ -75,8 +75,8 @@ void make_plan(const std::vector<Parameter>& parameters, FusedState* state) {
     };
     if (has_separate_master(slot)) plan_samples(i, grad.count, state);
     // State buffers and master are read and written, the gradient is read: an estimate.
-    state->bytes += static_cast<size_t>(grad.count) *
-                    (2 * moment_bytes(slot.format) * state_buffers(rule) + 10);
+    state->bytes +=
+        static_cast<size_t>(grad.count) * (2 * state_bytes(slot.format) * state_buffers(rule) + 10);
     for (size_t first = 0; first < static_cast<size_t>(grad.count);) {
       if (!fits()) {
         const size_t begin = state->spans.size();

@@ -5,6 +5,7 @@
 #include <headroom/scaler.h>
 
 #include "tests/apply/compact_model.h"
+#include "tests/apply/saved_state.h"
 #include "tests/support.h"
 
 namespace headroom {
@@ -133,25 +134,6 @@ TEST_P(CompactSteps, EveryStepIsThatOfTheModel) {
   }
 }
 
-// FP32 values of an optimizer's state, and its weights.
-struct Snapshot {
-  explicit Snapshot(const OptimizerState& state) : steps(state.steps) {
-    for (const NamedTensor& named : state.tensors) {
-      names.push_back(named.name);
-      values.push_back(floats_of(named.tensor));
-    }
-  }
-  OptimizerState state() {
-    OptimizerState state;
-    state.steps = steps;
-    for (size_t i = 0; i < names.size(); ++i) state.tensors.push_back({names[i], view(values[i])});
-    return state;
-  }
-  std::vector<int64_t> steps;
-  std::vector<std::string> names;
-  std::vector<std::vector<float>> values;
-};
-
 struct CompactTraining {
   std::vector<f16> half = random_values<f16>(1000, 1), half_grad = std::vector<f16>(1000);
   std::vector<bf16> brain = random_values<bf16>(77, 2), brain_grad = std::vector<bf16>(77);
@@ -185,13 +167,14 @@ TEST(CompactState, ResumesBitForBit) {
     CompactTraining whole(format), first(format), second(format);
     for (uint32_t i = 0; i < 8; ++i) whole.step(i);
     for (uint32_t i = 0; i < 4; ++i) first.step(i);
-    Snapshot saved(first.optimizer.state());
+    SavedState saved(first.optimizer.state());
     second.full = first.full;
     second.optimizer.load_state(saved.state());
     EXPECT_EQ(second.weights(), first.weights());
     for (uint32_t i = 4; i < 8; ++i) second.step(i);
     EXPECT_EQ(second.weights(), whole.weights());
-    EXPECT_EQ(Snapshot(second.optimizer.state()).values, Snapshot(whole.optimizer.state()).values);
+    EXPECT_EQ(SavedState(second.optimizer.state()).values,
+              SavedState(whole.optimizer.state()).values);
   }
 }
 
@@ -219,13 +202,13 @@ TEST(CompactState, TravelsFromFullAndBackWithTheDocumentedLoss) {
        {Loss{StateFormat::kHalf, 0x1p-24, 0x1p-8}, Loss{StateFormat::kByte, 0x1p-16, 0x1p-4}}) {
     CompactTraining full(StateFormat::kFull), compact(loss.format), back(StateFormat::kFull);
     for (uint32_t i = 0; i < 5; ++i) full.step(i);
-    Snapshot before(full.optimizer.state());
+    SavedState before(full.optimizer.state());
     compact.full = full.full;
     compact.optimizer.load_state(before.state());
     back.full = full.full;
-    Snapshot between(compact.optimizer.state());
+    SavedState between(compact.optimizer.state());
     back.optimizer.load_state(between.state());
-    const Snapshot after(back.optimizer.state());
+    const SavedState after(back.optimizer.state());
     EXPECT_EQ(after.values, between.values) << "FP32 state holds every compact one";
     for (size_t i = 0; i < before.names.size(); ++i) {
       const bool master = before.names[i].ends_with("master");
@@ -241,19 +224,19 @@ TEST(CompactState, BadStatesAreRefusedAndNothingChanges) {
   CompactTraining training(StateFormat::kByte);
   training.step(0);
   const auto weights = training.weights();
-  const Snapshot before(training.optimizer.state());
-  const auto expect_refused = [&](const std::function<void(Snapshot*)>& damage) {
-    Snapshot damaged(training.optimizer.state());
+  const SavedState before(training.optimizer.state());
+  const auto expect_refused = [&](const std::function<void(SavedState*)>& damage) {
+    SavedState damaged(training.optimizer.state());
     damage(&damaged);
     expect_error(ErrorCode::kBadState, "", [&] { training.optimizer.load_state(damaged.state()); });
     EXPECT_EQ(training.weights(), weights);
-    EXPECT_EQ(Snapshot(training.optimizer.state()).values, before.values);
+    EXPECT_EQ(SavedState(training.optimizer.state()).values, before.values);
   };
-  expect_refused([](Snapshot* s) { s->values[1][3] = kNan; });
-  expect_refused([](Snapshot* s) { s->values[2][3] = -1.0f; });
-  expect_refused([](Snapshot* s) { s->values[0].pop_back(); });
-  expect_refused([](Snapshot* s) { s->names[0] = "other/master"; });
-  expect_refused([](Snapshot* s) { s->steps[1] = -1; });
+  expect_refused([](SavedState* s) { s->values[1][3] = kNan; });
+  expect_refused([](SavedState* s) { s->values[2][3] = -1.0f; });
+  expect_refused([](SavedState* s) { s->values[0].pop_back(); });
+  expect_refused([](SavedState* s) { s->names[0] = "other/master"; });
+  expect_refused([](SavedState* s) { s->steps[1] = -1; });
 }
 
 TEST(CompactState, WeightsThatOthersWriteAreKept) {
@@ -275,7 +258,7 @@ TEST(CompactState, SmallUpdatesAreNotLost) {
   std::vector<float> grads(10000, 0x1p-7f / 100.0f);
   SGD optimizer({{"w", view(weights), view(grads)}}, {.lr = 1.0}, {.state = StateFormat::kByte});
   for (int i = 0; i < 1000; ++i) optimizer.apply(1.0f, false);
-  const Snapshot state(optimizer.state());
+  const SavedState state(optimizer.state());
   double mean = 0.0;
   for (const float master : state.values[0]) mean += master / 10000.0;
   EXPECT_NEAR(mean, 1.0 - 10 * 0x1p-7, 2e-5);
@@ -287,7 +270,7 @@ TEST(CompactState, MomentsThatDecaySlowlyReachTheirMean) {
   AdamW optimizer({{"w", view(weights), view(grads)}}, {.lr = 1e-6}, {.state = StateFormat::kByte});
   for (int i = 0; i < 1000; ++i) optimizer.apply(1.0f, false);
   double mean = 0.0;
-  const Snapshot state(optimizer.state());
+  const SavedState state(optimizer.state());
   for (const float second : state.values[1]) mean += second / 10000.0;
   EXPECT_NEAR(mean, 1.0 - std::pow(0.999, 1000), 0.01);
 }
@@ -299,10 +282,10 @@ TEST(CompactState, ASkippedStepChangesNothing) {
   scaler.scale(1.0f);
   training.half_grad[5] = f16(kInf);
   const auto weights = training.weights();
-  const Snapshot before(training.optimizer.state());
+  const SavedState before(training.optimizer.state());
   EXPECT_FALSE(scaler.step(training.optimizer).applied);
   EXPECT_EQ(training.weights(), weights);
-  EXPECT_EQ(Snapshot(training.optimizer.state()).values, before.values);
+  EXPECT_EQ(SavedState(training.optimizer.state()).values, before.values);
   EXPECT_EQ(training.optimizer.steps(0), 1);
 }
 
@@ -349,7 +332,7 @@ TEST(Lion, FullStateIsThatOfThePaper) {
   EXPECT_FLOAT_EQ(weights[0], 1.0f * 0.95f - 0.1f);
   EXPECT_FLOAT_EQ(weights[1], -2.0f * 0.95f + 0.1f);
   EXPECT_FLOAT_EQ(weights[2], 3.0f * 0.95f) << "the sign of 0 is 0";
-  const Snapshot state(optimizer.state());
+  const SavedState state(optimizer.state());
   EXPECT_EQ(state.names[0], "w/exp_avg");
   EXPECT_FLOAT_EQ(state.values[0][0], 0.005f);
   grads = {-0.01f, 0.0f, 1.0f};  // 0.9 m + 0.1 g keeps the sign of the momentum for the first

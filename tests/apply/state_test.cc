@@ -1,28 +1,9 @@
 // The state of an optimizer: save, load, masters, and arrays that the caller owns.
+#include "tests/apply/saved_state.h"
 #include "tests/support.h"
 
 namespace headroom {
 namespace {
-
-// A deep copy of a state, as in a checkpoint.
-struct SavedState {
-  explicit SavedState(const OptimizerState& state) : steps(state.steps) {
-    for (const NamedTensor& named : state.tensors) {
-      const auto* data = static_cast<const float*>(named.tensor.data);
-      names.push_back(named.name);
-      values.emplace_back(data, data + named.tensor.count);
-    }
-  }
-  OptimizerState state() {
-    OptimizerState state;
-    state.steps = steps;
-    for (size_t i = 0; i < names.size(); ++i) state.tensors.push_back({names[i], view(values[i])});
-    return state;
-  }
-  std::vector<int64_t> steps;
-  std::vector<std::string> names;
-  std::vector<std::vector<float>> values;
-};
 
 struct Training {
   std::vector<bf16> w16 = random_values<bf16>(1000, 1);

@@ -93,7 +93,7 @@ def local_grad(param: torch.Tensor, name: str) -> torch.Tensor:
 
 
 def increment_versions(tensors: list[torch.Tensor]) -> None:
-    """Tells autograd that these tensors were written to."""
+    """Increments the version counters of these tensors, so that autograd detects the write."""
     try:
         increment_version(tensors)
     except RuntimeError:  # before torch 2.6 it takes one tensor, and writes to none if there are several
