@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""docs/reliability.md lists every public class with its thread safety and its state after an error; docs/cuda.md contains the
-whole example."""
+"""docs/reliability.md lists every public class with its thread safety and its state after an error; docs/cuda.md and
+docs/llm.c.md contain whole examples."""
 import glob
 import os
 import re
@@ -17,7 +17,8 @@ missing = sorted(name for name in classes if not re.search(rf"[`:]{name}`", rows
 assert len(classes) > 15 and not missing, missing
 print(f"{len(classes)} classes")
 
-# docs/cuda.md contains the whole example.
-with open(f"{root}/docs/cuda.md") as document, open(f"{root}/examples/cuda/train.cu") as example:
-    shown = document.read().split("<!-- example -->\n```cpp\n")[1].split("```\n<!-- end of example -->")[0]
-    assert shown == example.read(), "docs/cuda.md differs from examples/cuda/train.cu"
+# Pages that contain the whole of an example.
+for page, path in (("cuda.md", "cuda/train.cu"), ("llm.c.md", "llmc/headroom_llmc.h")):
+    with open(f"{root}/docs/{page}") as document, open(f"{root}/examples/{path}") as example:
+        shown = document.read().split("<!-- example -->\n```cpp\n")[1].split("```\n<!-- end of example -->")[0]
+        assert shown == example.read(), f"docs/{page} differs from examples/{path}"
