@@ -66,8 +66,8 @@ struct AlarmReport {
 
 /// Options of a scaler.
 struct ScalerOptions {
-  /// false: scale() returns the loss unchanged, unscale_() and update() do nothing, and step() may
-  /// be called at any time. A step with inf or nan in its gradients is still skipped.
+  /// false: scale() returns the loss unchanged, unscale_() and update() do nothing, step() may be
+  /// called at any time. A step with inf or nan in its gradients is still skipped.
   bool enabled = true;
 
   /// Where the scale, the counters and the verdicts are. On a CUDA device, scale(), unscale_(),
@@ -75,11 +75,11 @@ struct ScalerOptions {
   /// gradients have to be on that device.
   Device device = {};
 
-  /// The ranks that train together; null for a single process. All ranks have to make the same
-  /// calls with the same settings: scale() in every round (with a loss of 0 if a rank has none),
-  /// unscale_() and step() of each optimizer (even if a rank has no gradients), update(). step()
-  /// and unscale_() wait for all ranks and throw Error(kRankLost) if one does not answer, or
-  /// Error(kRanksDiffer) if the ranks differ; the weights are unchanged then.
+  /// The ranks that train together; null for a single process. All make the same calls with the
+  /// same settings: scale() in every round (a loss of 0 if a rank has none), unscale_() and step()
+  /// of each optimizer (even without gradients), update(). step() and unscale_() wait for all ranks
+  /// and throw Error(kRankLost) if one does not answer, or Error(kRanksDiffer); weights are
+  /// unchanged then.
   std::shared_ptr<Ranks> ranks = nullptr;
   RankGradients gradients = RankGradients::kReplicated;
 
@@ -101,8 +101,7 @@ struct ScalerOptions {
 /// get_scale(), state(), policy() and save() at the same time while no thread changes the scaler.
 ///
 /// With ScalerOptions::device on a CUDA device the same calls never wait (docs/cuda.md). Only the
-/// first step allocates memory; a CUDA graph may be captured after it. Replays change the state on
-/// the device, which state(), get_scale(), report() and save() return.
+/// first step allocates memory; a CUDA graph may be captured after it.
 class HEADROOM_API GradScaler {
  public:
   /// Throws Error(kInvalidArgument) if the policy or an option is invalid.
@@ -115,9 +114,9 @@ class HEADROOM_API GradScaler {
   bool enabled() const;
   const ScalePolicy& policy() const;
 
-  /// Changes the policy. The scale does not change, and under the same rule neither do counts that
-  /// are still possible. Throws Error(kInvalidArgument), changing nothing, if a setting is invalid
-  /// or the new bounds exclude the current scale.
+  /// Changes the policy but not the scale; under the same rule, counts that are possible stay.
+  /// Throws Error(kInvalidArgument), changing nothing, if a setting is invalid or the new bounds
+  /// exclude the current scale.
   void set_policy(const ScalePolicy& policy);
 
   /// The scale that the next scale() multiplies by; 1 if disabled. Waits for a CUDA device.
@@ -133,31 +132,27 @@ class HEADROOM_API GradScaler {
   /// loss. A scaler on a CUDA device supports only this form.
   void scale(const TensorView& loss, const TensorView& scaled, Stream stream = {});
 
-  /// For a scaler on a CUDA device, if loss and backward are one fused kernel: the device address
-  /// of the scale, valid as long as the scaler exists. After this call scale() need not be called:
-  /// a scaled loss is assumed before every step. Throws Error(kUnsupported) for a scaler on the CPU
-  /// or a disabled one.
+  /// For trainers whose loss and backward are one fused kernel: the device address of the scale,
+  /// valid as long as the scaler. From then on a scaled loss is assumed before every step. Throws
+  /// Error(kUnsupported) unless the scaler is enabled and on a CUDA device.
   const float* device_scale();
 
-  /// Divides the gradients of `optimizer` by the scale in place, so that the caller can clip or
-  /// inspect them before step(). FP16 gradients may underflow again, which is counted in the
-  /// result; StepOptions::max_norm clips without that loss. Allowed once between updates for each
-  /// optimizer, and no backward may add to the gradients before step(). Without a step, update()
-  /// multiplies them by the scale again. The result is empty on a CUDA device, and that of all
-  /// ranks if there are several. The gradients are unscaled even if Error(kRankLost) or
-  /// Error(kRanksDiffer) is thrown.
+  /// Divides the gradients of `optimizer` by the scale in place, to clip or inspect them before
+  /// step(). FP16 gradients may underflow again, which is counted in the result;
+  /// StepOptions::max_norm clips without that loss. Allowed once per optimizer between updates,
+  /// and no backward may add to the gradients before step(). Without a step, update() multiplies
+  /// them by the scale again. The result is that of all ranks, and empty on a CUDA device. The
+  /// gradients are unscaled even if Error(kRankLost) or Error(kRanksDiffer) is thrown.
   GradStats unscale_(Optimizer& optimizer, Stream stream = {});
 
   /// Measures, decides, and applies or skips. A skipped step changes no weight, no optimizer state
-  /// and no step count. Gradients are checked even after unscale_(), in case they have changed
-  /// since then. With OnOverflow::kThrow a bad step is skipped and then reported by
-  /// Error(kOverflow). Allowed once between updates for each optimizer, and only if at least one of
-  /// its parameters has a gradient (on any rank).
+  /// and no step count. Gradients are checked even after unscale_(). With OnOverflow::kThrow a bad
+  /// step is skipped and then reported by Error(kOverflow). Allowed once between updates for each
+  /// optimizer, and only if at least one of its parameters has a gradient (on any rank).
   StepReport step(Optimizer& optimizer, const StepOptions& options = {});
 
-  /// The result of the last step(), of any or of one optimizer. On a CUDA device report() waits for
-  /// it, and try_report() returns the newest result that is available. report() throws
-  /// Error(kWrongOrder) if there was no step.
+  /// The result of the last step(), of any or one optimizer; Error(kWrongOrder) if there was none.
+  /// On a CUDA device report() waits, and try_report() returns the newest result that is available.
   StepReport report() const;
   StepReport report(const Optimizer& optimizer) const;
   std::optional<StepReport> try_report() const;
@@ -185,8 +180,8 @@ class HEADROOM_API GradScaler {
   /// Call this after gradients of scaled losses were zeroed or overwritten without a step.
   void discard();
 
-  /// Gets and sets policy, scale and everything else that changes during training. load_state()
-  /// begins the next round. It throws, changing nothing: Error(kBadState) if a value is impossible,
+  /// Policy, scale and everything else that changes during training. load_state() begins the next
+  /// round. It throws, changing nothing: Error(kBadState) if a value is impossible,
   /// Error(kWrongOrder) if scaled losses wait for a step (see discard()).
   ScaleState state() const;
   void load_state(const ScaleState& state);
