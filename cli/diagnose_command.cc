@@ -22,7 +22,7 @@ struct DiagnoseOptions {
 
 // A table in Markdown, which docs/diagnose.md has.
 void print_rules() {
-  print("| rule | speaks if | advises |\n|---|---|---|\n");
+  print("| rule | reported if | advises |\n|---|---|---|\n");
   for (const DiagnosisRule& rule : diagnosis_rules()) {
     print("| `{}` | {} | {} |\n", rule.id, rule.when, rule.cure);
   }

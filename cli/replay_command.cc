@@ -20,7 +20,7 @@ namespace {
 struct ReplayOptions {
   std::string trace;
   std::vector<std::string> policies = {"dynamic"};
-  std::map<std::string, double> settings;  // override those of the presets
+  std::map<std::string, std::string> settings;  // override those of the presets
   bool json = false;
   bool all = false;
 };
@@ -37,10 +37,11 @@ struct Step {
 };
 
 ScalePolicy make_policy(const ReplayOptions& options, const std::string& text) {
-  ScalePolicy policy = parse_policy_helpfully(text);
-  for (const auto& [name, value] : options.settings) policy.set(name, value);
-  validate(policy);
-  return policy;
+  std::string all = text;
+  for (const auto& [name, value] : options.settings) {
+    all += (all.find(':') == std::string::npos ? ":" : ",") + name + "=" + value;
+  }
+  return parse_policy_helpfully(all);
 }
 
 std::vector<Step> replay(const ScalePolicy& policy, const std::vector<TraceStep>& trace) {
@@ -239,10 +240,13 @@ void add_replay(CLI::App& app, Action* action) {
     std::replace(flag.begin(), flag.end(), '_', '-');
     if (command->get_option_no_throw(flag) != nullptr) continue;  // several rules have this setting
     command
-        ->add_option_function<double>(
-            flag, [options, name = info.name](double value) { options->settings[name] = value; },
+        ->add_option_function<std::string>(
+            flag,
+            [options, name = info.name](const std::string& value) {
+              options->settings[name] = value;
+            },
             std::string(info.summary) + " (default: the preset's)")
-        ->type_name("NUMBER");
+        ->type_name("VALUE");
   }
   command->add_flag("--json", options->json,
                     "one JSON object per step, or per policy if there are several");

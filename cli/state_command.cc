@@ -13,8 +13,8 @@ void add_state(CLI::App& app, Action* action) {
   command->callback([action] {
     *action = []() -> int {
       throw Error(ErrorCode::kUnsupported,
-                  "'state' is part of the Python package: pip install headroom, then "
-                  "python -m headroom state FILE.");
+                  "'state' is part of the Python package: run pip install . in a clone of "
+                  "Headroom, then python -m headroom state FILE.");
     };
   });
 }

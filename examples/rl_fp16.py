@@ -60,7 +60,7 @@ CUDA = Settings(layers=4, width=512, heads=8, digits=12, prompts=32, samples=16,
 # Name, precision of weights, activations and gradients, and policy of the loss scale. "none": scale 1, inf still caught.
 RUNS = (
     ("bf16", torch.bfloat16, "none"),
-    ("fp16, torch's rule", torch.float16, "torch:growth_interval=400"),
+    ("fp16, torch, interval 400", torch.float16, "torch:growth_interval=400"),
     ("fp16, headroom-retry", torch.float16, "headroom-retry"),
 )
 

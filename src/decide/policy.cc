@@ -60,6 +60,18 @@ void with_setting(Policy& policy, const std::string& name, const Found& found) {
   });
 }
 
+// The value of a setting as parse_policy() reads it.
+template <typename Member>
+std::string value_text(const Member& member) {
+  if constexpr (std::is_same_v<Member, bool>) {
+    return member ? "true" : "false";
+  } else if constexpr (std::is_same_v<Member, OnOverflow>) {
+    return member == OnOverflow::kThrow ? "throw" : "skip";
+  } else {
+    return number(static_cast<double>(member));
+  }
+}
+
 }  // namespace
 
 DynamicScale ScalePolicy::dynamic() const {
@@ -125,8 +137,8 @@ std::vector<SettingInfo> policy_settings() {
   for (const ScalePolicy& policy :
        {ScalePolicy(StaticScale{}), ScalePolicy(DynamicScale{}), ScalePolicy(HeadroomScale{})}) {
     PolicySettings::visit(policy, [&](const Setting& setting, const auto& member) {
-      list.push_back({policy.rule(), setting.name, number(static_cast<double>(member)),
-                      setting.allowed, setting.summary});
+      list.push_back(
+          {policy.rule(), setting.name, value_text(member), setting.allowed, setting.summary});
     });
   }
   return list;
@@ -168,7 +180,7 @@ std::string to_string(const ScalePolicy& policy) {
   PolicySettings::visit(policy, [&](const Setting& setting, const auto& member) {
     text += separator;
     text += setting.name;
-    text += "=" + number(static_cast<double>(member));
+    text += "=" + value_text(member);
     separator = ',';
   });
   return text;

@@ -20,7 +20,7 @@ struct Preset {
 
 // In the order of the documentation: Headroom's own, then those of other systems.
 constexpr Preset kPresets[] = {
-    {"dynamic", "Headroom's default: 2^16, x2 after 2000 clean steps, x1/2, from 1 to 2^24",
+    {"dynamic", "the default of C++ and C: 2^16, x2 after 2000 clean steps, x1/2, from 1 to 2^24",
      DynamicScale{}},
     {"headroom", "set from the largest gradient, as high as it is safe, from 2^-24 to 2^32",
      HeadroomScale{}},

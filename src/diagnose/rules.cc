@@ -375,8 +375,9 @@ std::optional<Finding> no_scaler_needed(const RunFacts& run) {
 const std::vector<Rule>& rules() {
   static const std::vector<Rule> list = {
       {{"forward-overflow",
-        "the loss is inf or NaN in 3 steps in a row; or gradients are until the run ends, while "
-        "the scale falls to a millionth (to 2^-16 from the start), or a thousandth if never inf",
+        "the loss is inf or NaN in 3 steps in a row; or every step until the run ends overflows "
+        "while the scale falls to a millionth (from the start of a run to 2^-16; if all bad "
+        "gradients are NaN, to a thousandth)",
         "the range watch and FP32 for the module it names, or BF16; no loss scale helps"},
        forward_overflow,
        {"bad-batches", "skips-in-row", "at-floor"}},

@@ -149,7 +149,7 @@ std::vector<ordered_json> notes_on_dropped(const std::string& path, int64_t unti
   std::vector<ordered_json> notes;
   for (size_t i = first; i < attempts.size(); ++i) {
     std::string text =
-        "An earlier attempt went on from here to step " + std::to_string(attempts[i].reached);
+        "An earlier attempt continued from here to step " + std::to_string(attempts[i].reached);
     ordered_json steps = ordered_json::array();
     for (const internal::HistoryStep& step : attempts[i].bad_batches) {
       text += (steps.empty() ? " and skipped as not finite: " : ", ") + std::to_string(step.step);

@@ -117,7 +117,8 @@ TEST(PolicyText, EverySettingCanBeReadAndWrittenByName) {
   for (const SettingInfo& info : policy_settings()) {
     ScalePolicy policy = preset(to_string(info.rule));
     const double value = policy.get(info.name);
-    EXPECT_EQ(info.default_value, internal::number(value));
+    const std::string set = to_string(info.rule) + (":" + std::string(info.name)) + "=";
+    EXPECT_EQ(parse_policy(set + info.default_value).get(info.name), value);
     policy.set(info.name, value);
     EXPECT_NE(std::string(info.summary), "");
   }

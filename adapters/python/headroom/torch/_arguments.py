@@ -28,8 +28,9 @@ def policy_of(
     if policy is not None:
         changed = [name for name, value in given.items() if value != _TORCH_DEFAULTS[name]]
         if changed:
+            rule = policy.partition(":")[0] if isinstance(policy, str) else "torch"
             raise make("invalid argument", f"{changed[0]} is given beside a policy; make it part of the policy: "
-                       f"\"torch:{changed[0]}={given[changed[0]]}\".")
+                       f"\"{rule}:{changed[0]}={given[changed[0]]}\".")
         return _core.ScalePolicy(policy) if isinstance(policy, str) else policy
     if not enabled:
         return _core.ScalePolicy("torch")

@@ -128,8 +128,8 @@ def check_whole(name: str, param: torch.Tensor, grad: Optional[torch.Tensor]) ->
                    f"{tuple(grad.shape)}; they have to be equal.")
     for tensor, what in ((param, name), (grad, f"The gradient of {name}")):
         if tensor is not None and not is_whole(tensor):
-            raise make("invalid argument", f"{what} has less memory than its shape asks for; its "
-                       "storage was given back or cut. Run backward again, or restore it.")
+            raise make("invalid argument", f"{what} has less memory than its shape needs; its "
+                       "storage was freed or truncated. Run backward again, or restore it.")
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
