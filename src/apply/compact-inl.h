@@ -165,13 +165,22 @@ struct FirstMoments {
   using Code = FirstMoment;
   template <class D>
   static HWY_INLINE hn::Vec<D> decode(D d, const uint8_t* codes, uint32_t exponent) {
+    const auto unit = hn::Set(d, bits_float(exponent << 23));
+#if HEADROOM_NATIVE_F16
+    // An f16 has the same exponents, a bit further up, and more mantissa.
+    const hn::Rebind<uint16_t, D> d16;
+    const auto code = load_bytes<uint16_t>(d, codes);
+    const auto sign = hn::And(hn::ShiftLeft<8>(code), hn::Set(d16, 0x8000));
+    const auto magnitude = hn::And(hn::ShiftLeft<7>(code), hn::Set(d16, 0x3F80));
+    return hn::Mul(half_to_float(d, hn::Or(sign, magnitude)), unit);
+#else
     const hn::Rebind<uint32_t, D> du;
     const auto code = load_bytes<uint32_t>(d, codes);
     const auto placed = hn::ShiftLeft<20>(hn::And(code, hn::Set(du, 0x7Fu)));
-    const auto scaled = unplace_half_range(d, placed);
-    const auto value = hn::Mul(scaled, hn::Set(d, bits_float(exponent << 23)));
+    const auto value = hn::Mul(unplace_half_range(d, placed), unit);
     const auto sign = hn::ShiftLeft<24>(hn::And(code, hn::Set(du, 0x80u)));
     return hn::Or(value, hn::BitCast(d, sign));
+#endif
   }
   template <class D>
   static HWY_INLINE BitsOf<D> encode(D d, hn::Vec<D> value, uint32_t exponent, BitsOf<D> random) {
@@ -237,8 +246,8 @@ HWY_INLINE void store_moments(D d, hn::Vec<D> value, BitsOf<D> dither, bf16* to)
   store_halves(d, low_halves(d, hn::Or(sign, kept)), to);
 }
 
-// dither_word() of the elements from `index` on, a multiple of the number of lanes. Lanes of more
-// than 8 take the factors as often as necessary.
+// dither_word() of the elements from `index` on, a multiple of the number of lanes. The hashes are
+// computed as scalars, by units of the CPU that are idle otherwise.
 template <class D>
 HWY_INLINE BitsOf<D> dither_words(D, uint32_t index, uint32_t key) {
   const hn::Rebind<uint32_t, D> du;
@@ -247,8 +256,11 @@ HWY_INLINE BitsOf<D> dither_words(D, uint32_t index, uint32_t key) {
     for (uint32_t i = 0; i < 16; ++i) factors[i] = dither_factor(i % 8);
     return factors;
   }();
-  const auto chunk = hn::ShiftRight<3>(hn::Add(hn::Iota(du, 0), hn::Set(du, index)));
-  const auto hash = random_hash(chunk, hn::Set(du, key));
+  auto hash = hn::Set(du, dither_hash(index, key));
+  if constexpr (hn::MaxLanes(D()) > 8) {
+    const auto second = hn::Set(du, dither_hash(index + 8, key));
+    hash = hn::IfThenElse(hn::FirstN(du, 8), hash, second);
+  }
   return hn::Mul(hash, hn::LoadU(du, kFactors.data() + index % 8));
 }
 

@@ -115,17 +115,22 @@ struct Arrays {
 // 160 and more are slower than no prefetching.
 constexpr size_t kPrefetchAhead = 96;
 
+// Elements of an array of floats in a cache line, which is prefetched as a whole.
+constexpr size_t kLine = 16;
+
+template <Rule kRule, bool kMaster, typename G, typename W>
+HWY_INLINE void prefetch_line(const Arrays<G, W>& a, size_t i) {
+  constexpr size_t kStates = state_buffers(kRule);
+  if constexpr (kMaster) hwy::Prefetch(a.master + i + kPrefetchAhead);
+  if constexpr (kStates > 0) hwy::Prefetch(a.s0 + i + kPrefetchAhead);
+  if constexpr (kStates > 1) hwy::Prefetch(a.s1 + i + kPrefetchAhead);
+  hwy::Prefetch(a.grad + i + kPrefetchAhead);
+}
+
 // Updates one vector in memory. W is float for FP32 weights, which have no 16-bit copy.
 template <Rule kRule, bool kMaster, class D, typename G, typename W>
 HWY_INLINE void update_vector(D d, const RuleNumbers& n, const ApplyJob job, const Arrays<G, W>& a,
                               size_t i) {
-  if constexpr (hn::MaxLanes(D()) > 4) {  // not for the few elements at the end of a span
-    constexpr size_t kStates = state_buffers(kRule);
-    if constexpr (kMaster) hwy::Prefetch(a.master + i + kPrefetchAhead);
-    if constexpr (kStates > 0) hwy::Prefetch(a.s0 + i + kPrefetchAhead);
-    if constexpr (kStates > 1) hwy::Prefetch(a.s1 + i + kPrefetchAhead);
-    hwy::Prefetch(a.grad + i + kPrefetchAhead);
-  }
   hn::Vec<D> w;
   if constexpr (kMaster) {
     w = load_float(d, a.master + i);
@@ -150,7 +155,7 @@ HWY_INLINE void update_vector(D d, const RuleNumbers& n, const ApplyJob job, con
   if (job.clear_grads) store_float(d, hn::Zero(d), a.grad + i);
 }
 
-// Processes whole vectors, then vectors of 4, then the last 1 to 3 elements in padded copies.
+// Processes whole cache lines, then vectors of 4, then the last 1 to 3 elements in padded copies.
 template <Rule kRule, typename G, typename W, bool kMaster>
 HWY_INLINE void update_span(const ApplySpan& span, const ApplyJob job) {
   const RuleNumbers n = *span.numbers;  // a copy, which cannot alias the stores below
@@ -167,12 +172,13 @@ HWY_INLINE void update_span(const ApplySpan& span, const ApplyJob job) {
   }
   using D4 = hn::CappedTag<float, 4>;
   size_t i = 0;
-  const auto advance = [&](auto d) HWY_ATTR {
-    constexpr size_t kLanes = hn::MaxLanes(decltype(d)());
-    for (; i + kLanes <= span.count; i += kLanes) update_vector<kRule, kMaster>(d, n, job, a, i);
-  };
-  advance(DF());
-  advance(D4());
+  for (; i + kLine <= span.count; i += kLine) {
+    prefetch_line<kRule, kMaster>(a, i);
+    for (size_t k = 0; k < kLine; k += kFloatLanes) {
+      update_vector<kRule, kMaster>(DF(), n, job, a, i + k);
+    }
+  }
+  for (; i + 4 <= span.count; i += 4) update_vector<kRule, kMaster>(D4(), n, job, a, i);
   const size_t rest = span.count - i;
   if (rest == 0) return;
 
