@@ -59,6 +59,45 @@ def test_the_newest_module_that_the_driver_runs_is_chosen():
     assert _variant.choose([12, 13], None, "") is None
 
 
+def test_a_gpu_that_cuda_13_has_no_code_for_gets_the_module_for_cuda_12():
+    assert _variant.choose([12, 13], 13, "", (7, 0)) == 12
+    assert _variant.choose([12, 13], 13, "", (7, 5)) == 13
+    assert _variant.choose([13], 13, "", (7, 0)) == 13  # there is no other
+    assert _variant.choose([12, 13], 13, "13", (7, 0)) == 13
+
+
+def test_capabilities_of_gpus_are_read_without_starting_cuda(monkeypatch):
+    found = {0: (9, 0), 1: (7, 0)}
+
+    class Library:
+        nvmlInit_v2 = nvmlShutdown = staticmethod(lambda: 0)
+
+        @staticmethod
+        def nvmlDeviceGetCount_v2(count):
+            count._obj.value = len(found)
+            return 0
+
+        @staticmethod
+        def nvmlDeviceGetHandleByIndex_v2(index, device):
+            device._obj.value = index.value + 1
+            return 0
+
+        @staticmethod
+        def nvmlDeviceGetCudaComputeCapability(device, major, minor):
+            major._obj.value, minor._obj.value = found[device.value - 1]
+            return 0
+
+    monkeypatch.setattr(_driver, "_management_library", lambda: Library)
+    assert _driver.capabilities() == [(9, 0), (7, 0)]
+    monkeypatch.setattr(_driver, "_management_library", lambda: None)
+    assert _driver.capabilities() == []
+
+
+def test_the_doctor_calls_avx3_by_its_usual_name():
+    assert _doctor._simd_text("AVX3_DL") == "AVX-512 (AVX3_DL)"
+    assert _doctor._simd_text("AVX2") == "AVX2"
+
+
 def test_headroom_cuda_chooses_the_module():
     assert _variant.choose([12, 13], 13, "off") is None
     assert _variant.choose([12, 13], 13, "12") == 12

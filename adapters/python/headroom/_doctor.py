@@ -201,7 +201,7 @@ def as_text(found: dict[str, Any]) -> str:
     modules = " and ".join(str(major) for major in cuda["modules"])
     lines = [
         ("Headroom", f"{found['headroom']}, Python {found['python']}, {found['system']}"),
-        ("CPU", f"{found['cpu']['simd']}, {found['cpu']['threads']} of {found['cpu']['cores']} threads"),
+        ("CPU", f"{_simd_text(found['cpu']['simd'])}, {found['cpu']['threads']} of {found['cpu']['cores']} threads"),
         ("CUDA", (f"driver for CUDA {cuda['driver']}; " if cuda["driver"] else "no driver; ")
          + (f"this package has modules for CUDA {modules}, and uses " if modules else "this package uses ")
          + (f"the one for {cuda['built_for']}" if cuda["built_for"] else "the one without CUDA")),
@@ -217,6 +217,11 @@ def as_text(found: dict[str, Any]) -> str:
         state = "passed" if result["passed"] else f"FAILED: {result['problem']}"
         lines.append((f"Test {name}", f"{state} ({_STEPS} steps in FP16, {result['seconds']:.2f} s)"))
     return "\n".join(f"{name:<11}{text}" for name, text in lines)
+
+
+def _simd_text(target: str) -> str:
+    """A target's name, which is the one that HEADROOM_SIMD takes, and what it is usually called."""
+    return f"AVX-512 ({target})" if target.startswith("AVX3") else target
 
 
 def _torch_text(torch: dict[str, Any]) -> str:

@@ -60,6 +60,31 @@ def gpus() -> list[Gpu]:
     return [_gpu(library, index) for index in range(count.value)]
 
 
+def capabilities() -> list[tuple[int, int]]:
+    """The compute capabilities of all GPUs, from the management library. In contrast to gpus() this does not start CUDA,
+    which a process that forks later must not have done. Empty if the library is missing or fails."""
+    library = _management_library()
+    count = ctypes.c_uint()
+    if library is None or library.nvmlInit_v2() != 0:
+        return []
+    found = []
+    if library.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0:
+        for index in range(count.value):
+            device, major, minor = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
+            if library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(device)) == 0 and (
+                    library.nvmlDeviceGetCudaComputeCapability(device, ctypes.byref(major), ctypes.byref(minor)) == 0):
+                found.append((major.value, minor.value))
+    library.nvmlShutdown()
+    return found
+
+
+def _management_library() -> Optional[ctypes.CDLL]:
+    try:
+        return ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return None
+
+
 def _gpu(library: ctypes.CDLL, index: int) -> Gpu:
     device, memory, name = ctypes.c_int(), ctypes.c_size_t(), ctypes.create_string_buffer(256)
     _call(library, "cuDeviceGet", ctypes.byref(device), index)

@@ -1,8 +1,9 @@
 """Chooses the compiled module: a wheel has one without CUDA, and one for each version of CUDA that it supports.
 
-Those are in the folders cuda12 and cuda13, and the newest is used that the machine's driver can run. The environment
-variable HEADROOM_CUDA chooses another: "off", "12" or "13". A package that was built from source has one module, and
-this does nothing. Imported before headroom._core.
+Those are in the folders cuda12 and cuda13. The newest one that the machine's driver can run is used, but the one for
+CUDA 12 if a GPU is older than 7.5 (V100), for which CUDA 13 has no code. The environment variable HEADROOM_CUDA chooses
+another: "off", "12" or "13". A package that was built from source has one module, and this does nothing. Imported before
+headroom._core.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 from typing import Optional
 
 _HERE = pathlib.Path(__file__).parent
+_FIRST_OF_CUDA_13 = (7, 5)  # the lowest compute capability that it compiles for
 
 
 def variants() -> dict[int, pathlib.Path]:
@@ -27,9 +29,11 @@ def variants() -> dict[int, pathlib.Path]:
     return found
 
 
-def choose(available: list[int], driver: Optional[int], wanted: str) -> Optional[int]:
+def choose(
+    available: list[int], driver: Optional[int], wanted: str, oldest: Optional[tuple[int, int]] = None
+) -> Optional[int]:
     """The variant to load, or None for the one without CUDA. ``driver`` is the newest version of CUDA that the driver
-    supports, such as 13; None if there is no driver."""
+    supports, such as 13; None if there is no driver. ``oldest`` is the lowest compute capability of the GPUs, if known."""
     if wanted in ("off", "0"):
         return None
     if wanted:
@@ -37,7 +41,10 @@ def choose(available: list[int], driver: Optional[int], wanted: str) -> Optional
             names = ", ".join(["off", *(str(major) for major in available)])
             raise ImportError(f"HEADROOM_CUDA is {wanted!r}; this package has: {names}.")
         return int(wanted)
-    return max((major for major in available if driver is not None and major <= driver), default=None)
+    usable = [major for major in available if driver is not None and major <= driver]
+    if 12 in usable and oldest is not None and oldest < _FIRST_OF_CUDA_13:
+        return 12
+    return max(usable, default=None)
 
 
 def _load() -> None:
@@ -45,12 +52,14 @@ def _load() -> None:
     if not found or "headroom._core" in sys.modules:
         return
     wanted = os.environ.get("HEADROOM_CUDA", "")
-    driver = None
+    driver = oldest = None
     if not wanted:
         from headroom import _driver
 
         driver = _driver.cuda_version() // 1000 or None
-    major = choose(sorted(found), driver, wanted)
+        if driver is not None and driver >= 13 and 12 in found:
+            oldest = min(_driver.capabilities(), default=None)
+    major = choose(sorted(found), driver, wanted, oldest)
     if major is None:
         return
     loader = importlib.machinery.ExtensionFileLoader("headroom._core", str(found[major]))
