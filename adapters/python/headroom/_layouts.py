@@ -24,7 +24,7 @@ def read(layout: Mapping[str, Any], policy: Optional[ScalePolicy] = None) -> Sca
     dictionary under that policy, as far as they have a meaning there. Raises headroom.Error."""
     found = layout_of(layout)
     if found is None:
-        raise make("bad state", "This is not the state of a scaler in a layout that is known.")
+        raise make("bad state", f"Unknown scaler state; supported layouts: {', '.join(_READERS)}.")
     try:
         state = _READERS[found](layout)
     except (TypeError, ValueError, KeyError, OverflowError) as error:

@@ -79,7 +79,7 @@ class Recorder:
 
     def _open(self) -> _core.Recorder:
         if self._core is None:
-            raise ValueError("The recorder is finished.")
+            raise ValueError("The Recorder was used after finish(); make a new one.")
         return self._core
 
     def step(self, step: int, loss: float, report: _core.StepReport, **more: float) -> None:
