@@ -23,6 +23,7 @@ void add_diagnose(CLI::App& app, Action* action);
 void add_policies(CLI::App& app, Action* action);
 void add_replay(CLI::App& app, Action* action);
 void add_state(CLI::App& app, Action* action);
+void add_doctor(CLI::App& app, Action* action);
 void add_report(CLI::App& app, Action* action);
 void add_bench(CLI::App& app, Action* action);
 void add_completion(CLI::App& app, Action* action);

@@ -33,6 +33,7 @@ inline constexpr std::pair<std::string_view, std::string_view> kExamples[] = {
      "  headroom replay runs/a/history.jsonl --policy headroom,torch,megatron\n"
      "  printf '0\\n1\\n0\\n' | headroom replay --policy torch --init-scale 1024 -\n"},
     {"state", "  python -m headroom state checkpoint.pt --to megatron\n"},
+    {"doctor", "  python -m headroom doctor\n"},
     {"bench",
      "  headroom bench --filter adamw                   figures whose name contains adamw\n"
      "  headroom bench --libtorch                       whole steps, beside LibTorch's own "

@@ -13,6 +13,7 @@
 
 #include "cli/commands.h"
 #include "cli/hand_over.h"
+#include "cli/program.h"
 #include "cli/train/step_bench.h"
 
 namespace headroom::cli {
@@ -32,9 +33,10 @@ std::vector<std::string>& trainer_arguments() {
 // Executes headroom-train with the same arguments. Does not return on success.
 int execute_trainer() {
   if constexpr (!kHasTrainer) {
-    throw Error(ErrorCode::kUnsupported,
-                "This build of headroom has no LibTorch, which this command needs; install "
-                "libtorch-dev and build again.");
+    throw Error(
+        ErrorCode::kUnsupported,
+        "train, compare and bench --libtorch need LibTorch, which this build lacks. In a clone "
+        "of Headroom, use ./run train, which builds with it.");
   }
   const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe");
   const std::string trainer = (self.parent_path() / "headroom-train").string();
@@ -42,7 +44,7 @@ int execute_trainer() {
   // takes time from the threads they wait for.
   if (std::getenv("OMP_WAIT_POLICY") == nullptr) setenv("GOMP_SPINCOUNT", "10000", 0);
   std::vector<std::string> arguments = trainer_arguments();
-  arguments.insert(arguments.begin(), "headroom");
+  arguments.insert(arguments.begin(), called_as());
   std::vector<char*> pointers;
   for (std::string& argument : arguments) pointers.push_back(argument.data());
   pointers.push_back(nullptr);

@@ -15,5 +15,5 @@ int main(int argc, char** argv) {
   }
   return run_program(std::move(arguments),
                      {add_train, add_compare, add_report, add_diagnose, add_inspect, add_policies,
-                      add_replay, add_state, add_bench, add_completion});
+                      add_replay, add_state, add_doctor, add_bench, add_completion});
 }

@@ -49,14 +49,17 @@ int finish_output(int status) {
   return gone ? kReaderGone : kBadInput;
 }
 
-// Prints the parser's message: help, the version, or an error in the arguments.
-int print_parser_message(const CLI::App& app, const CLI::ParseError& error) {
+std::string& name_called() {
+  static std::string name = "headroom";
+  return name;
+}
+
+// Prints what --help or --version asked for.
+int print_answer(const CLI::App& app, const CLI::ParseError& asked) {
   std::ostringstream output;
-  std::stringstream errors;
-  const int status = app.exit(error, output, errors);
+  app.exit(asked, output, output);
   print_text(output.str());
-  for (std::string line; std::getline(errors, line);) print_error(line + "\n");
-  return finish_output(status == 0 ? 0 : kBadInput);
+  return finish_output(0);
 }
 
 int refuse_arguments(const std::string& sentence) {
@@ -66,7 +69,10 @@ int refuse_arguments(const std::string& sentence) {
 
 }  // namespace
 
+const std::string& called_as() { return name_called(); }
+
 std::vector<std::string> read_arguments(int argc, char** argv) {
+  if (argc > 0 && *argv[0] != '\0') name_called() = argv[0];
   std::vector<std::string> arguments(argv + std::min(argc, 1), argv + argc);
   if (!arguments.empty() && arguments[0] == "help") {
     arguments.erase(arguments.begin());
@@ -101,8 +107,8 @@ int run_program(std::vector<std::string> arguments,
   try {
     app.parse(std::move(arguments));
   } catch (const CLI::ParseError& error) {
-    const std::string unknown = error.get_exit_code() == 0 ? "" : unknown_option(app);
-    return unknown.empty() ? print_parser_message(app, error) : refuse_arguments(unknown);
+    return error.get_exit_code() == 0 ? print_answer(app, error)
+                                      : refuse_arguments(mistake_in_arguments(app, error));
   }
   try {
     return finish_output(action());

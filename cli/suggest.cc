@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cctype>
 #include <numeric>
+#include <sstream>
 
 namespace headroom::cli {
 namespace {
@@ -54,6 +55,67 @@ std::string unknown_part(const std::string& text) {
     begin = end + 1;
   }
   return "";
+}
+
+// The option that does not exist, or the word that is too many; empty if there is neither.
+std::string unexpected_argument(const CLI::App& command, const std::string& help) {
+  const std::vector<std::string> extra = command.remaining();
+  for (const std::string& argument : extra) {
+    if (!argument.starts_with('-') || argument.size() == 1) continue;
+    const std::string name = argument.substr(0, argument.find('='));
+    return fmt::format("There is no option '{}'.{} {} lists all.", name,
+                       did_you_mean(name, option_names(command)), help);
+  }
+  if (extra.empty()) return "";
+  return fmt::format("'{}' is one argument too many; {} shows what is expected.", extra[0], help);
+}
+
+// "a number", for the parser's "FLOAT".
+std::string kind_of_value(const CLI::Option& option) {
+  const std::string type = option.get_type_name();
+  if (type.starts_with("FLOAT")) return "a number";
+  if (type.starts_with("UINT")) return "an integer of 0 or more";
+  return type.starts_with("INT") ? "an integer" : "of another kind";
+}
+
+// Why the parser refused an option's value, from its error; empty if the error is not about it.
+std::string refused_value(const CLI::Option& option, const std::string& kind,
+                          const std::string& what, const std::string& help) {
+  const std::string name = option.get_name();
+  const auto begins = [&](const std::string& text) { return what.starts_with(text); };
+  const size_t given = option.results().size();
+  if (kind == "RequiredError" && begins(name + " is")) {
+    return fmt::format("The argument '{}' is missing; {} describes it.", name, help);
+  }
+  if (kind == "ConversionError" && begins("Could not convert: " + name + " = ")) {
+    if (option.get_items_expected_max() == 0) return fmt::format("{} takes no value.", name);
+    return fmt::format("{} is '{}'; it must be {}.", name, fmt::join(option.results(), " "),
+                       kind_of_value(option));
+  }
+  if (kind == "RequiresError" && begins(name + " requires ")) {
+    return fmt::format("{} needs {}.", name, what.substr(name.size() + 10));
+  }
+  if (kind == "ExcludesError" && begins(name + " excludes ")) {
+    return fmt::format("{} and {} cannot be used together.", name, what.substr(name.size() + 10));
+  }
+  if (!begins(name + ": ")) return "";
+  const std::string problem = what.substr(name.size() + 2);
+  if (kind == "ArgumentMismatch") {
+    return given > 1 ? fmt::format("{} was given {} times; give it once.", name, given)
+                     : fmt::format("{} needs a value; {} describes it.", name, help);
+  }
+  if (kind != "ValidationError") return "";
+  // The parser's own sentence, or that of not_one_of().
+  constexpr std::string_view kValue = "Value ", kRange = " not in range ";
+  const size_t range = problem.find(kRange);
+  std::string to;
+  if (problem.starts_with(kValue) && range != std::string::npos) {
+    double least = 0.0, most = 0.0;
+    std::istringstream(problem.substr(range + kRange.size())) >> least >> to >> most;
+    return fmt::format("{} is {}; it must be from {} to {}.", name,
+                       problem.substr(kValue.size(), range - kValue.size()), least, most);
+  }
+  return problem.starts_with("it is ") ? name + problem.substr(2) : what;
 }
 
 }  // namespace
@@ -129,17 +191,20 @@ std::string unknown_command(const CLI::App& app, const std::vector<std::string>&
                      did_you_mean(arguments[0], names));
 }
 
-std::string unknown_option(const CLI::App& app) {
+std::string mistake_in_arguments(const CLI::App& app, const CLI::ParseError& error) {
   const std::vector<CLI::App*> commands = app.get_subcommands();
   const CLI::App& command = commands.empty() ? app : *commands[0];
-  for (const std::string& argument : command.remaining()) {
-    if (!argument.starts_with('-') || argument.size() == 1) continue;
-    const std::string name = argument.substr(0, argument.find('='));
-    const std::string of = commands.empty() ? "" : " " + command.get_name();
-    return fmt::format("There is no option '{}'.{} 'headroom{} --help' lists all.", name,
-                       did_you_mean(name, option_names(command)), of);
+  const std::string help =
+      fmt::format("'headroom{} --help'", commands.empty() ? "" : " " + command.get_name());
+  const std::string unexpected = unexpected_argument(command, help);
+  if (!unexpected.empty()) return unexpected;
+  if (commands.empty()) return fmt::format("No command was given; {} lists all.", help);
+  const std::string what = error.what();
+  for (const CLI::Option* option : command.get_options()) {
+    const std::string sentence = refused_value(*option, error.get_name(), what, help);
+    if (!sentence.empty()) return sentence;
   }
-  return "";
+  return fmt::format("{}; {} describes all options.", what, help);
 }
 
 }  // namespace headroom::cli

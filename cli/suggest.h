@@ -38,9 +38,8 @@ std::vector<std::string> option_names(const CLI::App& command);
 /// Why the first argument is not a command, or an empty text if it is one, or an option.
 std::string unknown_command(const CLI::App& app, const std::vector<std::string>& arguments);
 
-/// Which option is unknown, if that is why the parser refused the arguments; otherwise an empty
-/// text.
-std::string unknown_option(const CLI::App& app);
+/// One sentence: why the parser refused the arguments, and what to do.
+std::string mistake_in_arguments(const CLI::App& app, const CLI::ParseError& error);
 
 }  // namespace headroom::cli
 

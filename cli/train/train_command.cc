@@ -12,6 +12,7 @@
 
 #include "cli/commands.h"
 #include "cli/output.h"
+#include "cli/program.h"
 #include "cli/train/checkpoint.h"
 #include "cli/train/image.h"
 #include "cli/train/options.h"
@@ -28,7 +29,8 @@ constexpr int kGaveUp = 3;
 
 // CLI11 would parse -1 as 2^64 - 1.
 std::string not_negative(const std::string& text) {
-  return text.find('-') == std::string::npos ? "" : "it must be 0 or more, not " + text;
+  return text.find('-') == std::string::npos ? ""
+                                             : fmt::format("it is {}; it must be 0 or more.", text);
 }
 
 std::string percent(const libtorch::CastLoss& lost) {
@@ -101,7 +103,8 @@ void print_how_to_resume(const TrainConfig& config) {
   if (config.out.empty() || config.checkpoint_every == 0) {
     print("\nNothing was saved to resume from; --out DIR saves checkpoints.\n");
   } else {
-    print("\nTo resume: headroom train --out {} --resume\n", shell_word(config.out));
+    print("\nTo resume: {} train --out {} --resume\n", shell_word(called_as()),
+          shell_word(config.out));
   }
 }
 
@@ -263,7 +266,7 @@ void add_train(CLI::App& app, Action* action) {
       ->capture_default_str();
   command->add_option(
       "--loss-scale", config->loss_scale,
-      "none, static:S, dynamic or a preset listed by replay --help (default: headroom for fp16, "
+      "none, static:S, or a preset that 'headroom policies' lists (default: headroom for fp16, "
       "otherwise none)");
   command->add_option(
       "--out", config->out,

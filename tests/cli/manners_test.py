@@ -42,6 +42,37 @@ def test_nothing_is_suggested_for_words_that_resemble_none():
         assert shown.returncode == 2 and "Did you mean" not in shown.stderr, shown
 
 
+def test_refused_arguments_are_named_with_what_to_do():
+    cases = [([], "No command was given; 'headroom --help' lists all."),
+             (["--bogus"], "There is no option '--bogus'. 'headroom --help' lists all."),
+             (["policies", "extra"], "'extra' is one argument too many; 'headroom policies --help' shows what is expected."),
+             (["replay"], "The argument 'trace' is missing; 'headroom replay --help' describes it."),
+             (["replay", "-", "--json=maybe"], "--json takes no value."),
+             (["replay", "-", "--growth-interval", "x"], "'growth_interval=x' in the policy 'dynamic:growth_interval=x' has a "
+              "value that is neither a number nor true, false, skip or throw."),
+             (["bench", "--repetitions", "x"], "--repetitions is x; it must be from 1 to 10000."),
+             (["bench", "--filter", "a", "--filter", "b"], "--filter was given 2 times; give it once."),
+             (["inspect", "x", "--lose", "2"], "--lose is 2; it must be from 0 to 1.")]
+    if WITH_TRAINER:
+        cases += [(["train", "--lr", "abc"], "--lr is 'abc'; it must be a number."),
+                  (["train", "--lr"], "--lr needs a value; 'headroom train --help' describes it."),
+                  (["train", "--seed", "-1"], "--seed is -1; it must be 0 or more."),
+                  (["train", "--port", "3"], "--port needs --watch.")]
+    else:
+        cases += [(["train"], "train, compare and bench --libtorch need LibTorch, which this build lacks. In a clone of Headroom, "
+                   "use ./run train, which builds with it.")]
+    for arguments, sentence in cases:
+        shown = run(*arguments)
+        assert shown.returncode == 2 and shown.stderr == f"headroom: {sentence}\n", (arguments, shown)
+
+
+def test_commands_of_the_python_package_are_named():
+    for command in ("state", "doctor"):
+        shown = run(command, "--json")
+        assert shown.returncode == 2 and f"python -m headroom {command}" in shown.stderr, shown
+        assert f"\n  {command} " in run("help").stdout
+
+
 def test_help_has_examples_and_defaults():
     for command in COMMANDS + TRAINER_COMMANDS:
         shown = run("help", command)
@@ -154,9 +185,9 @@ def test_ctrl_c_prints_the_command_that_resumes(temp):
     folder = f"{temp}/my run"
     printed = interrupted(folder)
     command = shlex.split(printed.split("To resume: ")[1])
-    assert command == ["headroom", "train", "--out", folder, "--resume"], printed
+    assert command == [PROGRAM, "train", "--out", folder, "--resume"], printed
     done = int(re.search(r": (\d+) of 1000000 steps", printed)[1])
-    resumed = run(*command[1:], "--steps", str(done + 2))
+    resumed = subprocess.run([*command, "--steps", str(done + 2)], capture_output=True, text=True, timeout=300)
     assert resumed.returncode == 0 and f"resuming after step {done}," in resumed.stderr, resumed
     assert "Nothing was saved" in interrupted(f"{temp}/other", "--checkpoint-every", "0")
 
