@@ -7,7 +7,7 @@ namespace {
 
 [[noreturn]] void throw_bad_handle(const char* kind) {
   throw Failure{HR_ERROR_BAD_HANDLE,
-                "the handle is not that of a living " + std::string(kind) +
+                "the handle does not refer to an existing " + std::string(kind) +
                     "; it was destroyed, is of the other kind, or is invalid."};
 }
 

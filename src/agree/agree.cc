@@ -68,7 +68,7 @@ std::string difference_sentence(int field, double low, double high) {
       return "The ranks have the same scale but different states; load the same saved "
              "scaler on every rank.";
     default:
-      return "The ranks have drifted apart: their gradients should be the same, but have norms "
+      return "The ranks have diverged: their gradients should be the same, but have norms "
              "of " +
              ends +
              " before unscaling; average the gradients over the ranks before step(), or use "

@@ -142,7 +142,7 @@ uint32_t random_key(const Precision& precision, size_t parameter, int64_t steps,
 void check_steps(int64_t steps, ErrorCode code) {
   require(steps >= 0 && steps <= kMaxCount, code, [&] {
     return "A step count of " + std::to_string(steps) +
-           " is impossible; it is damaged, or not a number of steps.";
+           " is invalid. If it is from a checkpoint, load an earlier one.";
   });
 }
 

@@ -162,9 +162,13 @@ ScalePolicy parse_policy(const std::string& text) {
       const auto result = std::from_chars(value.data(), value.data() + value.size(), parsed);
       require(result.ec == std::errc() && result.ptr == value.data() + value.size(),
               ErrorCode::kInvalidArgument, [&] {
+                const char* const rest =
+                    equals == std::string::npos
+                        ? "' is not a setting; write it as growth_interval=500, with commas "
+                          "between several."
+                        : "' has a value that is neither a number nor true, false, skip or throw.";
                 return std::string("'").append(item).append("' in the policy '").append(text) +
-                       "' is not a setting; write it as growth_interval=500, with commas between "
-                       "several.";
+                       rest;
               });
     }
     policy.set(short_form ? "scale" : item.substr(0, equals), parsed);

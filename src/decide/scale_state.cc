@@ -118,17 +118,20 @@ void check_no_others(const json& object, const std::set<std::string>& known, con
 json parse(std::string_view text) {
   json root = json::parse(text, nullptr, false);
   if (root.is_discarded() || !root.is_object()) {
-    bad("The saved scaler is not a JSON object; it is damaged or something else.");
+    bad("The saved scaler is not a JSON object: the file is damaged, or is not from "
+        "GradScaler::save(); load another checkpoint.");
   }
   const auto format = root.find("format");  // value() would copy, and recurse into nested input
   if (format == root.end() || *format != kFormat) {
     bad(std::string("The saved scaler has no \"format\": \"") + kFormat +
-        "\"; it is something else.");
+        "\"; it is not from GradScaler::save().");
   }
   const auto version = root.find("version");
   if (version == root.end() || *version != kVersion) {
-    bad("The saved scaler has another version than " + std::to_string(kVersion) +
-        ", the one that this library reads and writes.");
+    bad("The saved scaler has version " +
+        (version != root.end() && version->is_number() ? version->dump() : "none") +
+        "; this library reads version " + std::to_string(kVersion) +
+        ". Use the version of Headroom that saved it.");
   }
   check_no_others(root, {"format", "version", "policy", "state"}, "top level");
   return root;
@@ -151,7 +154,7 @@ ScalePolicy read_policy(const json& object) {
   try {
     validate(policy);
   } catch (const Error& error) {
-    bad(std::string("The saved policy is impossible: ") + error.what());
+    bad(std::string("The saved policy is invalid: ") + error.what());
   }
   return policy;
 }
@@ -180,7 +183,7 @@ void internal::check_numbers(const ScalePolicy& policy, const ScaleNumbers& numb
         wide(numbers.skips_in_row), "from 0 to skipped");
   if (const HeadroomScale* const rule = policy.if_headroom()) {
     if (!valid(*rule, numbers.headroom)) {
-      bad("The saved memory of the headroom rule is impossible; it is damaged.");
+      bad("The saved state of the headroom rule is invalid; load an earlier checkpoint.");
     }
   }
   const DynamicScale* const rule = policy.if_dynamic();

@@ -322,14 +322,14 @@ TEST(Agree, DivergedRanksAreDetectedBeforeWeightsChange) {
   expect_difference("different scales, 16384 and 65536",
                     [](GradScaler& scaler, RankModel&) { scaler.set_scale(16384.0f); });
   expect_difference("after updates 3 and 9", [](GradScaler& scaler, RankModel&) {
-    internal::ScaleRecord record = scaler.state().record();
+    internal::ScaleRecord record = internal::ScaleStateAccess::record(scaler.state());
     record.numbers.steps = 9;
-    scaler.load_state(ScaleState(record));
+    scaler.load_state(internal::ScaleStateAccess::make(record));
   });
   expect_difference("the same scale but different states", [](GradScaler& scaler, RankModel&) {
-    internal::ScaleRecord record = scaler.state().record();
+    internal::ScaleRecord record = internal::ScaleStateAccess::record(scaler.state());
     record.numbers.dynamic.growth_tracker = 1;
-    scaler.load_state(ScaleState(record));
+    scaler.load_state(internal::ScaleStateAccess::make(record));
   });
   expect_difference("differ in policy", [](GradScaler& scaler, RankModel&) {
     ScalePolicy policy = scaler.policy();
@@ -339,7 +339,7 @@ TEST(Agree, DivergedRanksAreDetectedBeforeWeightsChange) {
   expect_difference("differ in policy, max_norm", [](GradScaler&, RankModel&) {},
                     {.max_norm = 1.0f});
   expect_difference(
-      "drifted apart: their gradients should be the same, but have norms of 2 and "
+      "diverged: their gradients should be the same, but have norms of 2 and "
       "131072 before",
       [](GradScaler&, RankModel& rank) { rank.fill(1.0f); });
 }
