@@ -1,6 +1,7 @@
 #include "apply/compact_state.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
 #include "apply/formats.h"
@@ -52,15 +53,37 @@ std::vector<float> join(const TensorView& weight, const Slot& slot) {
   return values;
 }
 
+// A master as a 16-bit weight and what is below it, rounded to nearest. `present` stays if the
+// master rounds to it in either direction of a tie, so that a weight that was rounded to even, as
+// state "full" and torch do, keeps its value and its master.
+template <typename W, int kBits>
+SplitMaster<W, kBits> split_near(float master, W present) {
+  using Split = SplitMaster<W, kBits>;
+  constexpr int32_t kHalfUnit = Split::kHalfUnit, kStep = 1 << (16 - kBits);
+  constexpr int32_t kMostBelow = (1 << (kBits - 1)) - 1;
+  const uint32_t sign = float_bits(master) >> 16 & 0x8000u;
+  const uint32_t whole = Split::aligned(master, 0) & kMagnitude;
+  const auto distance = [whole](uint32_t weight) {
+    return static_cast<int32_t>(whole) - static_cast<int32_t>((weight & 0x7FFFu) << 16);
+  };
+  uint32_t weight = present.bits;
+  if ((weight & 0x8000u) != sign || std::abs(int64_t{distance(weight)}) > kHalfUnit) {
+    weight = sign | (whole + kHalfUnit) >> 16;
+  }
+  // Half a unit above the weight has no code; the largest one is next to it.
+  const int32_t below = std::min((distance(weight) + (kStep >> 1)) >> (16 - kBits), kMostBelow);
+  return {W::from_bits(static_cast<uint16_t>(weight)),
+          static_cast<typename Split::Remainder>(below)};
+}
+
 template <typename W, int kBits>
 void split(const std::vector<float>& values, const Slot& slot, const TensorView& weight) {
   using Split = SplitMaster<W, kBits>;
-  constexpr uint32_t kNearest = Split::kDropped > 0 ? (1u << Split::kDropped) / 2 : 0;
-  std::vector<W> weights(values.size());
+  auto weights = fetch<W>(weight.data, values.size(), weight.device);
   std::vector<typename Split::Remainder> below(values.size());
   for_parts(values.size(), [&](size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i) {
-      const Split both = Split::split(values[i], kNearest);
+      const Split both = split_near<W, kBits>(values[i], weights[i]);
       weights[i] = both.weight;
       below[i] = both.remainder;
     }

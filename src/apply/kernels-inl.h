@@ -178,7 +178,8 @@ HWY_INLINE void update_span(const ApplySpan& span, const ApplyJob job) {
       update_vector<kRule, kMaster>(DF(), n, job, a, i + k);
     }
   }
-  for (; i + 4 <= span.count; i += 4) update_vector<kRule, kMaster>(D4(), n, job, a, i);
+  constexpr size_t kFew = hn::MaxLanes(D4());
+  for (; i + kFew <= span.count; i += kFew) update_vector<kRule, kMaster>(D4(), n, job, a, i);
   const size_t rest = span.count - i;
   if (rest == 0) return;
 

@@ -57,6 +57,35 @@ def test_it_trains(kind, dtype, state):
 
 
 @pytest.mark.parametrize("state", FORMATS)
+@pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16))
+@pytest.mark.parametrize("model_first", (True, False))
+def test_a_full_state_keeps_weights_and_masters_next_to_a_tie(model_first, dtype, state):
+    # State "full" rounds ties to even; the compact formats round them away from zero.
+    torch.manual_seed(3)
+    unit = 2.0 ** (-8 if dtype is torch.bfloat16 else -11)  # of numbers from 0.5 to 1: half of it is a tie
+    weights = (0.5 + 0.49 * torch.rand(4096)).to(dtype)
+    off_tie = torch.tensor([2.0**-k for k in range(9, 14)] + [-(2.0**-k) for k in range(9, 14)])
+    ties = weights.float() + unit * (0.5 + off_tie.repeat(410)[:4096])
+    masters = torch.where(torch.arange(4096) % 2 == 0, ties, -ties)
+    if model_first:
+        masters[::64] = masters[::64].sign() * (weights.float()[::64] + unit * 0.5)  # exactly on a tie
+    weights = masters.to(dtype)
+    zeros = torch.zeros(4096)
+    saved = {"step": torch.tensor(1.0), "master": masters, "exp_avg": zeros, "exp_avg_sq": zeros}
+
+    p = torch.nn.Parameter((weights if model_first else torch.zeros_like(weights)).to(DEVICE))
+    optimizer = headroom.torch.AdamW([p], lr=0.0, weight_decay=0.0, state=state)
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": {0: saved}, "param_groups": groups})
+    with torch.no_grad():
+        p.copy_(weights.to(DEVICE))
+    kept = optimizer.state_dict()["state"][0]["master"].cpu()
+    # Masters have 8 or 16 bits below the weight.
+    assert torch.equal(p.detach().cpu(), weights)
+    assert ((kept - masters).abs() <= unit * (2.0**-8 if state == "byte" else 2.0**-13)).all()
+
+
+@pytest.mark.parametrize("state", FORMATS)
 def test_a_state_dict_resumes_bit_for_bit(state):
     for dtype in (torch.bfloat16, torch.float32):
         whole, first = model_of(dtype), model_of(dtype)
