@@ -20,7 +20,8 @@ from blocks import ROOT, Block, blocks, pages
 PROGRAM, COMPILER, INCLUDES = os.path.abspath(sys.argv[1]), *sys.argv[2:4]
 WITH_TRAINER = os.path.exists(os.path.join(os.path.dirname(PROGRAM), "headroom-train"))
 # Blocks of these pages are programs that the package tests build; docs/cuda.md has an example that is built with the tests.
-PROGRAMS = {"README.md", "docs/cpp.md", "docs/libtorch.md", "docs/scaling.md", "docs/c.md", "docs/cuda.md"}
+PROGRAMS = {"README.md", "docs/cpp.md", "docs/libtorch.md", "docs/scaling.md", "docs/c.md", "docs/cuda.md",
+            "docs/llm.c.md"}
 COMPILED = ("cpp", "c", "cmake", "rust", "java", "csharp")
 # Commands that are not part of the repository.
 OTHERS = {"pip", "apt-get", "cmake", "g++", "cc", "ldconfig", "mpirun", "torchrun", "tensorboard", "cp", "./example",
