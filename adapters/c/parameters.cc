@@ -10,7 +10,7 @@ namespace {
 
 // Throws HR_ERROR_UNSUPPORTED for optimizers made of callbacks, whose state the core does not have.
 FusedOptimizer& fused(OptimizerCall& call) {
-  return call.as<FusedOptimizer>("SGD, Adam or AdamW, which have a state");
+  return call.as<FusedOptimizer>("SGD, Adam, AdamW or Lion, which have a state");
 }
 
 }  // namespace

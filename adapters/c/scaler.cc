@@ -180,6 +180,7 @@ hr_status hr_report_text(const hr_report* report, char* buffer, size_t capacity,
     StepReport converted;
     converted.pending = given.pending != 0;
     converted.applied = given.applied != 0;
+    converted.skip = enum_from(given.skip, headroom::Skip::kNormTooLarge, "skip");
     converted.scale = given.scale;
     converted.grad_norm = given.grad_norm;
     converted.clip_factor = given.clip_factor;

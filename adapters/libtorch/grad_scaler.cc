@@ -16,7 +16,7 @@
 namespace headroom::libtorch {
 
 using headroom::internal::ScalerAccess;
-using headroom::internal::ScaleRecord;
+using headroom::internal::ScaleStateAccess;
 
 namespace internal {
 
@@ -245,35 +245,20 @@ void GradScaler::update() { OnTorchStream(*core_)->update(); }
 StateDict GradScaler::state_dict() const {
   if (!is_enabled()) return {};
   save();  // only for its check: throws between step() and update()
-  return internal::to_state_dict(state().record());
+  return internal::to_state_dict(ScaleStateAccess::record(state()));
 }
 
 void GradScaler::load_state_dict(const StateDict& saved) {
   if (!is_enabled()) return;
-  set_record(internal::with_state_dict(state().record(), saved), "load_state_dict()");
+  const internal::TorchStream stream;
+  const ScaleState now = core_->state();
+  ScalerAccess::set_record(*core_, internal::with_state_dict(ScaleStateAccess::record(now), saved),
+                           "load_state_dict()");
 }
 
 void GradScaler::update(double new_scale) {
-  if (!is_enabled()) return;
-  const auto scale = static_cast<float>(new_scale);
-  const bool exact = static_cast<double>(scale) == new_scale;
-  if (!exact || !policy().allows(scale)) {
-    throw Error(ErrorCode::kInvalidArgument, "A scale of " + headroom::internal::number(new_scale) +
-                                                 " cannot be set; the policy allows " +
-                                                 headroom::internal::allowed_scales(policy()) +
-                                                 ", in FP32.");
-  }
-  // Unlike headroom::GradScaler::set_scale(), PyTorch keeps the growth count.
-  ScaleRecord record = state().record();
-  record.numbers.scale = record.numbers.dynamic.pending = scale;
-  record.numbers.headroom = {};
-  set_record(record, "update(new_scale)");
-}
-
-// Replaces policy and numbers; throws in the name of `call` if losses or gradients wait for a step.
-void GradScaler::set_record(const ScaleRecord& record, const char* call) {
   const internal::TorchStream stream;
-  ScalerAccess::set_record(*core_, record, call);
+  ScalerAccess::set_scale(*core_, static_cast<float>(new_scale), "update(new_scale)");
 }
 
 // item() waits for a tensor on a CUDA device.

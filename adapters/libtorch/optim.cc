@@ -63,7 +63,6 @@ struct AdamRule {
   static std::vector<Tensor> tensors(const State& state) {
     return {state.exp_avg(), state.exp_avg_sq()};
   }
-  // Torch does not count SGD's steps; for the core only 0 differs from the rest.
   static int64_t steps(const State& state) { return state.step(); }
   static void fill(State* state, int64_t steps, const std::vector<Tensor>& tensors) {
     state->step(steps);

@@ -37,6 +37,14 @@ int32_t integer_at(const StateDict& state, const char* key) {
   return static_cast<int32_t>(value);
 }
 
+DynamicScale dynamic_rule(const ScalePolicy& policy) {
+  if (const DynamicScale* const rule = policy.if_dynamic()) return *rule;
+  throw Error(ErrorCode::kUnsupported,
+              std::string("PyTorch's state dict describes the rule 'dynamic' only, and the policy "
+                          "of this scaler has the rule '") +
+                  to_string(policy.rule()) + "'; use save() and load().");
+}
+
 }  // namespace
 
 // Integers are written without a decimal point, as Python expects them.
@@ -63,7 +71,7 @@ StateDict state_dict_from_json(const std::string& json) {
 }
 
 StateDict internal::to_state_dict(const ScaleRecord& scaler) {
-  const DynamicScale rule = scaler.policy.dynamic();
+  const DynamicScale rule = dynamic_rule(scaler.policy);
   return {{kScale, scaler.numbers.scale},
           {kGrowthFactor, rule.growth_factor},
           {kBackoffFactor, rule.backoff_factor},
@@ -77,7 +85,7 @@ internal::ScaleRecord internal::with_state_dict(const ScaleRecord& scaler, const
   if (saved.empty()) {
     bad("The scaler's state dict is empty; the scaler that saved it may have been disabled.");
   }
-  DynamicScale rule = scaler.policy.dynamic();
+  DynamicScale rule = dynamic_rule(scaler.policy);
   rule.growth_factor = number_at(saved, kGrowthFactor);
   rule.backoff_factor = number_at(saved, kBackoffFactor);
   rule.growth_interval = integer_at(saved, kGrowthInterval);

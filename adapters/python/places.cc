@@ -91,7 +91,7 @@ class Places {
       }
       ++place_;
     }
-    void cannot_tell() { moved_ = true; }
+    void mark_moved() { moved_ = true; }
 
     // Ends the sequence: whether it differs from the last one.
     bool moved() {
@@ -112,7 +112,7 @@ class Places {
     if (tensor.is_none()) {
       note(-1);
     } else if (!reader_.read(tensor, &view)) {
-      seen->cannot_tell();
+      seen->mark_moved();
     } else {
       note(reinterpret_cast<intptr_t>(view.data) + static_cast<int64_t>(view.byte_offset));
       note(int64_t{view.dtype.code} << 32 | int64_t{view.dtype.bits} << 16 |

@@ -13,9 +13,11 @@
 namespace headroom::python {
 namespace {
 
+using internal::ScaleStateAccess;
+
 py::dict numbers_of(const ScaleState& state) {
   py::dict numbers;
-  internal::visit_numbers(state.policy().rule(), state.record().numbers,
+  internal::visit_numbers(state.policy().rule(), ScaleStateAccess::record(state).numbers,
                           [&](const char* name, const auto& member) { numbers.set(name, member); });
   return numbers;
 }
@@ -36,7 +38,7 @@ T number_from(const char* name, const py::handle& value) {
 
 // A copy with other numbers. Raises headroom.Error unless a scaler can reach them.
 ScaleState with_numbers(const ScaleState& state, const py::kwargs& given) {
-  internal::ScaleRecord record = state.record();
+  internal::ScaleRecord record = ScaleStateAccess::record(state);
   size_t known = 0;
   internal::visit_numbers(record.policy.rule(), record.numbers,
                           [&](const char* name, auto& member) {
@@ -56,7 +58,7 @@ ScaleState with_numbers(const ScaleState& state, const py::kwargs& given) {
     record.numbers.dynamic.pending = record.numbers.scale;
   }
   internal::check_numbers(record.policy, record.numbers);
-  return ScaleState(record);
+  return ScaleStateAccess::make(record);
 }
 
 std::optional<AlarmReport> advance(ScaleState& state, bool overflow, double amax) {

@@ -141,7 +141,11 @@ void bind_scaler(py::module_& m) {
              const Work work(stream);
              self.update();
            })
-      .def("set_scale", on_stream<&GradScaler::set_scale>)
+      .def("set_scale",
+           [](GradScaler& self, float scale, uintptr_t stream) {
+             const Work work(stream);
+             ScalerAccess::set_scale(self, scale, "update(new_scale)");
+           })
       .def("retry", on_stream<&GradScaler::retry>, waits)
       .def("discard", on_stream<&GradScaler::discard>, waits)
       .def("save", on_stream<&GradScaler::save>, waits)

@@ -58,8 +58,6 @@ class HEADROOM_API GradAccumulator : public FusedOptimizer {
   void skipped(const std::string& culprit) override;
 
  private:
-  internal::CudaApply* cuda_side(int device, internal::ApplyJob* job) override;
-
   std::unique_ptr<internal::Accumulator> impl_;
 };
 

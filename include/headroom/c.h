@@ -179,7 +179,7 @@ enum { HR_SGD = 0, HR_ADAM = 1, HR_ADAMW = 2, HR_LION = 3 };
 enum { HR_STATE_FULL = 0, HR_STATE_HALF = 1, HR_STATE_BYTE = 2 };
 
 /// Options of a parameter group. SGD ignores the betas and eps; Adam and AdamW ignore momentum,
-/// dampening and nesterov.
+/// dampening and nesterov; Lion ignores all of these but the betas.
 typedef struct hr_fused_options {
   size_t size;
   double lr;
@@ -208,14 +208,15 @@ HR_API hr_status hr_fused_options_init(hr_fused_options* options, size_t size, i
 HR_API hr_status hr_precision_init(hr_precision* precision, size_t size);
 
 /// Creates SGD, Adam or AdamW, by torch.optim's formulas, or Lion. `kind` is HR_SGD, HR_ADAM,
-/// HR_ADAMW or HR_LION.
-/// Null options or precision: the defaults. The parameters' memory must outlive the optimizer.
+/// HR_ADAMW or HR_LION. Null options or precision: the defaults. The parameters' memory must
+/// outlive the optimizer.
 HR_API hr_status hr_fused_create(int32_t kind, const hr_parameter* parameters, size_t count,
                                  const hr_fused_options* options, const hr_precision* precision,
                                  hr_optimizer** optimizer);
 
 /// Parameter groups with their own options. hr_fused_create makes group 0; `*group` (may be null)
-/// is the index of the new one. HR_ERROR_UNSUPPORTED if the optimizer is not SGD, Adam or AdamW.
+/// is the index of the new one. HR_ERROR_UNSUPPORTED if the optimizer was not made by
+/// hr_fused_create.
 HR_API hr_status hr_fused_add_group(hr_optimizer* optimizer, const hr_parameter* parameters,
                                     size_t count, const hr_fused_options* options, size_t* group);
 HR_API hr_status hr_fused_set_options(hr_optimizer* optimizer, size_t group,

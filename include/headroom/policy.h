@@ -203,7 +203,8 @@ struct StepSeen {
 
 namespace internal {
 struct ScaleRecord;
-}
+struct ScaleStateAccess;
+}  // namespace internal
 
 /// A policy, its scale and everything else that changes during training. Checkpoints contain it; on
 /// its own it simulates a policy.
@@ -233,11 +234,10 @@ class HEADROOM_API ScaleState {
   friend HEADROOM_API bool operator==(const ScaleState& a, const ScaleState& b);
   friend bool operator!=(const ScaleState& a, const ScaleState& b) { return !(a == b); }
 
-  /// Not part of the public API.
-  explicit ScaleState(const internal::ScaleRecord& record);
-  const internal::ScaleRecord& record() const { return *record_; }
-
  private:
+  friend struct internal::ScaleStateAccess;
+  explicit ScaleState(const internal::ScaleRecord& record);
+
   std::shared_ptr<const internal::ScaleRecord> record_;
 };
 

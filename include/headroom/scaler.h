@@ -133,7 +133,7 @@ class HEADROOM_API GradScaler {
   void scale(const TensorView& loss, const TensorView& scaled, Stream stream = {});
 
   /// For trainers whose loss and backward are one fused kernel: the device address of the scale,
-  /// valid as long as the scaler. From then on a scaled loss is assumed before every step. Throws
+  /// valid as long as the scaler. From then on a scaled loss is assumed in every round. Throws
   /// Error(kUnsupported) unless the scaler is enabled and on a CUDA device.
   const float* device_scale();
 
@@ -164,8 +164,8 @@ class HEADROOM_API GradScaler {
   /// unscale_() on.
   void update(Stream stream = {});
 
-  /// Sets the scale and begins the next round; the count of clean steps restarts. Throws, changing
-  /// nothing, if the policy does not allow the scale, or if scaled losses wait for a step.
+  /// Sets the scale and begins the next round. Counts stay; the memory of HeadroomScale is reset.
+  /// Throws, changing nothing, if the policy forbids the scale or scaled losses wait for a step.
   void set_scale(float scale);
 
   /// After update(), with a policy that retries: whether to run the last batch again, because it

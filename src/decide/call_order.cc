@@ -31,6 +31,7 @@ void CallOrder::gradients_added() {
 // Gradients that were unscaled are dropped as well and may be unscaled again.
 void CallOrder::discard() {
   loss_scaled_ = false;
+  loss_assumed_ = false;
   gradients_unused_ = false;
   for (auto& [id, record] : optimizers_) {
     record.waiting = false;
@@ -38,11 +39,15 @@ void CallOrder::discard() {
   }
 }
 
+bool CallOrder::has_loss(const OptimizerRecord& record) const {
+  return loss_scaled_ || record.waiting || assumes_losses_;
+}
+
 Refusal CallOrder::may_unscale(uint64_t optimizer) const {
   const OptimizerRecord record = record_of(optimizer);
   if (record.stage == Stage::kStepped) return Refusal::kAlreadyStepped;
   if (record.stage == Stage::kUnscaled) return Refusal::kAlreadyUnscaled;
-  return loss_scaled_ || record.waiting ? Refusal::kNone : Refusal::kNothingScaled;
+  return has_loss(record) ? Refusal::kNone : Refusal::kNothingScaled;
 }
 
 // Under a policy that retries batches a second optimizer is refused: if one overflows and the other
@@ -50,9 +55,7 @@ Refusal CallOrder::may_unscale(uint64_t optimizer) const {
 Refusal CallOrder::may_step(uint64_t optimizer, bool one_optimizer_only) const {
   const OptimizerRecord record = record_of(optimizer);
   if (record.stage == Stage::kStepped) return Refusal::kAlreadyStepped;
-  if (record.stage == Stage::kReady && !loss_scaled_ && !record.waiting) {
-    return Refusal::kNothingScaled;
-  }
+  if (record.stage == Stage::kReady && !has_loss(record)) return Refusal::kNothingScaled;
   const bool another = std::any_of(optimizers_.begin(), optimizers_.end(), [](const auto& other) {
     return other.second.stage == Stage::kStepped;
   });
@@ -70,16 +73,25 @@ Refusal CallOrder::may_set_scale() const {
 
 Refusal CallOrder::may_save() const { return checked_ ? Refusal::kStepNotCounted : Refusal::kNone; }
 
+// A loss is assumed once in a round, so that optimizers used earlier in it do not wait again.
 // `loss_scaled_` stays set: other optimizers may still use gradients of the same loss.
+void CallOrder::use(uint64_t optimizer, Stage stage) {
+  if (assumes_losses_ && !loss_assumed_) {
+    gradients_added();
+    loss_assumed_ = true;
+  }
+  optimizers_[optimizer] = {stage, false};
+}
+
 void CallOrder::unscaled(uint64_t optimizer, bool checked) {
-  optimizers_[optimizer] = {Stage::kUnscaled, false};
+  use(optimizer, Stage::kUnscaled);
   if (!checked) return;
   checked_ = true;
   gradients_unused_ = false;
 }
 
 void CallOrder::stepped(uint64_t optimizer) {
-  optimizers_[optimizer] = {Stage::kStepped, false};
+  use(optimizer, Stage::kStepped);
   checked_ = true;
   gradients_unused_ = false;
 }
@@ -102,6 +114,7 @@ void CallOrder::end_round() {
   }
   ++round_;
   loss_scaled_ = false;
+  loss_assumed_ = false;
   checked_ = false;
 }
 

@@ -43,6 +43,10 @@ class CallOrder {
   void discard();
   void forget(uint64_t optimizer) { optimizers_.erase(optimizer); }
 
+  /// From now on the first step or unscale_ of each round assumes that a backward has run, because
+  /// losses are scaled where the host does not see it. Always allowed.
+  void assume_losses() { assumes_losses_ = true; }
+
   /// Whether a call is allowed now. `one_optimizer_only`: the policy retries batches.
   Refusal may_unscale(uint64_t optimizer) const;
   Refusal may_step(uint64_t optimizer, bool one_optimizer_only) const;
@@ -73,9 +77,13 @@ class CallOrder {
     bool waiting = false;         // gradients were added since its last step or unscale_
   };
   OptimizerRecord record_of(uint64_t optimizer) const;
+  bool has_loss(const OptimizerRecord& record) const;
+  void use(uint64_t optimizer, Stage stage);
 
   std::map<uint64_t, OptimizerRecord> optimizers_;
   int64_t round_ = 0;
+  bool assumes_losses_ = false;
+  bool loss_assumed_ = false;      // in this round
   bool loss_scaled_ = false;       // in this round
   bool checked_ = false;           // an optimizer was stepped or unscaled in this round
   bool gradients_unused_ = false;  // gradients were added since any step or unscale_

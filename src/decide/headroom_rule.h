@@ -17,11 +17,11 @@ inline constexpr int32_t kNoFailure = -1000;
 
 /// The state of the rule.
 struct HeadroomMemory {
-  int32_t climb_to = kUsualExponent;  // below this, the scale doubles after every clean step
-  int32_t failed = kNoFailure;        // exponent at which the current series of overflows began
-  int32_t calm = 0;   // clean steps in a row with room to grow; negative: growth is paused
-  int32_t age = 0;    // clean steps since the scale last grew beyond climb_to, up to an interval
-  int32_t pause = 0;  // length of the last pause, in growth intervals
+  int32_t climb_limit = kUsualExponent;  // below this, the scale doubles after every clean step
+  int32_t backoff_from = kNoFailure;     // exponent at which the current overflows began
+  int32_t clean_steps = 0;               // in a row with room to grow; negative: growth is paused
+  int32_t steps_since_growth = 0;  // clean steps since growth beyond climb_limit, up to an interval
+  int32_t pause = 0;               // length of the last pause, in growth intervals
 };
 
 struct HeadroomResult {
@@ -29,7 +29,7 @@ struct HeadroomResult {
   bool at_floor = false;  // an overflow asked for a smaller scale and there is none
 };
 
-// Calm steps before the scale doubles. The higher the scale, the fewer gradients another doubling
+// Clean steps before the scale doubles. The higher the scale, the fewer gradients another doubling
 // saves from underflow, so above 2^16 each doubling takes longer. With `retry` an overflow costs
 // too little to be that cautious.
 HEADROOM_HOST_DEVICE inline int32_t steps_to_grow(const HeadroomScale& settings, int32_t now) {
@@ -40,15 +40,15 @@ HEADROOM_HOST_DEVICE inline int32_t steps_to_grow(const HeadroomScale& settings,
 // The exponent after an overflow. Repeated overflows back off ever faster from the first failure.
 HEADROOM_HOST_DEVICE inline int32_t exponent_after_overflow(const HeadroomScale& settings,
                                                             int32_t now, HeadroomMemory* memory) {
-  if (memory->failed < now) memory->failed = now;
-  const int32_t failed = memory->failed, lowest = ilogb(settings.min_scale);
+  if (memory->backoff_from < now) memory->backoff_from = now;
+  const int32_t first = memory->backoff_from, lowest = ilogb(settings.min_scale);
   if (now <= lowest && settings.retry) {  // no scale helps this batch: skip it, restore the scale
-    memory->failed = kNoFailure;
-    return failed;
+    memory->backoff_from = kNoFailure;
+    return first;
   }
   // A retried batch: 1, 3, 7, 15 ... bits below the first failure, to stay as high as possible.
   // Otherwise 10, 30, 70 ..., because every further overflow would lose a batch.
-  const int32_t next = now - (failed - now) - (settings.retry ? 1 : 10);
+  const int32_t next = now - (first - now) - (settings.retry ? 1 : 10);
   return next < lowest ? lowest : next;
 }
 
@@ -56,29 +56,30 @@ HEADROOM_HOST_DEVICE inline int32_t exponent_after_overflow(const HeadroomScale&
 // allow. A growth that led to an overflow pauses further growth, longer each time.
 HEADROOM_HOST_DEVICE inline int32_t exponent_after_clean(const HeadroomScale& settings, int32_t now,
                                                          int32_t fits, HeadroomMemory* memory) {
-  const bool recovering = memory->failed != kNoFailure;  // the first clean step after overflows
-  if (memory->calm < steps_to_grow(settings, now)) ++memory->calm;
-  if (memory->age < settings.growth_interval) ++memory->age;
+  const bool recovering = memory->backoff_from != kNoFailure;  // first clean step after overflows
+  if (memory->clean_steps < steps_to_grow(settings, now)) ++memory->clean_steps;
+  if (memory->steps_since_growth < settings.growth_interval) ++memory->steps_since_growth;
   if (recovering) {
-    if (memory->calm > 0) memory->calm = 0;
-    if (memory->calm == 0 && memory->age < settings.growth_interval) {  // a recent growth failed
+    if (memory->clean_steps > 0) memory->clean_steps = 0;
+    const bool growth_failed = memory->steps_since_growth < settings.growth_interval;
+    if (memory->clean_steps == 0 && growth_failed) {
       const int32_t longer = memory->pause < 32 ? 2 * memory->pause : 32;
       memory->pause = settings.retry || memory->pause == 0 ? 4 : longer;
-      memory->calm = -memory->pause * settings.growth_interval;
+      memory->clean_steps = -memory->pause * settings.growth_interval;
     }
-    memory->climb_to = memory->failed - 1;
-    memory->failed = kNoFailure;
+    memory->climb_limit = memory->backoff_from - 1;
+    memory->backoff_from = kNoFailure;
   }
   if (recovering && settings.retry) return now;  // a retried batch is not typical of the next ones
-  if (fits < memory->climb_to) memory->climb_to = fits;
+  if (fits < memory->climb_limit) memory->climb_limit = fits;
   if (fits <= now) {  // no room to grow; if less than `now`, a similar gradient might overflow next
-    if (memory->calm > 0) memory->calm = 0;
+    if (memory->clean_steps > 0) memory->clean_steps = 0;
     return fits;
   }
-  if (now < memory->climb_to) return now + 1;
-  if (memory->calm < steps_to_grow(settings, now)) return now;
-  memory->calm = memory->age = 0;
-  return memory->climb_to = now + 1;
+  if (now < memory->climb_limit) return now + 1;
+  if (memory->clean_steps < steps_to_grow(settings, now)) return now;
+  memory->clean_steps = memory->steps_since_growth = 0;
+  return memory->climb_limit = now + 1;
 }
 
 /// The scale after an update. `amax`: largest finite gradient, still scaled; 0 or NaN: unknown.
@@ -100,15 +101,17 @@ HEADROOM_HOST_DEVICE inline HeadroomResult headroom_rule(const HeadroomScale& se
 
 /// Whether the batch of the last step was skipped and has to be retried at the current scale.
 HEADROOM_HOST_DEVICE inline bool headroom_retry(const HeadroomScale& s, const HeadroomMemory& m) {
-  return s.retry && m.failed != kNoFailure;
+  return s.retry && m.backoff_from != kNoFailure;
 }
 
 /// Whether the rule can reach this memory; load() refuses any other.
 inline bool valid(const HeadroomScale& s, const HeadroomMemory& m) {
-  return m.climb_to >= -127 && m.climb_to <= 126 && m.failed <= 126 && m.pause >= 0 &&
-         m.pause <= 32 && (m.failed >= -126 || m.failed == kNoFailure) && m.age >= 0 &&
-         m.age <= s.growth_interval && m.calm >= -m.pause * s.growth_interval &&
-         m.calm <= steps_to_grow(s, ilogb(s.max_scale));
+  const bool pause = m.pause == 0 || m.pause == 4 || m.pause == 8 || m.pause == 16 || m.pause == 32;
+  return pause && m.climb_limit >= -127 && m.climb_limit <= 126 && m.backoff_from <= 126 &&
+         (m.backoff_from >= -126 || m.backoff_from == kNoFailure) && m.steps_since_growth >= 0 &&
+         m.steps_since_growth <= s.growth_interval &&
+         m.clean_steps >= -m.pause * s.growth_interval &&
+         m.clean_steps <= steps_to_grow(s, ilogb(s.max_scale));
 }
 
 }  // namespace headroom::internal

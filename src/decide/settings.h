@@ -85,10 +85,12 @@ struct PolicySettings {
     visit(
         count("hysteresis", "overflows until the scale shrinks", 1.0, "1 (shrink at once) or more"),
         rule.hysteresis);
-    visit(flag("refill_on_growth", "growth starts the count of overflows again"),
+    visit(flag("refill_on_growth", "growth restarts the count of overflows"),
           rule.refill_on_growth);
-    visit(flag("refill_on_clean", "any clean step starts it again"), rule.refill_on_clean);
-    visit(flag("refill_on_shrink", "a shrink starts it again"), rule.refill_on_shrink);
+    visit(flag("refill_on_clean", "any clean step restarts the count of overflows"),
+          rule.refill_on_clean);
+    visit(flag("refill_on_shrink", "a smaller scale restarts the count of overflows"),
+          rule.refill_on_shrink);
     visit(count("first_growth_extra", "more clean steps before the first growth after an overflow",
                 0.0, "0 or more"),
           rule.first_growth_extra);

@@ -40,6 +40,12 @@ struct ScaleRecord {
   ScaleNumbers numbers;
 };
 
+/// Access to the contents of a ScaleState, which is opaque to users.
+struct ScaleStateAccess {
+  static const ScaleRecord& record(const ScaleState& state) { return *state.record_; }
+  static ScaleState make(const ScaleRecord& record) { return ScaleState(record); }
+};
+
 /// Calls visit(name, member) for every number that the rule uses. Writing, reading and fingerprints
 /// of a state use this one list.
 template <typename Numbers, typename Visit>
@@ -57,10 +63,10 @@ HEADROOM_HOST_DEVICE void visit_numbers(ScalePolicy::Rule rule, Numbers& numbers
     visit("overflows_since_rescale", numbers.dynamic.overflows_since_rescale);
   }
   if (rule == ScalePolicy::Rule::kHeadroom) {
-    visit("climb_to", numbers.headroom.climb_to);
-    visit("failed", numbers.headroom.failed);
-    visit("calm", numbers.headroom.calm);
-    visit("age", numbers.headroom.age);
+    visit("climb_limit", numbers.headroom.climb_limit);
+    visit("backoff_from", numbers.headroom.backoff_from);
+    visit("clean_steps", numbers.headroom.clean_steps);
+    visit("steps_since_growth", numbers.headroom.steps_since_growth);
     visit("pause", numbers.headroom.pause);
   }
 }

@@ -107,9 +107,6 @@ void GradAccumulator::rebind(std::vector<Parameter> changed) {
   FusedOptimizer::rebind(std::move(changed));
 }
 
-// None: a skip has to be recorded on the host, so the scaler waits for the verdict.
-internal::CudaApply* GradAccumulator::cuda_side(int, internal::ApplyJob*) { return nullptr; }
-
 void GradAccumulator::skipped(const std::string& culprit) {
   impl_->begin();
   impl_->bad = true;

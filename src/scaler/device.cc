@@ -47,7 +47,7 @@ void GradScaler::scale(const TensorView& loss, const TensorView& scaled, Stream 
 const float* GradScaler::device_scale() {
   require(impl_->on_device() && enabled(), ErrorCode::kUnsupported,
           "device_scale() needs an enabled scaler whose ScalerOptions::device is a CUDA device.");
-  impl_->loss_scaled_on_device = true;
+  impl_->order.assume_losses();
   return impl_->cuda->scale_address();
 }
 
@@ -146,7 +146,14 @@ StepReport Scaler::wait_and_apply(Optimizer& optimizer, const StepOptions& given
     report.applied = false;
     report.skip = Skip::kUnscaleOverflow;
     report.culprit = describe_unscaling_in_place(report.stats.amax, scale);
+    ++report.skipped;
     cuda->count_overflow();
+    CudaProgress progress;  // the device has counted the step as applied
+    cuda_copy(options.device.index, &progress, entry->cuda->progress(), sizeof(progress));
+    ++progress.skipped;
+    progress.numbers.found_inf = 1.0f;
+    progress.verdict.apply = false;
+    cuda_copy(options.device.index, entry->cuda->progress(), &progress, sizeof(progress));
   }
   entry->report = report;  // kept, because the optimizer's names may be gone later
   apply_or_skip(optimizer, given, report, entry->cuda->reports.read()->verdict.multiplier);

@@ -12,6 +12,7 @@ namespace headroom {
 using internal::number;
 using internal::require;
 using internal::ScaleRecord;
+using internal::ScaleStateAccess;
 
 GradScaler::GradScaler(const ScalePolicy& policy, ScalerOptions options)
     : impl_(std::make_unique<internal::Scaler>(policy, std::move(options))) {}
@@ -62,7 +63,6 @@ GradStats GradScaler::unscale_(Optimizer& optimizer, Stream stream) {
   const internal::DefaultFloatEnvironment environment;
   const StreamScope scope(stream);
   internal::Scaler& scaler = *impl_;
-  scaler.assume_loss();
   const uint64_t id = internal::Scaler::id_of(optimizer);
   internal::Scaler::allow(scaler.order.may_unscale(id), "unscale_()");
   internal::OptimizerEntry& entry = scaler.find_or_add(optimizer);
@@ -100,20 +100,8 @@ void GradScaler::update(Stream stream) {
   impl_->update();
 }
 
-// Keeps the counts of steps; the memory of the rule is reset.
 void GradScaler::set_scale(float scale) {
-  if (!enabled()) return;
-  const ScalePolicy& policy = impl_->record.policy;
-  require(policy.allows(scale), ErrorCode::kInvalidArgument, [&] {
-    return "A scale of " + number(scale) + " cannot be set; the policy allows " +
-           internal::allowed_scales(policy) + ".";
-  });
-  const internal::ScaleNumbers now = impl_->numbers();
-  internal::ScaleNumbers next = internal::initial_numbers(policy);
-  next.scale = next.dynamic.pending = scale;
-  next.steps = now.steps;
-  next.skipped = now.skipped;
-  impl_->replace({policy, next}, "set_scale()");
+  internal::ScalerAccess::set_scale(*this, scale, "set_scale()");
 }
 
 bool GradScaler::retry() const {
@@ -123,11 +111,11 @@ bool GradScaler::retry() const {
 void GradScaler::discard() { impl_->order.discard(); }
 
 ScaleState GradScaler::state() const {
-  return ScaleState(ScaleRecord{impl_->record.policy, impl_->numbers()});
+  return ScaleStateAccess::make({impl_->record.policy, impl_->numbers()});
 }
 
 void GradScaler::load_state(const ScaleState& state) {
-  internal::ScalerAccess::set_record(*this, state.record(), "load_state()");
+  internal::ScalerAccess::set_record(*this, ScaleStateAccess::record(state), "load_state()");
 }
 
 std::string GradScaler::save() const {
@@ -138,7 +126,8 @@ std::string GradScaler::save() const {
 // A wrong order is reported before a bad text.
 void GradScaler::load(std::string_view json) {
   internal::Scaler::allow(impl_->order.may_set_scale(), "load()");
-  internal::ScalerAccess::set_record(*this, ScaleState::load(json).record(), "load()");
+  const ScaleState state = ScaleState::load(json);
+  internal::ScalerAccess::set_record(*this, ScaleStateAccess::record(state), "load()");
 }
 
 StepReport GradScaler::report() const { return *impl_->report_of(impl_->last_stepped, true); }
@@ -163,7 +152,7 @@ float ScalerAccess::begin_loss(GradScaler& scaler) {
 }
 
 void ScalerAccess::loss_scaled(GradScaler& scaler) { scaler.impl_->order.loss_scaled(); }
-void ScalerAccess::assume_losses(GradScaler& scaler) { scaler.impl_->loss_scaled_on_device = true; }
+void ScalerAccess::assume_losses(GradScaler& scaler) { scaler.impl_->order.assume_losses(); }
 
 void ScalerAccess::set_ranks(GradScaler& scaler, std::shared_ptr<Ranks> ranks,
                              RankGradients gradients) {
@@ -206,6 +195,21 @@ StepReport ScalerAccess::step(GradScaler& scaler, Optimizer& optimizer, const St
   require(!external.given() || (!own.enabled && own.ranks == nullptr), ErrorCode::kInvalidArgument,
           "An external scale needs a disabled scaler without ranks.");
   return scaler.impl_->step(optimizer, options, external);
+}
+
+// Keeps all counts, as torch.amp.GradScaler.update(new_scale) does. Headroom's rule begins again:
+// its memory is about scales near the old one.
+void ScalerAccess::set_scale(GradScaler& scaler, float scale, const char* call) {
+  if (!scaler.enabled()) return;
+  const ScalePolicy& policy = scaler.policy();
+  require(policy.allows(scale), ErrorCode::kInvalidArgument, [&] {
+    return "A scale of " + number(scale) + " cannot be set; the policy allows " +
+           allowed_scales(policy) + ".";
+  });
+  ScaleRecord next{policy, scaler.impl_->numbers()};
+  next.numbers.scale = next.numbers.dynamic.pending = scale;
+  next.numbers.headroom = {};
+  scaler.impl_->replace(next, call);
 }
 
 // Checks everything before the first change. Any problem of the record is Error(kBadState).

@@ -72,8 +72,7 @@ std::string alarm_sentence(const AlarmReport& report, const ScalePolicy& policy)
                                       short_number(policy.min_scale()) + "); " + skips
                                 : skips + ", the last at a scale of " + scale + "; the limit is " +
                                       std::to_string(max_skips_in_row(policy));
-  return event + ". The last culprit was " +
-         (report.culprit.empty() ? "not named" : report.culprit) +
+  return event + (report.culprit.empty() ? "" : ". The last culprit was " + report.culprit) +
          (policy.if_static() == nullptr || report.scale <= 1.0f
               ? ". Scaling cannot help here: look for inf or nan in the data or the forward pass, "
                 "lower the learning rate, or use bf16."
@@ -223,17 +222,13 @@ OptimizerEntry& Scaler::find_or_add(Optimizer& optimizer) {
   return entry;
 }
 
-void Scaler::assume_loss() {
-  if (loss_scaled_on_device) order.gradients_added();
-}
-
 OptimizerEntry& Scaler::begin_step(Optimizer& optimizer, const StepOptions& given) {
   check_norm("max_norm", given.max_norm);
   check_norm("skip_above_norm", given.skip_above_norm);
   OptimizerEntry& entry = find_or_add(optimizer);
   require(has_gradient(optimizer) || options.ranks != nullptr, ErrorCode::kWrongOrder,
-          "step() was called for an optimizer none of whose parameters has a gradient; set them, "
-          "or do not step it.");
+          "step() was called for an optimizer none of whose parameters has a gradient; run "
+          "backward first, or do not step this optimizer in this round.");
   if (!options.enabled) return entry;
   const bool retries = record.policy.retries();
   allow(order.may_step(id_of(optimizer), retries), "step()");
@@ -254,7 +249,6 @@ StepReport Scaler::step(Optimizer& optimizer, const StepOptions& given,
                         const ExternalScale& external) {
   const DefaultFloatEnvironment environment;
   const StreamScope stream(given.stream);
-  assume_loss();
   OptimizerEntry& entry = begin_step(optimizer, given);
   if (on_device()) return step_on_device(optimizer, given, external, &entry);
   const bool unscaled = order.is_unscaled(id_of(optimizer));
@@ -269,7 +263,7 @@ StepReport Scaler::step(Optimizer& optimizer, const StepOptions& given,
   const GradStats& stats = found.stats;
   require(options.ranks == nullptr || found.any, ErrorCode::kWrongOrder,
           "step() was called for an optimizer none of whose parameters has a gradient on any "
-          "rank; set them, or do not step it.");
+          "rank; run backward first, or do not step this optimizer in this round.");
   const bool unscaled_bad = unscaled && entry.numbers.found_inf != 0.0f;
   const bool bad = unscaled_bad || (external.found_inf != nullptr && *external.found_inf != 0.0f);
   Verdict verdict = decide(stats.finite() && !bad, stats.norm(), stats.amax, scale,

@@ -86,9 +86,6 @@ class Scaler {
   /// Copies the state from the CUDA device, for gradients that are on several devices. Waits.
   void move_to_host();
 
-  /// Assumes a scaled loss if the user's kernels scale it: see GradScaler::device_scale().
-  void assume_loss();
-
   std::optional<StepReport> report_of(uint64_t optimizer, bool wait) const;
 
   /// Combines this rank's result with those of the other ranks; waits for them (ranks.cc). `step`
@@ -107,8 +104,7 @@ class Scaler {
   ScalerOptions options;
   ScaleRecord record;  // its numbers are outdated if `cuda` is not null
   CallOrder order;
-  bool loss_scaled_on_device = false;  // device_scale() was called
-  std::shared_ptr<CudaScaler> cuda;    // null on the CPU
+  std::shared_ptr<CudaScaler> cuda;  // null on the CPU
   std::map<uint64_t, OptimizerEntry> optimizers;
   uint64_t last_stepped = 0;
 
@@ -153,7 +149,7 @@ struct HEADROOM_API ScalerAccess {
                          Stream stream);
   /// The same, for a binding that reads the factor at scale_address().
   static void loss_scaled(GradScaler& scaler);
-  /// From now on a loss is assumed before every step: scale() was captured in a CUDA graph, whose
+  /// From now on a loss is assumed in every round: scale() was captured in a CUDA graph, whose
   /// replays the host does not see.
   static void assume_losses(GradScaler& scaler);
   static int64_t round(const GradScaler& scaler);
@@ -167,7 +163,8 @@ struct HEADROOM_API ScalerAccess {
   static StepReport step(GradScaler& scaler, Optimizer& optimizer, const StepOptions& options,
                          const ExternalScale& external);
 
-  /// load_state(); `call` is the name of the function in error messages.
+  /// set_scale() and load_state(); `call` is the name of the function in error messages.
+  static void set_scale(GradScaler& scaler, float scale, const char* call);
   static void set_record(GradScaler& scaler, const ScaleRecord& record, const char* call);
 
   /// Ranks that are known only once the first optimizer is. Throws Error(kWrongOrder) after the

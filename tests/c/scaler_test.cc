@@ -48,6 +48,24 @@ TEST(Scaler, SkippedStepReportsTheCulprit) {
   EXPECT_EQ(second.pending, 0);
 }
 
+TEST(Scaler, TextOfASkipByNormGivesTheNorm) {
+  Training training;
+  float scale = 0.0f;
+  ASSERT_OK(hr_scaler_scale(training.scaler, 1.0f, &scale));
+  for (float& g : training.grad) g = 0.0f;
+  training.grad[0] = 2.0f * scale;
+  hr_step_options options;
+  ASSERT_OK(hr_step_options_init(&options, sizeof(options)));
+  options.skip_above_norm = 1.0f;
+  auto report = sized<hr_report>();
+  EXPECT_OK(hr_scaler_step(training.scaler, training.optimizer, &options, &report));
+  EXPECT_EQ(report.skip, HR_SKIP_NORM_TOO_LARGE);
+  EXPECT_EQ(text_of(hr_report_text, &report),
+            "skipped at scale 65536: norm 2 is above skip_above_norm");
+  report.skip = 4;
+  EXPECT_EQ(hr_report_text(&report, nullptr, 0, nullptr), HR_ERROR_INVALID_ARGUMENT);
+}
+
 TEST(Scaler, LongNamesAreTruncatedAtACharacterBoundary) {
   Training training;
   std::string name;

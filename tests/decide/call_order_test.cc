@@ -291,6 +291,24 @@ TEST(CallOrder, RetryPoliciesAllowOneOptimizerPerRound) {
   EXPECT_EQ(order.may_step(1, true), Refusal::kNone);
 }
 
+TEST(CallOrder, ALossIsAssumedOnceInARound) {
+  CallOrder order;
+  order.assume_losses();
+  for (int round = 0; round < 2; ++round) {
+    EXPECT_EQ(order.may_step(0, false), Refusal::kNone);
+    EXPECT_EQ(order.may_set_scale(), Refusal::kNone) << "no gradients wait before the first use";
+    order.unscaled(0, true);
+    order.stepped(0);
+    EXPECT_EQ(order.may_step(1, false), Refusal::kNone);
+    order.stepped(1);
+    EXPECT_TRUE(order.rescales().empty()) << "both have used their gradients";
+    order.end_round();
+  }
+  order.stepped(0);
+  ASSERT_EQ(order.rescales().size(), 1u) << "the loss may have added to the other's gradients";
+  EXPECT_EQ(order.rescales()[0].optimizer, 1u);
+}
+
 TEST(CallOrder, UpdateAfterUnscalingNoGradientsIsRejected) {
   CallOrder order;
   order.loss_scaled();

@@ -372,17 +372,18 @@ TEST(HeadroomRetry, IsOffByDefault) {
 TEST(HeadroomMemory, InvalidValuesAreDetected) {
   const HeadroomScale settings;
   EXPECT_TRUE(valid(settings, {}));
-  EXPECT_FALSE(valid(settings, {.climb_to = 127}));
-  EXPECT_FALSE(valid(settings, {.climb_to = -128}));
-  EXPECT_FALSE(valid(settings, {.failed = 127}));
-  EXPECT_FALSE(valid(settings, {.failed = -127}));
-  EXPECT_FALSE(valid(settings, {.calm = 1 << 30}));
-  EXPECT_FALSE(valid(settings, {.calm = -1}));
-  EXPECT_FALSE(valid(settings, {.calm = -(1 << 30), .pause = 32}));
-  EXPECT_FALSE(valid(settings, {.pause = 33}));
+  EXPECT_FALSE(valid(settings, {.climb_limit = 127}));
+  EXPECT_FALSE(valid(settings, {.climb_limit = -128}));
+  EXPECT_FALSE(valid(settings, {.backoff_from = 127}));
+  EXPECT_FALSE(valid(settings, {.backoff_from = -127}));
+  EXPECT_FALSE(valid(settings, {.clean_steps = 1 << 30}));
+  EXPECT_FALSE(valid(settings, {.clean_steps = -1}));
+  EXPECT_FALSE(valid(settings, {.clean_steps = -(1 << 30), .pause = 32}));
+  for (const int pause : {0, 4, 8, 16, 32}) EXPECT_TRUE(valid(settings, {.pause = pause}));
+  for (const int pause : {1, 31, 33, 62}) EXPECT_FALSE(valid(settings, {.pause = pause}));
   EXPECT_FALSE(valid(settings, {.pause = -1}));
-  EXPECT_FALSE(valid(settings, {.age = -1}));
-  EXPECT_FALSE(valid(settings, {.age = 1 << 30}));
+  EXPECT_FALSE(valid(settings, {.steps_since_growth = -1}));
+  EXPECT_FALSE(valid(settings, {.steps_since_growth = 1 << 30}));
 }
 
 HeadroomScale random_settings() {

@@ -46,9 +46,13 @@ void require(bool ok) {
 [[maybe_unused]] void state_dict(const std::string& text) {
   const libtorch::StateDict saved = libtorch::state_dict_from_json(text);
   GradScaler scaler(preset("torch"));
-  const auto loaded = libtorch::internal::with_state_dict(scaler.state().record(), saved);
-  scaler.load_state(ScaleState(loaded));
-  const libtorch::StateDict again = libtorch::internal::to_state_dict(scaler.state().record());
+  using internal::ScaleStateAccess;
+  const ScaleState before = scaler.state();
+  scaler.load_state(ScaleStateAccess::make(
+      libtorch::internal::with_state_dict(ScaleStateAccess::record(before), saved)));
+  const ScaleState after = scaler.state();
+  const libtorch::StateDict again =
+      libtorch::internal::to_state_dict(ScaleStateAccess::record(after));
   require(libtorch::state_dict_from_json(libtorch::to_json(again)) == again);
   require_valid_scales(scaler, text);
 }

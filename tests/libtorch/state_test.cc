@@ -97,6 +97,15 @@ TEST(StateDict, InvalidValuesAreRejectedWithoutEffect) {
   expect_rejected("_growth_tracker", [](StateDict& state) { state["_growth_tracker"] = 0.5; });
 }
 
+TEST(StateDict, IsRefusedUnderRulesThatItCannotDescribe) {
+  for (const char* policy : {"headroom", "static:1024"}) {
+    GradScaler scaler(GradScalerOptions(parse_policy(policy)));
+    expect_error(ErrorCode::kUnsupported, "use save() and load()", [&] { scaler.state_dict(); });
+    expect_error(ErrorCode::kUnsupported, "use save() and load()",
+                 [&] { scaler.load_state_dict(state_dict_from_json(kFromPython)); });
+  }
+}
+
 TEST(StateDict, InvalidJsonIsRejected) {
   for (const char* text : {"", "[1]", "7", "{\"scale\": \"big\"}", "{\"scale\": null}", "{"}) {
     expect_error(ErrorCode::kBadState, "state dict", [&] { state_dict_from_json(text); });

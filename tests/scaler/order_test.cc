@@ -1,5 +1,6 @@
 // The order of calls, as in torch.amp.GradScaler, for one optimizer and for several. Gradients that
 // are pending when the scale changes are rescaled.
+#include "scaler/scaler.h"
 #include "tests/scaler/support.h"
 
 namespace headroom {
@@ -13,6 +14,29 @@ TEST(Order, CallsBeforeTheFirstScaleAreRejected) {
   expect_wrong_order("step() was called before any scale()", [&] { scaler.step(loop.optimizer); });
   expect_wrong_order("no optimizer was stepped", [&] { scaler.update(); });
   EXPECT_EQ(loop.weight[0], 1.0f);
+}
+
+TEST(Order, AssumedLossesLeaveTheGradientsOfSteppedOptimizersAlone) {
+  OneWeight first, second;
+  GradScaler scaler(DynamicScale{.growth_interval = 1});
+  internal::ScalerAccess::assume_losses(scaler);
+  for (int i = 0; i < 2; ++i) {
+    first.grad[0] = second.grad[0] = scaler.get_scale();
+    const float stored = first.grad[0];
+    EXPECT_EQ(scaler.step(first.optimizer).grad_norm, 1.0);
+    EXPECT_EQ(scaler.step(second.optimizer).grad_norm, 1.0);
+    scaler.update();
+    EXPECT_EQ(first.grad[0], stored) << "not rescaled: they were used";
+  }
+}
+
+TEST(Order, RefusedStepOfAnAssumedLossLeavesTheScaleSettable) {
+  OneWeight loop;
+  GradScaler scaler;
+  internal::ScalerAccess::assume_losses(scaler);
+  EXPECT_THROW(scaler.step(loop.optimizer, {.max_norm = -1.0f}), Error);
+  scaler.set_scale(1024.0f);
+  scaler.load(scaler.save());
 }
 
 TEST(Order, UnscaleIsAllowedOnceAndNotAfterStep) {

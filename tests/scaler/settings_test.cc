@@ -28,10 +28,10 @@ TEST(SetScale, RejectsInvalidValuesAndPendingGradients) {
 TEST(SetScale, HeadroomRuleRequiresPowersOfTwo) {
   GradScaler scaler{HeadroomScale{}};
   expect_error(ErrorCode::kInvalidArgument, "powers of two", [&] { scaler.set_scale(1000.0f); });
-  internal::ScaleRecord record = scaler.state().record();
+  internal::ScaleRecord record = internal::ScaleStateAccess::record(scaler.state());
   record.numbers.scale = record.numbers.dynamic.pending = 1000.0f;
   expect_error(ErrorCode::kBadState, "power of two",
-               [&] { scaler.load_state(ScaleState(record)); });
+               [&] { scaler.load_state(internal::ScaleStateAccess::make(record)); });
   scaler.set_scale(1024.0f);
   GradScaler other;
   other.set_scale(1000.0f);
@@ -81,15 +81,32 @@ TEST(SetPolicy, ShorterHeadroomIntervalLeavesALoadableState) {
   EXPECT_NO_THROW(other.load(scaler.save()));
 }
 
-TEST(SetScale, ResetsTheGrowthCounter) {
+TEST(SetScale, KeepsTheCountsAsTorchDoes) {
   OneWeight loop;
   GradScaler scaler(DynamicScale{.growth_interval = 3});
   clean_step(scaler, loop);
   clean_step(scaler, loop);
   scaler.set_scale(1024.0f);
   clean_step(scaler, loop);
-  EXPECT_EQ(scaler.get_scale(), 1024.0f);
+  EXPECT_EQ(scaler.get_scale(), 2048.0f);
   EXPECT_EQ(scaler.state().steps(), 3);
+}
+
+TEST(SetScale, EndsTheRetriesOfABatchAndTheirBackoff) {
+  OneWeight loop;
+  GradScaler scaler(preset("headroom-retry"));
+  const auto overflow = [&] {
+    scaler.scale(1.0f);
+    loop.grad[0] = kInf;
+    scaler.step(loop.optimizer);
+    scaler.update();
+  };
+  for (int i = 0; i < 3; ++i) overflow();
+  ASSERT_TRUE(scaler.retry());
+  scaler.set_scale(1024.0f);
+  EXPECT_FALSE(scaler.retry());
+  overflow();
+  EXPECT_EQ(scaler.get_scale(), 512.0f) << "the back-off starts from the scale that was set";
 }
 
 TEST(StepOptions, InvalidMaxNormIsRejectedWithoutEffect) {

@@ -16,11 +16,11 @@ TEST(ScalerState, RoundTripsEveryNumberExactly) {
   rule.growth_factor = 1.1 + 0x1p-40;
   rule.on_overflow = OnOverflow::kThrow;
   GradScaler scaler(rule);
-  internal::ScaleRecord record = scaler.state().record();
+  internal::ScaleRecord record = internal::ScaleStateAccess::record(scaler.state());
   record.numbers.steps = (int64_t{1} << 53) + 1;
   record.numbers.skipped = 5;
   record.numbers.dynamic.pending = 0x1.000002p-20f;
-  scaler.load_state(ScaleState(record));
+  scaler.load_state(internal::ScaleStateAccess::make(record));
   GradScaler other;
   other.load(scaler.save());
   EXPECT_EQ(other.save(), scaler.save());

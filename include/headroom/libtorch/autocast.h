@@ -1,3 +1,4 @@
+// torch.autocast for C++: which precision LibTorch's ops use in a scope.
 #ifndef HEADROOM_LIBTORCH_AUTOCAST_H_
 #define HEADROOM_LIBTORCH_AUTOCAST_H_
 

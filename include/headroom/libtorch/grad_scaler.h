@@ -1,3 +1,4 @@
+// torch.amp.GradScaler for C++: scales losses and steps torch's optimizers or our fused ones.
 #ifndef HEADROOM_LIBTORCH_GRAD_SCALER_H_
 #define HEADROOM_LIBTORCH_GRAD_SCALER_H_
 
@@ -134,8 +135,9 @@ class HEADROOM_API GradScaler {
   /// of a loss that was scaled earlier then throws Error(kWrongOrder), unless the scale is static.
   void update();
 
-  /// Sets the scale and keeps the growth count, as in PyTorch. A tensor must have one element and
-  /// not require grad. Throws Error(kWrongOrder) while gradients of the old scale wait for a step.
+  /// Sets the scale, rounded to FP32, and keeps the growth count, as in PyTorch. A tensor must have
+  /// one element and not require grad. Throws Error(kWrongOrder) while gradients of the old scale
+  /// wait for a step.
   void update(double new_scale);
   void update(const torch::Tensor& new_scale);
 
@@ -159,7 +161,8 @@ class HEADROOM_API GradScaler {
 
   /// PyTorch's five numbers; empty if disabled. Throws Error(kWrongOrder) between step() and
   /// update(), like save(). load_state_dict() does nothing if disabled; it throws Error(kBadState),
-  /// changing nothing, if a number is missing or out of range.
+  /// changing nothing, if a number is missing or out of range. Both throw Error(kUnsupported) under
+  /// a StaticScale or HeadroomScale, which the five numbers cannot describe: use save() and load().
   StateDict state_dict() const;
   void load_state_dict(const StateDict& state);
 
@@ -179,7 +182,6 @@ class HEADROOM_API GradScaler {
  private:
   torch::Tensor scale_on_device(const torch::Tensor& loss);
   void set(const char* setting, double value);
-  void set_record(const headroom::internal::ScaleRecord& record, const char* call);
 
   bool on_device_ = false;
   bool single_rank_ = true;

@@ -1,3 +1,4 @@
+// Ranks over torch's process groups (c10d), for scalers that decide together.
 #ifndef HEADROOM_LIBTORCH_RANKS_H_
 #define HEADROOM_LIBTORCH_RANKS_H_
 
