@@ -108,7 +108,7 @@ case $case in
     # It learns. Without a scale it does not, as the page says: its gradients underflow in FP16.
     last() { awk '/^step 300/ {print $4 < '"$1"' ? "below" : "above"}'; }
     [ "$(last 1e-12 <"$work/output")" = below ]
-    sed -i 's/hr::DynamicScale{}/hr::NoScale{}/' "$work/example.cc"
+    sed -i 's/hr::HeadroomScale{}/hr::NoScale{}/' "$work/example.cc"
     cmake --build "$work/build" >/dev/null
     [ "$("$work/build/consumer" | last 4.9e-9)" = above ]
     ;;
