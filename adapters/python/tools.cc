@@ -104,6 +104,8 @@ void bind_weights(py::module_& m) {
   bind_weight_tensor(m);
   py::class_<WeightReport>(m, "WeightReport", "Whether weights are safe in FP16. Print it.")
       .def_readonly<&WeightReport::safe>("safe")
+      .def_readonly<&WeightReport::complete>(
+          "complete", "False if a floating-point tensor was left out because of its type.")
       .def_readonly<&WeightReport::verdict>("verdict", "One sentence.")
       .def_readonly<&WeightReport::tensors>("tensors")
       .def_readonly<&WeightReport::total>("total")

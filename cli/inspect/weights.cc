@@ -31,9 +31,11 @@ void add_counts(const WeightTensor& tensor, Json* json) {
 void print_json(const WeightReport& report) {
   Json total;
   add_counts(report.total, &total);
-  print("{{\"safe\":{},\"verdict\":{},\"lose\":{},\"keep_fp32\":{},\"total\":{},\"tensors\":[",
-        report.safe, json_text(report.verdict), json_text(report.lose), json_text(report.keep_fp32),
-        json_text(total));
+  print(
+      "{{\"safe\":{},\"complete\":{},\"verdict\":{},\"lose\":{},\"keep_fp32\":{},\"total\":{},"
+      "\"tensors\":[",
+      report.safe, report.complete, json_text(report.verdict), json_text(report.lose),
+      json_text(report.keep_fp32), json_text(total));
   for (size_t i = 0; i < report.tensors.size(); ++i) {
     const WeightTensor& tensor = report.tensors[i];
     Json json = {{"file", tensor.file},
@@ -45,7 +47,8 @@ void print_json(const WeightReport& report) {
   }
   Json left_out = Json::array();
   for (const LeftOutWeights& left : report.left_out) {
-    left_out.push_back({{"file", left.file}, {"name", left.name}, {"dtype", left.dtype}});
+    left_out.push_back(
+        {{"file", left.file}, {"name", left.name}, {"dtype", left.dtype}, {"count", left.count}});
   }
   print("],\n\"left_out\":{}}}\n", json_text(left_out));
 }

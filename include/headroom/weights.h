@@ -38,14 +38,16 @@ struct LeftOutWeights {
   std::string file;
   std::string name;
   std::string dtype;
+  int64_t count = 0;  // of elements; 0 if unknown
 };
 
 /// What FP16 would do to the weights of a checkpoint.
 struct WeightReport {
-  /// False if a weight overflows, if there is inf or NaN, or if more than `lose` of the nonzero
-  /// weights of a tensor become zero.
+  /// False if a weight overflows, if there is inf or NaN, if more than `lose` of the nonzero
+  /// weights of a tensor become zero, or if not all weights could be judged.
   bool safe = true;
-  std::string verdict;  // in one sentence, with what to do
+  bool complete = true;  // false if a floating-point tensor was left out because of its type
+  std::string verdict;   // in one sentence, with what to do
 
   std::vector<WeightTensor> tensors;   // in the order in which they were added
   std::vector<size_t> worst_first;     // indices of all tensors, by what they lose
@@ -73,13 +75,14 @@ class HEADROOM_API WeightInspector {
 
   /// Weights in host memory.
   void add(const std::string& name, const TensorView& weights, std::vector<int64_t> shape = {});
-  void leave_out(const std::string& name, const std::string& dtype);
+  /// A tensor that cannot be judged. The report is incomplete if its type is a floating-point one.
+  void leave_out(const std::string& name, const std::string& dtype, int64_t count = 0);
 
   /// Safetensors files; indices of shards (*.safetensors.index.json), which stand for their shards;
-  /// and folders, which stand for their index or else for all their safetensors files. Memory use
-  /// does not depend on the size of the files. `progress`, if given, is called from several threads
-  /// with the number of bytes read so far and of all. Throws Error(kFile) if a file cannot be read
-  /// and Error(kBadState) if it is invalid.
+  /// and folders, which stand for their index or else for all their safetensors files. A file that
+  /// is given twice is read once. Memory use does not depend on the size of the files. `progress`,
+  /// if given, is called from several threads with the number of bytes read so far and of all.
+  /// Throws Error(kFile) if a file cannot be read and Error(kBadState) if it is invalid.
   void add_files(const std::vector<std::string>& paths,
                  const std::function<void(uint64_t done, uint64_t total)>& progress = nullptr);
 

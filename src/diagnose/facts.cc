@@ -1,57 +1,32 @@
 #include "diagnose/facts.h"
 
 #include <algorithm>
-#include <cctype>
 #include <cmath>
 #include <cstdio>
 #include <map>
 
 #include "inspect/numbers.h"
+#include "record/float_range.h"
 
 namespace headroom::internal {
 namespace {
 
 constexpr size_t kWarmUp = 10;  // steps after the first applied one
 
-// The value of a setting, in lower case; empty if there is none.
-std::string setting(const History& history, const std::string& name) {
-  for (const auto& [key, value] : history.settings) {
-    if (key != name) continue;
-    std::string lower = value;
-    std::transform(lower.begin(), lower.end(), lower.begin(),
-                   [](unsigned char c) { return c < 0x80 ? std::tolower(c) : c; });
-    return lower;
-  }
-  return "";
-}
-
-std::string precision_of(const History& history) {
-  const std::string text = setting(history, "precision");
-  if (text.find("bf16") != std::string::npos || text == "bfloat16") return "bf16";
-  if (text.find("16") != std::string::npos) return "fp16";  // fp16, float16, 16-mixed
-  return text.find("32") != std::string::npos || text.find("64") != std::string::npos ? "fp32" : "";
+// NaN gradients explain a loss that is NaN. Older loops apply steps with such gradients.
+bool has_nan_gradients(const HistoryStep& step) {
+  return step.applied ? !std::isfinite(step.grad_norm) || !std::isfinite(step.amax) : step.has_nan;
 }
 
 std::vector<SkipStreak> streaks_of(const std::vector<HistoryStep>& steps) {
   std::vector<SkipStreak> streaks;
   for (size_t i = 0; i < steps.size(); ++i) {
-    if (steps[i].applied) continue;
+    if (!overflowed(steps[i])) continue;
     if (streaks.empty() || streaks.back().end != i) streaks.push_back({i, i, false});
     streaks.back().end = i + 1;
   }
   if (!streaks.empty()) streaks.back().open = streaks.back().end == steps.size();
   return streaks;
-}
-
-std::optional<double> room_of(const std::vector<HistoryStep>& steps, size_t from) {
-  double largest = 0.0;  // scaled
-  for (size_t i = from; i < steps.size(); ++i) {
-    if (steps[i].applied && std::isfinite(steps[i].amax)) {
-      largest = std::max(largest, steps[i].amax * steps[i].scale);
-    }
-  }
-  if (!(largest > 0.0) || !std::isfinite(largest)) return std::nullopt;
-  return std::log2(kLargestF16 / largest);
 }
 
 // The recent records of layers; the last two if there are fewer.
@@ -110,15 +85,21 @@ std::optional<TopTensor> top_of(const std::vector<const LayerSnapshot*>& snapsho
 }  // namespace
 
 RunFacts::RunFacts(const History& run)
-    : history(run), steps(run.steps), precision(precision_of(run)), streaks(streaks_of(run.steps)) {
+    : history(run),
+      steps(run.steps),
+      precision(precision_of(run.settings)),
+      streaks(streaks_of(run.steps)) {
   const auto first = std::find_if(steps.begin(), steps.end(),
                                   [](const HistoryStep& step) { return step.applied; });
   settled = std::min(static_cast<size_t>(first - steps.begin()) + kWarmUp, steps.size());
   recent = settled + (steps.size() - settled) / 2;
   applied = steps.size() - static_cast<size_t>(run.skipped);
   has_losses = std::any_of(steps.begin(), steps.end(),
-                           [](const HistoryStep& step) { return std::isfinite(step.loss); });
-  room = room_of(steps, recent);
+                           [](const HistoryStep& step) { return std::isfinite(step.loss); }) &&
+               std::none_of(steps.begin(), steps.end(), [](const HistoryStep& step) {
+                 return std::isnan(step.loss) && step.applied && !has_nan_gradients(step);
+               });
+  find_room();
   const int64_t from_step = recent < steps.size() ? steps[recent].step : 0;
   const std::vector<const LayerSnapshot*> snapshots = recent_snapshots(run, from_step);
   loss = loss_of(snapshots);
@@ -126,6 +107,46 @@ RunFacts::RunFacts(const History& run)
   for (const auto& [name, value] : run.results) {
     if (name == "gradients_lost" && std::isfinite(value)) cast_to_zero = value;
   }
+}
+
+void RunFacts::find_room() {
+  double largest = 0.0;  // scaled
+  double applied_later = 0.0, bound = HUGE_VAL;
+  for (size_t i = steps.size(); i-- > recent;) {
+    const HistoryStep& step = steps[i];
+    if (step.applied) {
+      applied_later = std::max(applied_later, step.scale);
+      if (std::isfinite(step.amax)) largest = std::max(largest, step.amax * step.scale);
+    } else if (overflowed(step) && step.scale > applied_later && !blames_batch(i)) {
+      bound = std::min(bound, step.scale);
+    }
+  }
+  if (!(largest > 0.0) || !std::isfinite(largest)) return;
+  room = std::log2(kLargestF16 / largest);
+  // 65520 and more become inf in FP16: so large were the gradients at the scale that failed.
+  const double until_bound = std::log2(kLargestF16 / 65520.0 * bound / last_scale());
+  if (until_bound >= *room) return;
+  room = std::max(until_bound, 0.0);
+  failed_at_bound = static_cast<size_t>(std::count_if(
+      steps.begin() + static_cast<std::ptrdiff_t>(recent), steps.end(),
+      [&](const HistoryStep& step) { return overflowed(step) && step.scale == bound; }));
+}
+
+// NaN without a NaN gradient is not the loss of this step: the loop does not know it.
+bool RunFacts::bad_loss(const HistoryStep& step) const {
+  if (!has_losses || std::isfinite(step.loss)) return false;
+  return std::isinf(step.loss) || has_nan_gradients(step);
+}
+
+bool RunFacts::blames_batch(size_t index) const {
+  const HistoryStep& step = steps[index];
+  size_t before = index;
+  while (before > 0 && !steps[before - 1].applied) --before;
+  if (before == 0 || steps[before - 1].scale < step.scale) return false;
+  if (bad_loss(step)) return true;
+  if (!only_nan(step) || before != index) return false;
+  const double largest = steps[before - 1].amax * step.scale;
+  return largest > 0.0 && std::log2(kLargestF16 / largest) >= kMuchRoom;
 }
 
 bool RunFacts::scales() const {
@@ -155,6 +176,8 @@ std::string RunFacts::underflow_text() const {
          (text.empty() ? " of the nonzero gradients are subnormal in FP16"
                        : " of the remaining gradients are subnormal");
 }
+
+bool overflowed(const HistoryStep& step) { return !step.applied && (step.has_inf || step.has_nan); }
 
 bool only_nan(const HistoryStep& step) { return !step.applied && step.has_nan && !step.has_inf; }
 

@@ -15,8 +15,11 @@
 namespace headroom::internal {
 
 inline constexpr double kLargestF16 = 65504.0;
+/// Doublings of the scale. Fewer may be needed for the next larger gradient.
+inline constexpr double kMuchRoom = 3.0;
 
-/// Consecutive skipped steps: indices of History::steps, `end` past the last.
+/// Consecutive steps that were skipped because of inf or NaN gradients: indices of History::steps,
+/// `end` past the last.
 struct SkipStreak {
   size_t begin = 0;
   size_t end = 0;
@@ -49,10 +52,15 @@ struct RunFacts {
   size_t recent = 0;      // index of the first recent step
   std::vector<SkipStreak> streaks;
   size_t applied = 0;
-  bool has_losses = false;  // false for a loop that records NaN because it does not know its loss
+  /// False for a loop that records NaN where it does not know its loss: always, or in some of the
+  /// steps that were applied, whose gradients were finite.
+  bool has_losses = false;
 
   /// Doublings of the scale until the largest gradient of the recent steps overflows FP16.
+  /// Gradients of activations are not recorded, so a scale that has failed bounds it, too, until a
+  /// later step is applied at that scale or above.
   std::optional<double> room;
+  size_t failed_at_bound = 0;          // recent steps that failed at such a scale; 0 if none bounds
   std::optional<RangeLoss> loss;       // in the recent records of layers
   std::optional<double> cast_to_zero;  // share of the values that casts made zero, if measured
   std::optional<TopTensor> top;        // in the recent records
@@ -61,13 +69,24 @@ struct RunFacts {
   bool narrow() const { return precision != "bf16" && precision != "fp32"; }
   /// Whether the policy scales the loss at all.
   bool scales() const;
+  /// Whether the forward pass has failed: the loss was inf, or NaN like the gradients.
+  bool bad_loss(const HistoryStep& step) const;
+  /// Whether a skipped step is the fault of its batch: the step before it was applied at this scale
+  /// or a higher one; and the loss was bad, or the gradients were NaN without inf, although the
+  /// previous ones were far from overflow.
+  bool blames_batch(size_t index) const;
   double last_scale() const { return steps.empty() ? 1.0 : steps.back().scale; }
   /// Whether gradients are lost or subnormal to a degree that a better scale would cure.
   bool underflows() const;
   /// "FP16 makes 1.2 % of the nonzero gradients zero and 9 % of the remaining ones are subnormal".
   std::string underflow_text() const;
+
+ private:
+  void find_room();
 };
 
+/// Whether a step was skipped because of inf or NaN in its gradients, not because of their norm.
+bool overflowed(const HistoryStep& step);
 /// Whether the gradients were NaN without any inf: not the sign of a scale that is too high.
 bool only_nan(const HistoryStep& step);
 

@@ -3,17 +3,23 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
+#include <cstdio>
+
+#include "record/text.h"
 
 namespace headroom::internal {
 namespace {
 
-constexpr double kMuchRoom = 3.0;     // doublings; fewer may be needed for the next larger gradient
-constexpr double kFarRoom = 6.0;      // doublings that no policy leaves on purpose
-constexpr size_t kManySkips = 5;      // in a row: gradients grew 32 times, not twice
-constexpr size_t kBadLosses = 3;      // that are inf or nan
-constexpr double kFarBelow = 1024.0;  // a scale that is this much smaller would have helped,
-constexpr double kSurelyBelow = 0x1p20;  // even if gradients grew as never before
-constexpr double kTinyScale = 0x1p-16;   // at which only infinite gradients overflow
+constexpr double kFarRoom = 6.0;           // doublings that no policy leaves on purpose
+constexpr size_t kManySkips = 5;           // in a row: gradients grew 32 times, not twice
+constexpr size_t kBadLosses = 3;           // in a row, until the run ends
+constexpr size_t kProofs = 3;              // failures at a scale; a single one may be an outlier
+constexpr double kJump = 4.0;              // no policy multiplies the scale by so much in one step
+constexpr double kFarBelow = 1024.0;       // a scale that is this much smaller would have helped,
+constexpr double kSurelyBelow = 0x1p20;    // even if gradients grew as never before
+constexpr double kTinyScale = 0x1p-16;     // at which only infinite gradients overflow
+constexpr double kLargestScale = 0x1p126;  // whose reciprocal is a normal FP32 number
+constexpr double kHeadroomCeiling = 0x1p32;
 
 const char* const kUseHeadroom = "--loss-scale headroom";
 const char* const kUseHeadroomCode = "GradScaler(policy=\"headroom\")";
@@ -25,10 +31,10 @@ std::string count_text(size_t count, const std::string& noun) {
 }
 
 // A scale as a policy's text has it: "1.15292e+18" would not be a power of two.
-std::string scale_value(double scale) { return std::to_string(static_cast<int64_t>(scale)); }
-
-bool bad_loss(const RunFacts& run, const HistoryStep& step) {
-  return run.has_losses && !std::isfinite(step.loss);
+std::string scale_value(double scale) {
+  char text[64];
+  std::snprintf(text, sizeof text, "%.0f", scale);
+  return text;
 }
 
 // Advice on FP16 names its condition where the precision is not recorded.
@@ -39,20 +45,15 @@ std::string if_fp16(const RunFacts& run) {
 
 // ---- trouble that no scale cures
 
-// The longest series of steps whose loss was not finite: index of the first, and length. Where the
-// loss is never recorded, gradients that are NaN and not inf count instead.
-std::pair<size_t, size_t> longest_bad_losses(const RunFacts& run) {
-  size_t first = 0, longest = 0, length = 0;
-  for (size_t i = 0; i < run.steps.size(); ++i) {
-    const HistoryStep& step = run.steps[i];
-    const bool failed = run.has_losses ? bad_loss(run, step) : only_nan(step);
-    length = failed ? length + 1 : 0;
-    if (length > longest) {
-      longest = length;
-      first = i + 1 - length;
-    }
-  }
-  return {first, longest};
+// The number of steps at the end of the run whose forward pass has failed. Where the loss is not
+// known, gradients that are NaN and not inf count instead, at a scale that has stopped falling: a
+// lower one may cure them.
+size_t failed_at_end(const RunFacts& run) {
+  const auto failed = [&](const HistoryStep& step) {
+    return run.has_losses ? run.bad_loss(step) : only_nan(step) && step.scale == run.last_scale();
+  };
+  return static_cast<size_t>(std::find_if_not(run.steps.rbegin(), run.steps.rend(), failed) -
+                             run.steps.rbegin());
 }
 
 // A series of skipped steps that did not end, at scales of which the last should have been small
@@ -72,18 +73,20 @@ const SkipStreak* fails_at_any_scale(const RunFacts& run, bool* all_nan) {
 
 std::optional<Finding> forward_overflow(const RunFacts& run) {
   Finding finding;
-  const auto [first, length] = longest_bad_losses(run);
+  const size_t length = failed_at_end(run);
   bool all_nan = false;
   const SkipStreak* const failing = fails_at_any_scale(run, &all_nan);
   if (length >= kBadLosses) {
-    const size_t last = first + length - 1;
-    finding.problem = "The loss was inf or NaN in " + count_text(length, "step") +
-                      " in a row, from step " + std::to_string(run.steps[first].step) + " on" +
-                      (run.steps[first].scale > run.steps[last].scale
-                           ? ", at every scale from " + scale_text(run.steps[first].scale) +
-                                 " down to " + scale_text(run.steps[last].scale)
-                           : "") +
-                      ": the forward pass has failed, which no loss scale changes.";
+    const HistoryStep& first = run.steps[run.steps.size() - length];
+    finding.problem =
+        std::string(run.has_losses ? "The loss was inf or NaN"
+                                   : "The gradients were NaN, none of them inf,") +
+        " in the last " + count_text(length, "step") + ", from step " + std::to_string(first.step) +
+        " on" +
+        (first.scale > run.last_scale() ? ", at every scale from " + scale_text(first.scale) +
+                                              " down to " + scale_text(run.last_scale())
+                                        : "") +
+        ": the forward pass has failed, which no loss scale changes.";
   } else if (failing != nullptr) {
     finding.problem = "From step " + std::to_string(run.steps[failing->begin].step) +
                       " on the gradients were " + (all_nan ? "NaN" : "inf or NaN") +
@@ -111,12 +114,14 @@ std::optional<Finding> forward_overflow(const RunFacts& run) {
 
 std::optional<Finding> same_step(const RunFacts& run) {
   for (const HistoryStep& step : run.steps) {
-    if (!is_bad_batch(step) || !(run.has_losses || only_nan(step))) continue;
+    const auto is_bad = [&](const HistoryStep& tried) {
+      return tried.step == step.step && !tried.applied && (run.bad_loss(tried) || only_nan(tried));
+    };
+    if (!is_bad(step)) continue;
     size_t attempts = 1, failed = 1;
     for (const DroppedAttempt& attempt : run.history.dropped) {
       attempts += attempt.reached >= step.step;
-      failed += std::any_of(attempt.bad_batches.begin(), attempt.bad_batches.end(),
-                            [&](const HistoryStep& bad) { return bad.step == step.step; });
+      failed += std::any_of(attempt.bad_batches.begin(), attempt.bad_batches.end(), is_bad);
     }
     if (failed < 2 || failed < attempts) continue;
     const std::string at = std::to_string(step.step);
@@ -131,22 +136,12 @@ std::optional<Finding> same_step(const RunFacts& run) {
   return std::nullopt;
 }
 
-// Whether a skipped step is the fault of its batch: the loss was not finite, or the gradients were
-// NaN without inf, although those of the last applied step were far from overflow at this scale.
-bool blames_batch(const RunFacts& run, size_t index) {
-  const HistoryStep& step = run.steps[index];
-  if (bad_loss(run, step)) return true;
-  if (!only_nan(step) || index == 0) return false;
-  const double before = run.steps[index - 1].amax * step.scale;  // 0 if that was skipped
-  return before > 0.0 && std::log2(kLargestF16 / before) >= kMuchRoom;
-}
-
 std::optional<Finding> bad_batches(const RunFacts& run) {
   std::vector<std::string> at;
   for (const SkipStreak& streak : run.streaks) {
     if (streak.begin < run.settled || streak.length() >= kManySkips) continue;
     for (size_t i = streak.begin; i < streak.end; ++i) {
-      if (blames_batch(run, i)) at.push_back(std::to_string(run.steps[i].step));
+      if (run.blames_batch(i)) at.push_back(std::to_string(run.steps[i].step));
     }
   }
   if (at.size() < 5 || 200 * at.size() < run.steps.size()) return std::nullopt;
@@ -172,11 +167,12 @@ std::optional<Finding> at_floor(const RunFacts& run) {
   if (!(floor > 0.0)) return std::nullopt;
   size_t skipped = 0;
   for (const HistoryStep& step : run.steps) {
-    skipped += !step.applied && step.has_inf && !bad_loss(run, step) && step.scale <= floor;
+    skipped += !step.applied && step.has_inf && !run.bad_loss(step) && step.scale <= floor;
   }
   const bool often = static_cast<double>(skipped) >= 0.02 * static_cast<double>(run.steps.size());
   const SkipStreak& end = run.streaks.back();
-  const bool stopped = end.open && skipped > 0 && (!constant || end.length() >= kManySkips);
+  const bool stopped = end.open && skipped > 0 && run.last_scale() <= floor &&
+                       (!constant || end.length() >= kManySkips);
   if (!stopped && (skipped < 3 || !often)) return std::nullopt;
   Finding finding;
   finding.problem = if_fp16(run) + count_text(skipped, "step") + " overflowed at scale " +
@@ -200,14 +196,46 @@ std::optional<Finding> at_floor(const RunFacts& run) {
   return finding;
 }
 
-std::optional<Finding> skips_in_row(const RunFacts& run) {
+// Whether a series of skipped steps begins with a scale that no policy chose: the scaler has
+// started anew, as after a resume without its state.
+bool starts_anew(const RunFacts& run, const SkipStreak& streak) {
+  return streak.begin > 0 &&
+         run.steps[streak.begin].scale >= kJump * run.steps[streak.begin - 1].scale;
+}
+
+// The longest series of skipped steps after warm-up; null if none is long.
+const SkipStreak* longest_streak(const RunFacts& run, bool anew) {
+  const auto hysteresis = static_cast<size_t>(std::clamp(run.history.policy.hysteresis, 1.0, 1e6));
+  size_t most = kManySkips * hysteresis - 1;
   const SkipStreak* longest = nullptr;
   for (const SkipStreak& streak : run.streaks) {
-    if (streak.begin < run.settled) continue;
-    if (longest == nullptr || streak.length() > longest->length()) longest = &streak;
+    if (streak.begin < run.settled || starts_anew(run, streak) != anew) continue;
+    if (streak.length() <= most) continue;
+    most = streak.length();
+    longest = &streak;
   }
-  const auto hysteresis = static_cast<size_t>(std::clamp(run.history.policy.hysteresis, 1.0, 1e6));
-  if (longest == nullptr || longest->length() < kManySkips * hysteresis) return std::nullopt;
+  return longest;
+}
+
+std::optional<Finding> forgotten_scale(const RunFacts& run, const SkipStreak& streak) {
+  Finding finding;
+  std::string steps = steps_text(run, streak);
+  steps[0] = 'S';
+  finding.problem = steps + " were skipped in a row, because the scale had jumped from " +
+                    scale_text(run.steps[streak.begin - 1].scale) + " to " +
+                    scale_text(run.steps[streak.begin].scale) +
+                    ": the scaler had lost its state and searched for its scale again.";
+  finding.change = "Save the scaler's state in each checkpoint, and load it when you resume.";
+  finding.code = "scaler.load_state_dict(checkpoint[\"scaler\"])";
+  return finding;
+}
+
+std::optional<Finding> skips_in_row(const RunFacts& run) {
+  const SkipStreak* const longest = longest_streak(run, false);
+  if (longest == nullptr) {
+    const SkipStreak* const search = longest_streak(run, true);
+    return search == nullptr ? std::nullopt : forgotten_scale(run, *search);
+  }
   Finding finding;
   std::string steps = steps_text(run, *longest);
   steps[0] = 'S';
@@ -236,7 +264,8 @@ std::optional<Finding> at_ceiling(const RunFacts& run) {
   const double ceiling = run.history.policy.max_scale;
   const bool own = run.history.policy.rule == "headroom";
   const double wanted =
-      std::min(0x1p62, std::exp2(std::floor(std::log2(ceiling) + *run.room - 2.0)));
+      std::min(kLargestScale, std::exp2(std::floor(std::log2(ceiling) + *run.room - 2.0)));
+  if (wanted <= ceiling) return std::nullopt;
   Finding finding;
   finding.problem = if_fp16(run) + "The scale stays at " + scale_text(ceiling) +
                     ", the policy's ceiling, although " + run.underflow_text() +
@@ -262,6 +291,7 @@ std::string raising_policy(const RunFacts& run) {
 std::optional<Finding> scale_too_low(const RunFacts& run) {
   const bool fp16 = run.precision == "fp16" || (run.precision.empty() && run.scales());
   if (!fp16 || run.room.value_or(0.0) < kMuchRoom || !run.underflows()) return std::nullopt;
+  if (run.last_scale() >= kHeadroomCeiling) return std::nullopt;  // it would lower the scale
   const std::string policy = raising_policy(run);
   // A short distance is left by HeadroomScale on purpose.
   if (run.history.policy.rule == "headroom" && (policy == "headroom" || *run.room < kFarRoom)) {
@@ -285,6 +315,7 @@ std::optional<Finding> scale_too_low(const RunFacts& run) {
 
 // Whether the scale is as high as the gradients allow. HeadroomScale keeps a distance of its own.
 bool no_room(const RunFacts& run) {
+  if (run.failed_at_bound > 0 && run.failed_at_bound < kProofs) return false;
   return run.room.has_value() && *run.room < (run.history.policy.rule == "headroom" ? 5.0 : 3.0);
 }
 
@@ -297,7 +328,8 @@ std::optional<Finding> one_tensor(const RunFacts& run) {
       top.others.lost >= 0.05 || top.others.lost + top.others.subnormal >= 0.4;
   if (top.ahead < 4.0 || !others_suffer) return std::nullopt;
   const size_t dot = top.name.find_last_of('.');
-  const std::string module = dot == std::string::npos ? top.name : top.name.substr(0, dot);
+  const bool in_module = dot != std::string::npos;  // parameters of the model itself are in none
+  const std::string module = in_module ? top.name.substr(0, dot) : top.name;
   Finding finding;
   finding.problem = if_fp16(run) + "The gradients of " + top.name + " are at least " +
                     doublings_text(top.ahead) +
@@ -305,7 +337,7 @@ std::optional<Finding> one_tensor(const RunFacts& run) {
                     share_text(top.others.lost + top.others.subnormal) +
                     " of the others' nonzero gradients are lost or subnormal.";
   finding.change = "Compute " + module + " in FP32, so that the scale can rise.";
-  finding.code = "headroom.torch.keep_fp32(model, [\"" + module + "\"])";
+  if (in_module) finding.code = "headroom.torch.keep_fp32(model, " + quoted_list({module}) + ")";
   return finding;
 }
 
@@ -354,16 +386,18 @@ std::optional<Finding> growth_fails(const RunFacts& run) {
 }
 
 std::optional<Finding> no_scaler_needed(const RunFacts& run) {
-  if (run.narrow() || !run.scales()) return std::nullopt;
+  // A run may have begun in FP16: only the steps in its present precision count.
+  const auto first = run.steps.begin() + static_cast<std::ptrdiff_t>(run.history.settings_from);
+  const bool scales = std::any_of(first, run.steps.end(),
+                                  [](const HistoryStep& step) { return step.scale != 1.0; });
+  if (run.narrow() || !scales) return std::nullopt;
+  const auto skipped = static_cast<size_t>(
+      std::count_if(first, run.steps.end(), [](const HistoryStep& step) { return !step.applied; }));
   Finding finding;
-  finding.problem =
-      std::string(run.precision == "bf16" ? "BF16" : "FP32") +
-      " has the range of FP32, and this run scales its loss by " + scale_text(run.last_scale()) +
-      ", which gains nothing" +
-      (run.history.skipped > 0
-           ? " and cost " + count_text(static_cast<size_t>(run.history.skipped), "step")
-           : "") +
-      ".";
+  finding.problem = std::string(run.precision == "bf16" ? "BF16" : "FP32") +
+                    " has the range of FP32, and this run scales its loss by " +
+                    scale_text(run.last_scale()) + ", which gains nothing" +
+                    (skipped > 0 ? " and cost " + count_text(skipped, "step") : "") + ".";
   finding.change = "Train without a loss scale.";
   finding.command = "--loss-scale none";
   finding.code = "GradScaler(enabled=False)";
@@ -375,7 +409,8 @@ std::optional<Finding> no_scaler_needed(const RunFacts& run) {
 const std::vector<Rule>& rules() {
   static const std::vector<Rule> list = {
       {{"forward-overflow",
-        "the loss is inf or NaN in 3 steps in a row; or every step until the run ends overflows "
+        "the loss is inf or NaN in the last 3 steps or more; or every step until the run ends "
+        "overflows "
         "while the scale falls to a millionth (from the start of a run to 2^-16; if all bad "
         "gradients are NaN, to a thousandth)",
         "the range watch and FP32 for the module it names, or BF16; no loss scale helps"},
@@ -387,11 +422,12 @@ const std::vector<Rule>& rules() {
        {"bad-batches"}},
       {{"bad-batches",
         "5 steps and 0.5 % of all gave a loss that is inf or NaN, or gradients that are NaN, not "
-        "inf, at a scale with room for 3 doublings; fewer than 5 of them in a row",
+        "inf, at a scale with room for 3 doublings; the last applied step had that scale or a "
+        "higher one; fewer than 5 of them in a row",
         "inspect the data of those steps"},
        bad_batches},
       {{"at-floor",
-        "gradients overflow at the smallest scale of the policy: the run ends there, or 3 steps "
+        "gradients overflow at the smallest scale of the policy: the last step does, or 3 steps "
         "and 2 % of all are skipped; also at a static scale, if the last 5 steps are",
         "`--loss-scale headroom`, with a floor of 2^-24; clipping if the scale fell by 2^10"},
        at_floor,
@@ -399,7 +435,9 @@ const std::vector<Rule>& rules() {
       {{"skips-in-row",
         "5 steps in a row are skipped (times `hysteresis`), later than 10 steps after the first "
         "applied one",
-        "clip the gradients, lower the learning rate"},
+        "clip the gradients, lower the learning rate; if the scale had jumped up, save the "
+        "scaler's "
+        "state"},
        skips_in_row},
       {{"at-ceiling",
         "the scale stays at the largest one of the policy, gradients underflow, and there is room "

@@ -30,7 +30,7 @@ Contents read_npz(const File& file, const OpenOptions& options) {
   std::unordered_set<std::string> names;
   for (const ZipMember& member : read_zip(file)) {
     if (!member.name.ends_with(".npy")) {
-      contents.left_out.push_back({member.name, "not .npy"});
+      contents.left_out.push_back({member.name, "not .npy", 0});
       continue;
     }
     const std::string name = member.name.substr(0, member.name.size() - 4);
@@ -40,7 +40,7 @@ Contents read_npz(const File& file, const OpenOptions& options) {
       file.refuse("holds " + in_quotes(name) + ", which " + header.error + ".");
     }
     if (!header.supported) {
-      contents.left_out.push_back({name, header.descr});
+      contents.left_out.push_back({name, header.descr, 0});
       continue;
     }
     Tensor& tensor = contents.tensors.emplace_back(std::move(header.tensor));

@@ -282,7 +282,7 @@ Contents read_safetensors(const File& file, const OpenOptions& options) {
     }
     const std::optional<DType> dtype = dtype_of(entry.type->name, options);
     if (!dtype.has_value()) {
-      contents.left_out.push_back({std::move(entry.name), entry.type->name});
+      contents.left_out.push_back({std::move(entry.name), entry.type->name, count});
       continue;
     }
     Tensor& tensor = contents.tensors.emplace_back();

@@ -39,6 +39,7 @@ struct Tensor {
 struct LeftOut {
   std::string name;
   std::string dtype;
+  int64_t count = 0;  // of elements; 0 if the file does not say it
 };
 
 /// Whether OpenOptions::bits16_are_bf16 makes this otherwise unsupported type readable.

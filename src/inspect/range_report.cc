@@ -8,11 +8,14 @@
 #include <utility>
 
 #include "core/check.h"
+#include "record/text.h"
 
 namespace headroom {
 namespace {
 
 constexpr double kLargestF16 = 65504.0;
+constexpr double kLargestBF16 = 0x1.FEp127;
+constexpr double kBertMask = 10000.0;
 
 // Beside inf that come from overflow there are finite elements close to the limit. Inf beside
 // ordinary elements only come from a pole: 1/0, log(0), the backward of sqrt(0).
@@ -33,28 +36,86 @@ std::string percent(int64_t part, int64_t whole) {
   return share < 0.1 ? "<0.1" : printed("%.1f", share);
 }
 
-std::string quoted_list(const std::vector<std::string>& names) {
-  std::string text = "[";
-  for (const std::string& name : names) text += (text.size() > 1 ? ", \"" : "\"") + name + "\"";
-  return text + "]";
-}
-
 std::string counts(const RangeStats& stats) {
   return std::to_string(stats.inf()) + " inf, " + std::to_string(stats.nan) + " nan";
 }
 
 bool is_source(const RangeRow& row) { return row.source != RangeSource::kOperation; }
 
-// What a program has put into a tensor on purpose, to exclude elements from a softmax or a maximum:
-// -inf or the lowest number of a type, or any inf in a constant. Only these may be passed on to
-// results, for which `masked` says whether an input has them.
-bool is_mask(const RangeRow& row, bool masked) {
-  const RangeStats& stats = row.stats;
-  if (row.direction == RangeDirection::kBackward || stats.nan > 0) return false;
-  if (row.source == RangeSource::kConstant && stats.inf() > 0) return true;
-  const bool written = row.source == RangeSource::kConstant || row.source == RangeSource::kInput;
-  return (written || (row.source == RangeSource::kOperation && masked)) &&
-         stats.positive_inf == 0 && (stats.negative_inf > 0 || stats.amax > 0.99 * kLargestF16);
+/// Recognises what a program has put into a tensor on purpose, to exclude elements from a softmax
+/// or a maximum: -inf, the lowest number of a type or BERT's -10000, or any inf in a constant. It
+/// may be computed, as (1 - mask) * -10000, and added to scores. Rows are added in their order.
+class Masks {
+ public:
+  explicit Masks(const std::vector<RangeRow>& rows) : rows_(rows) {
+    for (const RangeRow& row : rows) {
+      written_.push_back(is_written(row));
+      masks_.push_back(is_mask(row));
+    }
+  }
+  std::vector<bool> take() { return std::move(masks_); }
+
+ private:
+  // Whether a tensor holds data and constants, or only casts, products and sums of those: no
+  // parameter has a part in it.
+  bool is_written(const RangeRow& row) const {
+    static const std::set<std::string> kNames = {
+        "add",  "bfloat16", "double",  "float",    "half", "mul",  "multiply", "neg",
+        "rsub", "sub",      "to_copy", "_to_copy", "to",   "type", "type_as"};
+    if (row.source != RangeSource::kOperation) return row.source != RangeSource::kParameter;
+    return kNames.count(row.operation) > 0 &&
+           std::all_of(row.inputs.begin(), row.inputs.end(),
+                       [&](int64_t input) { return written_[static_cast<size_t>(input)]; });
+  }
+
+  bool is_mask(const RangeRow& row) const {
+    const RangeStats& stats = row.stats;
+    const bool constant = row.source == RangeSource::kConstant;
+    if (row.direction == RangeDirection::kBackward || stats.nan > 0) return false;
+    if (constant && stats.inf() > 0) return true;
+    if (row.source == RangeSource::kParameter || stats.positive_inf > 0) return false;
+    const bool lowest = stats.negative_inf > 0 || stats.amax > 0.99 * kLargestF16;
+    const bool exact =
+        stats.amax == kLargestF16 || stats.amax == kBertMask || stats.amax > 0.99 * kLargestBF16;
+    if (row.source != RangeSource::kOperation) return lowest || exact;
+    return (written_.back() && exact) || is_masked(row, lowest);
+  }
+
+  // Whether a result has its largest elements from a mask among its inputs.
+  bool is_masked(const RangeRow& row, bool lowest) const {
+    double mask = 0.0, other = 0.0;
+    bool any = false;
+    for (const int64_t input : row.inputs) {
+      const auto i = static_cast<size_t>(input);
+      double& largest = masks_[i] ? mask : other;
+      largest = std::max(largest, rows_[i].stats.amax);
+      any = any || masks_[i];
+    }
+    const double amax = row.stats.amax;
+    return any && (lowest || (amax >= 0.5 * mask && amax <= 1.01 * (mask + other)));
+  }
+
+  const std::vector<RangeRow>& rows_;
+  std::vector<bool> written_, masks_;
+};
+
+// How to keep modules in FP32. keep_fp32() is for FP32 parameters and refuses others.
+std::string keep_in_fp32(const std::vector<RangeRow>& rows,
+                         const std::vector<std::string>& modules) {
+  std::vector<std::string> wide, narrow;
+  for (const std::string& module : modules) {
+    const bool is_16_bit = std::any_of(rows.begin(), rows.end(), [&](const RangeRow& row) {
+      return row.source == RangeSource::kParameter && size_of(row.dtype) == 2 &&
+             (row.module + ".").rfind(module + ".", 0) == 0;
+    });
+    (is_16_bit ? narrow : wide).push_back(module);
+  }
+  std::string text;
+  if (!wide.empty()) text = "Keep in FP32: keep_fp32(model, " + internal::quoted_list(wide) + ").";
+  if (narrow.empty()) return text;
+  return text + (text.empty() ? "" : " ") + "The parameters of " + internal::quoted_list(narrow) +
+         " are 16-bit, which keep_fp32 refuses: train FP32 parameters under autocast, or cast the "
+         "module and its inputs to FP32.";
 }
 
 // Gradients of FP32 parameters are computed in FP16 under autocast, and cast afterwards.
@@ -77,8 +138,7 @@ std::string RangeRow::label() const {
   return in + "backward of " + operation;
 }
 
-RangeReport::RangeReport(std::vector<RangeRow> rows)
-    : rows_(std::move(rows)), masks_(rows_.size()) {
+RangeReport::RangeReport(std::vector<RangeRow> rows) : rows_(std::move(rows)) {
   for (size_t i = 0; i < rows_.size(); ++i) {
     for (const int64_t input : rows_[i].inputs) {
       internal::require(input >= 0 && input < static_cast<int64_t>(i), ErrorCode::kInvalidArgument,
@@ -88,14 +148,9 @@ RangeReport::RangeReport(std::vector<RangeRow> rows)
                         });
     }
   }
+  masks_ = Masks(rows_).take();
   std::vector<bool> bad(rows_.size());
-  for (size_t i = 0; i < rows_.size(); ++i) {
-    const auto& inputs = rows_[i].inputs;
-    masks_[i] = is_mask(rows_[i], std::any_of(inputs.begin(), inputs.end(), [&](int64_t input) {
-                          return masks_[static_cast<size_t>(input)];
-                        }));
-    bad[i] = !rows_[i].stats.finite() && !masks_[i];
-  }
+  for (size_t i = 0; i < rows_.size(); ++i) bad[i] = !rows_[i].stats.finite() && !masks_[i];
   // A bad element of an input or a parameter matters once a result is bad, too: a row of an
   // embedding that is never looked up does no harm.
   std::set<int64_t> harmful;
@@ -194,13 +249,13 @@ std::string RangeReport::advice_for(int64_t index) const {
            ": finite gradients became inf. If they overflow FP16, a lower loss scale cures it. " +
            pole;
   }
-  if (row.dtype == DType::kF16 && row.stats.nan == 0 && !row.module.empty()) {
+  if (row.dtype == DType::kF16 && row.stats.nan == 0) {
     const std::string guard =
         overflowed(row) ? "" : " If it is inf in FP32, too, guard the argument.";
-    return what +
-           " overflows FP16 in forward: no loss scale cures it. Keep it in FP32: "
-           "keep_fp32(model, " +
-           quoted_list({row.module}) + ")." + guard;
+    return what + " overflows FP16 in forward: no loss scale cures it. " +
+           (row.module.empty() ? "Cast its arguments to FP32."
+                               : keep_in_fp32(rows_, {row.module})) +
+           guard;
   }
   return what +
          ": finite inputs gave inf or NaN (division by 0, log or exp out of range, a sum that "
@@ -213,9 +268,8 @@ std::vector<std::string> RangeReport::advice() const {
   const std::vector<std::string> modules = islands();
   if (first_bad_ < 0 && !modules.empty()) {
     sentences.push_back(
-        "Forward results are within 3 doublings of FP16's limit; no loss scale moves "
-        "them. Keep these modules in FP32: keep_fp32(model, " +
-        quoted_list(modules) + ").");
+        "Forward results are within 3 doublings of FP16's limit; no loss scale moves them. " +
+        keep_in_fp32(rows_, modules));
   }
   int64_t small = 0, nonzero = 0;
   double room = HUGE_VAL;

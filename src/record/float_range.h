@@ -19,8 +19,11 @@ struct FloatRange {
   double largest;
 };
 
-/// The range of the setting "precision" (fp16, bf16 or fp32), by which a run states the format of
-/// its backward pass; FP16 if there is no such setting, because scaling is for FP16.
+/// The format of the backward pass by the setting "precision": "fp16", "bf16", "fp32" (FP64, too),
+/// or empty if the run does not state it. Reads the words of frameworks: "bf16-mixed", "float16".
+std::string precision_of(const std::vector<std::pair<std::string, std::string>>& settings);
+
+/// The range of that format; FP16 if there is no such setting, because scaling is for FP16.
 const FloatRange& range_of(const std::vector<std::pair<std::string, std::string>>& settings);
 
 /// fp16_zones() and scale_bounds() for a format.

@@ -71,6 +71,15 @@ std::string text(const ordered_json& object, const char* key) {
   return text_of(member(object, key), key);
 }
 
+// A loss scale: 0, negative, NaN and inf cannot be reached.
+double scale_of(const ordered_json& object) {
+  const double scale = number(object, "scale");
+  if (!(scale > 0.0) || !std::isfinite(scale)) {
+    throw BadLine{"its \"scale\" is not a positive number"};
+  }
+  return scale;
+}
+
 // The step of a line, which must be above that of the previous line of the same kind.
 template <typename Lines>
 int64_t next_step(const ordered_json& line, const Lines& previous) {
@@ -113,7 +122,7 @@ HistoryStep dropped_step(const ordered_json& object) {
   step.applied = false;
   step.step = integer(object, "step");
   step.loss = number(object, "loss");
-  step.scale = number(object, "scale");
+  step.scale = scale_of(object);
   read_not_finite(object, &step);
   return step;
 }
@@ -326,6 +335,7 @@ void HistoryReader::read_settings(const ordered_json& line) {
   const ordered_json& settings = member(line, "settings");
   if (!settings.is_object()) throw BadLine{"its \"settings\" are not an object"};
   history_.settings.clear();
+  history_.settings_from = history_.steps.size();
   for (const auto& item : settings.items()) {
     history_.settings.emplace_back(item.key(), text_of(item.value(), item.key()));
   }
@@ -335,7 +345,7 @@ void HistoryReader::read_step(const ordered_json& line) {
   HistoryStep step;
   step.step = next_step(line, history_.steps);
   step.loss = number(line, "loss");
-  step.scale = number(line, "scale");
+  step.scale = scale_of(line);
   step.grad_norm = number(line, "grad_norm");
   step.seconds = number(line, "seconds");
   const ordered_json& overflow = member(line, "overflow");

@@ -121,6 +121,7 @@ struct History {
   std::string name, group, started;
   HistoryPolicy policy;
   std::vector<std::pair<std::string, std::string>> settings;  // the most recent ones
+  size_t settings_from = 0;  // index of the first step with these settings
   std::vector<HistoryStep> steps;
   int64_t skipped = 0;
   std::vector<LayerSnapshot> snapshots;  // evenly thinned out if there are many; includes the last

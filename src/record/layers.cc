@@ -1,5 +1,7 @@
 #include <headroom/layers.h>
 
+#include <algorithm>
+#include <cctype>
 #include <cmath>
 
 #include "record/float_range.h"
@@ -27,11 +29,22 @@ double Fp16Zones::subnormal_share() const { return share(subnormal, *this); }
 
 namespace internal {
 
+std::string precision_of(const std::vector<std::pair<std::string, std::string>>& settings) {
+  const auto found = std::find_if(settings.begin(), settings.end(),
+                                  [](const auto& item) { return item.first == "precision"; });
+  if (found == settings.end()) return "";
+  std::string text = found->second;
+  std::transform(text.begin(), text.end(), text.begin(),
+                 [](unsigned char c) { return c < 0x80 ? std::tolower(c) : c; });
+  const auto has = [&](const char* part) { return text.find(part) != std::string::npos; };
+  if (has("bf16") || has("bfloat16")) return "bf16";
+  if (has("16")) return "fp16";
+  return has("32") || has("64") ? "fp32" : "";
+}
+
 const FloatRange& range_of(const std::vector<std::pair<std::string, std::string>>& settings) {
-  for (const auto& [name, value] : settings) {
-    if (name == "precision") return value == "bf16" ? kBF16 : value == "fp32" ? kFP32 : kFP16;
-  }
-  return kFP16;
+  const std::string precision = precision_of(settings);
+  return precision == "bf16" ? kBF16 : precision == "fp32" ? kFP32 : kFP16;
 }
 
 Fp16Zones zones_in(const FloatRange& range, const LayerStats& layer) {

@@ -1,6 +1,7 @@
 #include "record/text.h"
 
 #include <cstdint>
+#include <cstdio>
 
 namespace headroom::internal {
 namespace {
@@ -68,6 +69,26 @@ std::string printable_line(std::string_view text) {
   std::string line = printable(text);
   for (char& c : line) c = c == '\n' || c == '\t' ? '?' : c;
   return line;
+}
+
+std::string quoted_list(const std::vector<std::string>& names) {
+  std::string text = "[";
+  for (const std::string& name : names) {
+    text += text.size() > 1 ? ", \"" : "\"";
+    for (const char c : name) {
+      if (c == '"' || c == '\\') {
+        text += {'\\', c};
+      } else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F) {
+        char code[8];
+        std::snprintf(code, sizeof code, "\\x%02x", c);
+        text += code;
+      } else {
+        text += c;
+      }
+    }
+    text += '"';
+  }
+  return text + "]";
 }
 
 size_t column_count(std::string_view text) {

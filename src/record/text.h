@@ -43,6 +43,9 @@ std::string printable(std::string_view text);
 /// The same on one line: newlines and tabs become '?', too.
 std::string printable_line(std::string_view text);
 
+/// The names as a list of strings in Python: ["a", "b"]. Whatever a name contains remains text.
+std::string quoted_list(const std::vector<std::string>& names);
+
 /// The width of UTF-8 text in columns, assuming one per character.
 size_t column_count(std::string_view text);
 

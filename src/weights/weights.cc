@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <filesystem>
 #include <iterator>
+#include <map>
 #include <mutex>
 #include <set>
 #include <string_view>
@@ -133,14 +135,38 @@ std::string flushed_text(const WeightTensor& tensor) {
          quoted(tensor) + " become zero";
 }
 
+// The type of a tensor by the names of safetensors ("F8_E4M3", "C64") or of Python
+// ("float8_e4m3fn").
+bool is_floating(const std::string& dtype) {
+  const size_t digits = dtype.find_first_of("0123456789");
+  const std::string kind = dtype.substr(0, digits);
+  return digits != std::string::npos &&
+         (kind == "F" || kind == "C" || kind == "float" || kind == "bfloat" || kind == "complex");
+}
+
+// The share of the weights that the verdict is about, of a report that is not complete.
+std::string judged_sentence(const WeightReport& report) {
+  int64_t all = report.total.count;
+  const LeftOutWeights* first = nullptr;
+  for (const LeftOutWeights& left : report.left_out) {
+    if (!is_floating(left.dtype)) continue;
+    all += left.count;
+    if (first == nullptr) first = &left;
+  }
+  return "only " + grouped(report.total.count) + " of " + grouped(all) +
+         " floating-point weights (" + percent(report.total.count, all) +
+         ") were judged, because " + internal::printable_line(first->dtype) +
+         " is not read, the type of " + internal::printable_line(first->name);
+}
+
 std::string safe_sentence(const WeightReport& report) {
   const WeightTensor* const worst = most_flushed(report);
-  const std::string range = report.total.nonzero() == 0 ? "all weights are zero."
-                                                        : "no weight overflows (the largest is " +
-                                                              three_digits(report.total.largest) +
-                                                              ", FP16 ends at 65504), and ";
-  if (report.total.nonzero() == 0) return "Safe in FP16: " + range;
-  return "Safe in FP16: " + range +
+  const std::string begin =
+      report.complete ? "Safe in FP16: "
+                      : "Not known to be safe in FP16: " + judged_sentence(report) + ". Of these ";
+  if (report.total.nonzero() == 0) return begin + "all weights are zero.";
+  return begin + "no weight overflows (the largest is " + three_digits(report.total.largest) +
+         ", FP16 ends at 65504), and " +
          (worst == nullptr ? "none becomes zero." : "no more than " + flushed_text(*worst) + ".");
 }
 
@@ -166,6 +192,7 @@ std::string unsafe_sentence(const WeightReport& report) {
                       grouped(total.nans) + " nan, first in " + quoted(bad) +
                       ", which no format cures");
   }
+  if (!report.complete) reasons.push_back(judged_sentence(report));
   std::string sentence = "Unsafe in FP16: ";
   for (size_t i = 0; i < reasons.size(); ++i) sentence += (i == 0 ? "" : "; ") + reasons[i];
   if (report.keep_fp32.empty()) return sentence + ".";
@@ -198,7 +225,7 @@ struct WeightInspector::Collected {
     const files::Contents contents = files::read_safetensors(file, {});
     check_promises(file, contents, shard.promised);
     for (const files::LeftOut& left : contents.left_out) {
-      report.left_out.push_back({shard.path, left.name, left.dtype});
+      report.left_out.push_back({shard.path, left.name, left.dtype, left.count});
     }
     const size_t first_row = report.tensors.size();
     std::vector<const files::Tensor*> tensors;
@@ -246,17 +273,27 @@ void WeightInspector::add(const std::string& name, const TensorView& weights,
   add_counts(counts_of(seen), &row);
 }
 
-void WeightInspector::leave_out(const std::string& name, const std::string& dtype) {
-  collected_->report.left_out.push_back({"", name, dtype});
+void WeightInspector::leave_out(const std::string& name, const std::string& dtype, int64_t count) {
+  collected_->report.left_out.push_back({"", name, dtype, count});
 }
 
 void WeightInspector::add_files(
     const std::vector<std::string>& paths,
     const std::function<void(uint64_t done, uint64_t total)>& progress) {
   std::vector<internal::Shard> shards;
+  std::map<std::filesystem::path, size_t> indices;  // by the path without links
   for (const std::string& path : paths) {
-    std::vector<internal::Shard> found = internal::shards_of(path);
-    std::move(found.begin(), found.end(), std::back_inserter(shards));
+    for (internal::Shard& shard : internal::shards_of(path)) {
+      std::error_code error;  // the path as it is then; opening it gives the reason
+      const auto [known, is_new] =
+          indices.emplace(std::filesystem::weakly_canonical(shard.path, error), shards.size());
+      if (is_new) {
+        shards.push_back(std::move(shard));
+      } else {
+        std::move(shard.promised.begin(), shard.promised.end(),
+                  std::back_inserter(shards[known->second].promised));
+      }
+    }
   }
   uint64_t total = 0;
   for (const internal::Shard& shard : shards) total += files::File(shard.path).size();
@@ -286,8 +323,12 @@ WeightReport WeightInspector::finish() {
   for (const size_t i : report.worst_first) {
     if (damaged(report.tensors[i], report.lose)) report.keep_fp32.push_back(report.tensors[i].name);
   }
-  report.safe = report.keep_fp32.empty() && report.total.infs + report.total.nans == 0;
-  report.verdict = report.safe ? safe_sentence(report) : unsafe_sentence(report);
+  report.complete =
+      std::none_of(report.left_out.begin(), report.left_out.end(),
+                   [](const LeftOutWeights& left) { return is_floating(left.dtype); });
+  const bool fits = report.keep_fp32.empty() && report.total.infs + report.total.nans == 0;
+  report.safe = fits && report.complete;
+  report.verdict = fits ? safe_sentence(report) : unsafe_sentence(report);
   return report;
 }
 

@@ -57,8 +57,29 @@ def test_json_has_every_tensor_and_the_verdict(temp):
     w, evil = found["tensors"]
     check((w["dtype"], w["count"], w["flushed"], w["overflow"], w["subnormal"]) == ("bf16", 4, 2, 1, 0), w)
     check(evil["name"] == EVIL and evil["largest"] == 2.0, evil)
-    check(found["left_out"] == [{"file": path, "name": "step", "dtype": "I64"}], found["left_out"])
+    check(found["left_out"] == [{"file": path, "name": "step", "dtype": "I64", "count": 1}], found["left_out"])
+    check(found["complete"], "integers are no weights")
     check(found["verdict"].startswith("Unsafe in FP16: 1 weight overflows") and found["total"]["count"] == 5, found)
+
+
+def test_a_checkpoint_of_which_weights_were_left_out_is_not_called_safe(temp):
+    small = ("F8_E4M3", bytes(1000), 1)
+    path = write(f"{temp}/a.safetensors", {"big": small, "norm": floats(1.0, 2.0, 3.0, 4.0)})
+    found = json.loads(run(path, "--json").stdout)
+    check(run(path).returncode == 3 and not found["safe"] and not found["complete"], found)
+    check(found["verdict"] == "Not known to be safe in FP16: only 4 of 1,004 floating-point weights (0.398 %) were judged, "
+          "because F8_E4M3 is not read, the type of big. Of these no weight overflows (the largest is 4, FP16 ends at 65504), "
+          "and none becomes zero.", found["verdict"])
+    path = write(f"{temp}/b.safetensors", {"big": small, "norm": floats(7e4)})
+    check("; only 1 of 1,001 floating-point weights" in json.loads(run(path, "--json").stdout)["verdict"], "unsafe as well")
+
+
+def test_a_file_that_is_given_twice_is_counted_once(temp):
+    path = write(f"{temp}/a.safetensors", {"w": floats(1.0, 2.0)})
+    os.symlink(path, f"{temp}/link")
+    for paths in ((path, path), (path, f"{temp}/../{os.path.basename(temp)}/a.safetensors"), (path, f"{temp}/link"), (temp, path)):
+        found = json.loads(run(*paths, "--json").stdout)
+        check(found["total"]["count"] == 2 and len(found["tensors"]) == 1, (paths, found))
 
 
 def test_control_characters_in_names_are_replaced(temp):

@@ -55,9 +55,10 @@ class Recorded {
     return *this;
   }
   /// A record of layers, of which a share is subnormal and the rest `largest`.
-  Recorded& layers(double subnormal, double largest = 16384.0, double other = 0.0) {
+  Recorded& layers(double subnormal, double largest = 16384.0, double other = 0.0,
+                   const std::string& name = "block.top.weight") {
     LayerStats layer;
-    layer.name = "block.top.weight";
+    layer.name = name;
     layer.stats.count = 1000;
     layer.stats.amax = largest;
     fill(subnormal, largest, &layer);
@@ -156,23 +157,39 @@ TEST(Diagnose, ShortRunHasToBeginWithAHigherScale) {
   EXPECT_TRUE(with("headroom", 4000).findings.empty());
 }
 
-TEST(Diagnose, ForwardOverflowNeedsThreeBadLossesInARow) {
-  const auto with = [](int count, double loss) {
+TEST(Diagnose, ForwardOverflowNeedsThreeBadLossesAtTheEnd) {
+  const auto with = [](int count, double loss, int later) {
     Recorded run("dynamic");
     run.steps(40, 1024);
     for (int i = 0; i < count; ++i) run.skip(std::ldexp(1024.0, -i), 1, 1, loss);
-    return run.steps(5, 32).found();
+    return run.steps(later, 32).found();
   };
-  EXPECT_EQ(with(3, kNan), "forward-overflow");
-  EXPECT_EQ(with(8, HUGE_VAL), "forward-overflow") << "and not skips-in-row";
-  EXPECT_EQ(with(2, kNan), "");
-  EXPECT_EQ(with(4, 1.0), "");
+  EXPECT_EQ(with(3, kNan, 0), "forward-overflow");
+  EXPECT_EQ(with(8, HUGE_VAL, 0), "forward-overflow") << "and not skips-in-row";
+  EXPECT_EQ(with(2, kNan, 0), "");
+  EXPECT_EQ(with(4, 1.0, 0), "");
+  EXPECT_EQ(with(3, kNan, 9000), "") << "three bad batches";
 }
 
-TEST(Diagnose, LossThatIsNeverRecordedIsNoFailure) {
+TEST(Diagnose, LossThatIsNotRecordedIsNoFailure) {
   EXPECT_EQ(Recorded("dynamic").steps(60, 1024, 16384, kNan).found(), "");
-  EXPECT_EQ(Recorded("dynamic").steps(60, 1024).steps(10, 1024, 16384, kNan).found(),
+  EXPECT_EQ(Recorded("dynamic").steps(60, 1024).steps(10, 1024, 16384, kNan).found(), "")
+      << "finite gradients";
+  EXPECT_EQ(Recorded("dynamic").steps(60, 1024).steps(10, 1024, 16384, HUGE_VAL).found(),
             "forward-overflow");
+  Recorded every_tenth("dynamic");
+  for (int i = 0; i < 20; ++i) every_tenth.steps(1, 1024).steps(9, 1024, 16384, kNan);
+  EXPECT_EQ(every_tenth.found(), "");
+  for (int i = 0; i < 4; ++i) every_tenth.skip(std::ldexp(1024.0, -i), 1, 1, kNan);
+  EXPECT_EQ(every_tenth.found(), "");
+}
+
+TEST(Diagnose, LossThatIsNotRecordedForSkippedStepsIsNoFailure) {
+  Recorded run("dynamic");
+  for (int i = 0; i < 6; ++i) run.skip(std::ldexp(65536.0, -i), 3, i % 2, kNan);
+  EXPECT_EQ(run.found(), "");
+  EXPECT_EQ(run.steps(40, 1024).found(), "");
+  EXPECT_EQ(run.skip(2048, 1, 0, kNan).skip(1024, 1, 0, kNan).skip(512, 1, 0, kNan).found(), "");
 }
 
 TEST(Diagnose, SkipsOfALoopThatNeverRecordsItsLossAreNoFailureOfForward) {
@@ -222,6 +239,33 @@ TEST(Diagnose, StepsThatFailFarFromOverflowHaveBadBatches) {
   Recorded rare("torch");
   for (int i = 0; i < 8; ++i) rare.steps(300, 1024, 1024).skip(1024, 0, 5);
   EXPECT_EQ(rare.found(), "");
+}
+
+TEST(Diagnose, ABatchIsBlamedOnlyAtAScaleThatFitted) {
+  Recorded run("dynamic:growth_interval=150");  // gradients of activations bound the scale
+  for (int i = 0; i < 8; ++i) run.steps(150, 65536, 4000).skip(131072, 0, 5);
+  EXPECT_EQ(run.found(), "");
+  Recorded bad("dynamic:growth_interval=150");
+  for (int i = 0; i < 8; ++i) bad.steps(150, 65536, 4000).skip(65536, 0, 5);
+  EXPECT_EQ(bad.found(), "bad-batches");
+}
+
+TEST(Diagnose, AScaleThatHasFailedBoundsTheRoom) {
+  const double far = std::ldexp(65504.0, -6);  // of the parameters
+  const auto with = [&](int failures, double failed, double subnormal) {
+    Recorded run("dynamic:growth_interval=200");
+    for (int i = 0; i < 8; ++i) {
+      run.steps(200, 65536, far).layers(subnormal, far);
+      if (i >= 8 - failures) run.skip(failed);
+    }
+    return run.steps(100, 65536, far).layers(subnormal, far).found();
+  };
+  EXPECT_EQ(with(0, 0.0, 0.35), "scale-too-low");
+  EXPECT_EQ(with(8, 131072, 0.35), "");
+  EXPECT_EQ(with(8, 131072, 0.5), "no-scale-left");
+  EXPECT_EQ(with(1, 131072, 0.5), "") << "may be an outlier";
+  EXPECT_EQ(with(8, 65536, 0.35), "scale-too-low") << "later steps fitted";
+  EXPECT_EQ(with(8, 0x1p20, 0.35), "scale-too-low") << "there is room below it";
 }
 
 TEST(Diagnose, GradientsThatHaveGrownToTheFloorAreClipped) {
@@ -307,6 +351,8 @@ TEST(Diagnose, FloorIsNamedWhereGradientsOverflowAtIt) {
   stuck.steps(1000, 65536);
   for (int i = 0; i < 5; ++i) stuck.skip(65536);
   EXPECT_EQ(stuck.found(), "at-floor");
+  Recorded once("dynamic:min_scale=128");  // long ago, and now a growth fails far above
+  EXPECT_EQ(once.skip(128).steps(7000, 16384).skip(32768).found(), "");
 }
 
 TEST(Diagnose, SkipsInARowCountAfterWarmUpOnly) {
@@ -322,6 +368,29 @@ TEST(Diagnose, SkipsInARowCountAfterWarmUpOnly) {
   EXPECT_EQ(with(40, 8, "deepspeed"), "") << "a hysteresis of 2 skips twice as often";
 }
 
+TEST(Diagnose, ASearchAfterAResumeIsNotGrowingGradients) {
+  const auto with = [](double before) {
+    Recorded run("dynamic");
+    run.steps(200, before);
+    for (int i = 0; i < 6; ++i) run.skip(std::ldexp(65536.0, -i));
+    return run.steps(200, 1024).diagnosis().findings.at(0);
+  };
+  EXPECT_EQ(with(32768).command, "--clip 1");
+  const Finding anew = with(1024);
+  EXPECT_EQ(anew.rule, "skips-in-row");
+  EXPECT_EQ(anew.problem,
+            "Steps 201 to 206 were skipped in a row, because the scale had jumped from 2^10 to "
+            "2^16: the scaler had lost its state and searched for its scale again.");
+  EXPECT_EQ(anew.code, "scaler.load_state_dict(checkpoint[\"scaler\"])");
+}
+
+TEST(Diagnose, StepsSkippedForTheirNormAreNoOverflow) {
+  Recorded run("dynamic");
+  run.steps(100, 1024);
+  for (int i = 0; i < 8; ++i) run.skip(1024, 0, 0);
+  EXPECT_EQ(run.steps(100, 1024).found(), "");
+}
+
 TEST(Diagnose, CeilingIsNamedWhereItHurts) {
   Recorded run("dynamic:init_scale=16,max_scale=16");
   run.steps(60, 16, 16).layers(0.9, 16);
@@ -332,6 +401,12 @@ TEST(Diagnose, CeilingIsNamedWhereItHurts) {
   own.steps(60, 0x1p32, 16).layers(0.9, 16);
   EXPECT_EQ(own.found(), "at-ceiling");
   EXPECT_EQ(own.diagnosis().findings[0].command, "--loss-scale headroom:max_scale=2199023255552");
+  Recorded high("headroom:max_scale=1267650600228229401496703205376");  // 2^100
+  high.steps(60, 0x1p100, 16).layers(0.9, 16);
+  EXPECT_EQ(high.diagnosis().findings.at(0).command,
+            "--loss-scale headroom:max_scale=649037107316853453566312041152512");  // 2^109
+  Recorded highest("headroom:max_scale=85070591730234615865843651857942052864");   // 2^126
+  EXPECT_EQ(highest.steps(60, 0x1p126, 16).layers(0.9, 16).found(), "") << "there is no higher one";
 }
 
 TEST(Diagnose, TensorThatBoundsTheScaleIsNamed) {
@@ -344,6 +419,17 @@ TEST(Diagnose, TensorThatBoundsTheScaleIsNamed) {
   EXPECT_EQ(with(1024.0).findings.size(), 1u);
   EXPECT_EQ(with(1024.0).findings[0].code, "headroom.torch.keep_fp32(model, [\"block.top\"])");
   EXPECT_EQ(with(4096.0).findings.at(0).rule, "no-scale-left") << "only 8 times larger";
+}
+
+TEST(Diagnose, NamesOfTensorsDoNotBecomeCode) {
+  const auto code = [](const std::string& name) {
+    Recorded run("dynamic");
+    run.steps(40, 1024, 32768).layers(0.5, 32768, 1024, name).steps(40, 1024, 32768);
+    return run.layers(0.5, 32768, 1024, name).diagnosis().findings.at(0).code;
+  };
+  EXPECT_EQ(code("pos_embed"), "") << "no module has this name";
+  EXPECT_EQ(code("a\"]); import os\n\\.weight"),
+            "headroom.torch.keep_fp32(model, [\"a\\\"]); import os\\x0a\\\\\"])");
 }
 
 TEST(Diagnose, GradientsThatNeedMoreRangeGetAnotherFormat) {
@@ -385,6 +471,29 @@ TEST(Diagnose, SettingsAfterAChangeOfPrecisionCount) {
   recorder.rewind(0);
   for (int step = 1; step <= 30; ++step) recorder.step(step, 1.0, applied(1.0f));
   EXPECT_TRUE(diagnose(folder.path("run")).at(0).findings.empty());
+}
+
+TEST(Diagnose, StepsInAnEarlierPrecisionNeededTheirScaler) {
+  const auto found = [](float later) {
+    const Folder folder;
+    RunInfo info;
+    info.settings = {{"precision", "fp16"}};
+    Recorder recorder(folder.path("run"), info);
+    for (int step = 1; step <= 30; ++step) recorder.step(step, 1.0, applied(65536.0f));
+    recorder.settings({{"precision", "bf16"}});
+    for (int step = 31; step <= 60; ++step) recorder.step(step, 1.0, applied(later));
+    return diagnose(folder.path("run")).at(0).findings.size();
+  };
+  EXPECT_EQ(found(1.0f), 0u);
+  EXPECT_EQ(found(2.0f), 1u);
+}
+
+TEST(Diagnose, WordsOfFrameworksNameThePrecision) {
+  for (const char* precision : {"bf16-mixed", "bfloat16", "BF16", "fp32", "64-true"}) {
+    EXPECT_EQ(Recorded("dynamic", precision).steps(60, 65536).found(), "no-scaler-needed")
+        << precision;
+  }
+  EXPECT_EQ(Recorded("dynamic", "16-mixed").steps(60, 65536).found(), "");
 }
 
 TEST(Diagnose, NamesFromAHistoryAreMadePrintable) {

@@ -81,6 +81,31 @@ TEST(RangeReport, TheLowestNumberAsAMaskIsNotNearOverflow) {
   EXPECT_EQ(report.near_overflow(), std::vector<int64_t>{2});
 }
 
+TEST(RangeReport, AMaskThatIsComputedIsNotNearOverflow) {
+  const RangeRow mask = from(row("", "", 1.0), RangeSource::kInput, "attention_mask");
+  for (const double lowest : {65504.0, 10000.0}) {  // (1 - mask) * lowest, in FP32, then a cast
+    const RangeReport report(
+        {mask, row("", "sub", 1.0, {0}, DType::kF32), row("", "mul", lowest, {1}, DType::kF32),
+         row("", "half", lowest, {2}), row("attn", "matmul", 50.0),
+         row("attn", "add", lowest, {3, 4}), row("mlp", "linear", 9000.0, {5})});
+    EXPECT_EQ(report.near_overflow(), std::vector<int64_t>{6}) << lowest;
+  }
+  const RangeReport cast({mask, row("", "mul", 3.4028235e38, {0}, DType::kF32),
+                          with_inf(row("", "half", 0.0, {1}), 0, 9),
+                          with_inf(row("attn", "add", 5.0, {2}), 0, 9)});
+  EXPECT_EQ(first_bad(cast), "");
+}
+
+TEST(RangeReport, ProductsThatAreNoMasksAreNearOverflow) {
+  const RangeRow data = from(row("", "", 100.0), RangeSource::kInput, "x");
+  const RangeRow weight = from(row("a", "", 100.0), RangeSource::kParameter, "weight");
+  EXPECT_EQ(RangeReport({data, row("a", "mul", 9000.0, {0})}).near_overflow().size(), 1u);
+  EXPECT_EQ(RangeReport({data, weight, row("a", "mul", 1e4, {0, 1})}).near_overflow().size(), 1u);
+  const RangeRow mask = from(row("", "", 1e4), RangeSource::kInput, "mask");
+  const RangeReport scores({mask, row("a", "matmul", 3e4), row("a", "add", 6e4, {0, 1})});
+  EXPECT_EQ(scores.near_overflow(), (std::vector<int64_t>{2, 1})) << "not the mask's elements";
+}
+
 TEST(RangeReport, NearOverflowIsWithinThreeDoublingsNearestFirst) {
   const RangeReport report({row("a", "linear", 8187.0), row("b", "linear", 8189.0),
                             row("c", "linear", 6e4), row("d", "linear", 1e6, {}, DType::kF32)});
@@ -95,6 +120,26 @@ TEST(RangeReport, IslandsDoNotListChildrenOfIslands) {
   const RangeReport report(
       {row("a.mlp", "linear", 6e4), row("a", "add", 6e4), row("ab", "add", 6e4)});
   EXPECT_EQ(report.islands(), (std::vector<std::string>{"a", "ab"}));
+}
+
+TEST(RangeReport, KeepFp32IsAdvisedWhereItWorks) {
+  const RangeRow weight = from(row("a.fc", "", 1.0), RangeSource::kParameter, "weight");
+  const auto advice = [&](const std::string& module) {
+    return RangeReport({weight, row(module, "linear", 6e4, {0})}).advice().at(0);
+  };
+  EXPECT_NE(advice("b").find("keep_fp32(model, [\"b\"])"), std::string::npos) << advice("b");
+  for (const char* module : {"a", "a.fc"}) {
+    EXPECT_EQ(advice(module).find("keep_fp32(model"), std::string::npos) << advice(module);
+    EXPECT_NE(advice(module).find("16-bit, which keep_fp32 refuses"), std::string::npos);
+  }
+  EXPECT_NE(advice("a.fc2").find("keep_fp32(model, [\"a.fc2\"])"), std::string::npos);
+  EXPECT_NE(advice("a\"]); f(\"").find("[\"a\\\"]); f(\\\"\"]"), std::string::npos);
+}
+
+TEST(RangeReport, AnOverflowOutsideOfAllModulesIsAnOverflow) {
+  const std::string advice = RangeReport({with_inf(row("", "mul", 6e4), 3)}).advice().at(0);
+  EXPECT_NE(advice.find("overflows FP16 in forward"), std::string::npos) << advice;
+  EXPECT_EQ(advice.find("division by 0"), std::string::npos) << advice;
 }
 
 TEST(RangeReport, ALowerScaleCuresAnOverflowInBackwardButNotAPole) {

@@ -36,6 +36,35 @@ def test_a_healthy_model_is_safe_also_as_a_state_dict_and_transposed():
     assert [tensor.count for tensor in report.tensors] == [32, 16]
 
 
+class Masked(torch.nn.Module):
+    def __init__(self, fill, persistent, other=0.0):
+        super().__init__()
+        self.fc = torch.nn.Linear(4, 4)
+        mask = torch.full((4, 4), fill).triu(1)
+        mask[3, 0] = other
+        self.register_buffer("mask", mask, persistent=persistent)
+
+
+def test_masks_in_buffers_are_no_damage():
+    lowest = torch.finfo(torch.float32).min
+    for fill in (-math.inf, lowest):
+        assert headroom.inspect(torch.nn.Sequential(Masked(fill, True))).safe
+        report = headroom.inspect(torch.nn.Sequential(Masked(fill, False, other=7e4)))
+        assert report.safe and [tensor.name for tensor in report.tensors] == ["0.fc.weight", "0.fc.bias"]
+    for other in (7e4, math.inf, math.nan):  # beside the mask
+        assert not headroom.inspect(Masked(lowest, True, other)).safe
+    model = Masked(0.0, True)
+    torch.nn.init.constant_(model.fc.bias, lowest)
+    assert headroom.inspect(model).keep_fp32 == ["fc.bias"]
+
+
+def test_weights_of_a_type_that_is_not_read_leave_the_verdict_open():
+    weights = {"w": torch.zeros(10, 10).to(torch.float8_e4m3fn), "b": torch.ones(4)}
+    report = headroom.inspect(weights)
+    assert not report.safe and not report.complete and "only 4 of 104 floating-point weights" in report.verdict
+    assert headroom.inspect({"b": torch.ones(4), "step": torch.zeros(1, dtype=torch.int64)}).complete
+
+
 def test_a_model_without_values_is_refused():
     with pytest.raises(ValueError, match="meta device"):
         headroom.inspect(torch.nn.Linear(2, 2, device="meta"))

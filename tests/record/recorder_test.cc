@@ -411,6 +411,8 @@ TEST(HistoryReader, DamageIsReportedWithItsLineNumber) {
   expect_damage("\"histogram\":[2]", "\"histogram\":[9223372036854775807]", "history.jsonl:2:");
   expect_damage("\"from\":0", "\"from\":9223372036854775807", "history.jsonl:2:");
   expect_damage("\"overflow\":false", "\"overflow\":7", "history.jsonl:3:");
+  expect_damage("\"scale\":1024.0,\"overflow\"", "\"scale\":-4,\"overflow\"",
+                "its \"scale\" is not a positive number");
   expect_damage("\"step\":2", "\"step\":1", "not after the previous one");
   expect_damage("{\"step\":2", "{{", "history.jsonl:4: this line of the history is damaged");
   expect_damage("{\"end\"", "\n{\"end\"", "history.jsonl:5:");

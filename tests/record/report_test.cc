@@ -161,7 +161,7 @@ TEST(Report, ThinnedCurvesOfDifferentLengthHaveStepsInCommon) {
 TEST(Report, BoundsAreThoseOfThePrecision) {
   for (const auto& [precision, lost, doublings] :
        {std::tuple("fp16", 1.0, 55.9993), std::tuple("bf16", 0.0, 167.994),
-        std::tuple("fp32", 0.0, 168.0)}) {
+        std::tuple("bf16-mixed", 0.0, 167.994), std::tuple("fp32", 0.0, 168.0)}) {
     internal::History history;
     history.settings = {{"precision", precision}};
     internal::LayerSnapshot look;

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Union
 
 from headroom import _core
@@ -16,8 +17,10 @@ def inspect(weights: Union[Path, Iterable[Path], Mapping[str, Any], Any], *, los
 
     ``weights`` is a safetensors file, an index of shards, a folder of them, a list of such paths, a PyTorch module,
     or a dict of arrays or tensors. Weights are unsafe if one overflows, if there is inf or NaN, or if more than the
-    share ``lose`` of a tensor's nonzero weights become zero. Tensors of integers are left out. Tensors on a device
-    are copied to host memory, one at a time; of a DTensor the local shard is read.
+    share ``lose`` of a tensor's nonzero weights become zero. Tensors of integers are left out; a floating-point type
+    that is not read (FP8) leaves the verdict open: ``safe`` and ``complete`` are False. Tensors on a device are copied
+    to host memory, one at a time; of a DTensor the local shard is read. Of a module's buffers, those that are not
+    saved are left out, and -inf and the lowest number of a type count as zero: attention masks have them on purpose.
 
     >>> import numpy as np
     >>> report = inspect({"w": np.array([1.0, 7e4], np.float32), "b": np.zeros(2, np.float32)})
@@ -31,27 +34,40 @@ def inspect(weights: Union[Path, Iterable[Path], Mapping[str, Any], Any], *, los
         inspector.add_files([os.fspath(weights)])
     elif isinstance(weights, (list, tuple)) and all(isinstance(path, (str, os.PathLike)) for path in weights):
         inspector.add_files([os.fspath(path) for path in weights])
-    else:
-        for name, array in _named_tensors(weights).items():
+    elif isinstance(weights, Mapping):
+        for name, array in weights.items():
             _add(inspector, name, array)
+    elif hasattr(weights, "named_parameters"):  # state_dict() may hold other things than tensors
+        for name, array in weights.named_parameters():
+            _add(inspector, name, array)
+        for name, array in _saved_buffers(weights):
+            _add(inspector, name, array, is_buffer=True)
+    else:
+        raise TypeError(f"inspect() takes paths, a torch module or a dict of arrays, not {type(weights).__name__}.")
     return inspector.finish()
 
 
-def _named_tensors(weights: Any) -> Mapping[str, Any]:
-    if isinstance(weights, Mapping):
-        return weights
-    if hasattr(weights, "named_parameters"):  # state_dict() may hold other things than tensors
-        found = dict(weights.named_parameters())
-        found.update(weights.named_buffers())
-        return found
-    raise TypeError(f"inspect() takes paths, a torch module or a dict of arrays, not {type(weights).__name__}.")
+def _saved_buffers(module: Any) -> Iterator[tuple[str, Any]]:
+    """The buffers that a checkpoint would hold. Others are computed when the model is built, such as masks."""
+    skipped = {
+        f"{prefix}.{name}" if prefix else name
+        for prefix, part in module.named_modules()
+        for name in part._non_persistent_buffers_set
+    }
+    return ((name, buffer) for name, buffer in module.named_buffers() if name not in skipped)
 
 
-def _add(inspector: _core.WeightInspector, name: str, array: Any) -> None:
+def _without_mask(buffer: Any) -> Any:
+    import torch
+
+    return buffer.masked_fill((buffer == -torch.inf) | (buffer == torch.finfo(buffer.dtype).min), 0)
+
+
+def _add(inspector: _core.WeightInspector, name: str, array: Any, is_buffer: bool = False) -> None:
     dtype = str(getattr(array, "dtype", type(array).__name__)).rpartition(".")[2]
     shape = [int(extent) for extent in getattr(array, "shape", ())]
     if dtype not in ("float16", "bfloat16", "float32", "float64") or getattr(array, "is_sparse", False):
-        inspector.leave_out(name, dtype)
+        inspector.leave_out(name, dtype, math.prod(shape))
         return
     if hasattr(array, "detach"):
         array = array.detach()
@@ -60,6 +76,8 @@ def _add(inspector: _core.WeightInspector, name: str, array: Any) -> None:
         if array.device.type == "meta":
             raise ValueError(f"'{name}' is on the meta device and has no values; load the weights first.")
         array = array.cpu().contiguous()
+        if is_buffer:
+            array = _without_mask(array)
     elif hasattr(array, "flags") and not getattr(array.flags, "c_contiguous", True):
         array = array.copy(order="C")
     view = tensor(array)
