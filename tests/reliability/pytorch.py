@@ -315,8 +315,15 @@ def minus_inf_only():
 
 @fault
 def fp16_gradients():
-    w, optimizer, scaler = setup(dtype=torch.float16)
-    return outcome_of(lambda: step(w, optimizer, scaler, 1.0), ("fine", "supported"))
+    w, optimizer, scaler = setup(dtype=torch.float16, lr=2.0**23)
+
+    def use():
+        scaler.scale((w.float() * 1e-8).sum()).backward()  # 0.0006 in memory; 0 in FP16 once unscaled
+        scaler.step(optimizer)
+    outcome = outcome_of(use, None)
+    if abs(w[0].item() - (1 - 2.0**23 * 1e-8)) < 1e-3:
+        return "fine", "a gradient of 1e-8 reaches the weights"
+    return outcome or ("corrupted", "the gradients become 0 and the step counts as applied")
 
 
 @fault

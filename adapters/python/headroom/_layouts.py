@@ -129,10 +129,11 @@ def _read_megatron(layout: Mapping[str, Any]) -> ScaleState:
 def _read_deepspeed(layout: Mapping[str, Any]) -> ScaleState:
     window, steps = int(layout["scale_window"]), int(layout["cur_iter"])
     delay = int(layout.get("delayed_shift", 1))  # ZeRO-0 has none
-    scale = float(layout["cur_scale"])
+    scale, factor = float(layout["cur_scale"]), float(layout.get("scale_factor", 2.0))
+    if not factor > 1.0:
+        raise make("bad state", f"The saved scale_factor is {factor:g}; it must be above 1.")
     policy = ScalePolicy("deepspeed").replace(
-        growth_factor=float(layout.get("scale_factor", 2.0)), growth_interval=window, hysteresis=delay,
-        backoff_factor=1.0 / float(layout.get("scale_factor", 2.0)),
+        growth_factor=factor, growth_interval=window, hysteresis=delay, backoff_factor=1.0 / factor,
         min_scale=min(float(layout.get("min_scale", 1.0)), scale), init_scale=scale,
         refill_on_clean=bool(layout.get("consecutive_hysteresis", False)))
     # Clean steps since the last overflow, less the one that DeepSpeed does not count; -1 right after it.

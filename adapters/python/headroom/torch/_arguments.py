@@ -41,6 +41,13 @@ def policy_of(
     return _core.ScalePolicy("torch").replace(**given)
 
 
+def is_torchs_policy(policy: _core.ScalePolicy) -> bool:
+    """Whether the five keys of torch's state dict say all about it."""
+    names = tuple(_TORCH_DEFAULTS)
+    return policy.rule == "dynamic" and str(policy) == str(
+        _core.ScalePolicy("torch").replace(**{name: getattr(policy, name) for name in names}))
+
+
 # Arguments of torch's optimizers. True: accepted and ignored, because it does not change results. False: only
 # a false value is accepted.
 _TORCHS = {"fused": True, "foreach": True, "capturable": True, "amsgrad": False, "maximize": False,

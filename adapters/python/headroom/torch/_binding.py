@@ -49,6 +49,20 @@ def takes_scale(optimizer: torch.optim.Optimizer) -> bool:
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
+def check_fp16(optimizer: torch.optim.Optimizer, policy: _core.ScalePolicy, call: str) -> None:
+    """Raises, as torch's scaler does, before FP16 gradients are unscaled in place. ``step()`` leaves that to optimizers
+    that take the scale. A scale that is always 1 divides nothing."""
+    if call == "step()" and takes_scale(optimizer) or policy.rule == "static" and policy.scale == 1.0:
+        return
+    params = (param for group in optimizer.param_groups for param in group["params"])
+    if not any(param.grad is not None and param.grad.dtype is torch.float16 for param in params):
+        return
+    change = ("use step(optimizer, max_norm=...) to clip them" if takes_scale(optimizer) else
+              "use headroom.torch.AdamW, SGD or Lion, which keep FP32 masters, or FP32 parameters under autocast")
+    raise make("invalid argument", f"Attempting to unscale FP16 gradients. {call} would divide them by the scale in FP16, "
+               f"where small ones become 0: {change}.")
+
+
 class Call:
     """The arguments of one GradScaler.step(), and what came of it."""
 
@@ -163,11 +177,6 @@ class Binding(_core.CallbackOptimizer):
         with torch.no_grad():
             for grad, dense in self._copies:
                 grad.copy_(dense)
-
-    def overflows(self, multiplier: float) -> bool:
-        """Whether FP16 gradients x multiplier, unscaled where they are, would be inf."""
-        halves = [view for view in self._views if view[1] == 0]
-        return _core.measure(halves, self._stream).amax * multiplier >= 65520.0
 
     @property
     def _stream(self) -> int:

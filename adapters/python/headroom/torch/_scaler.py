@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import warnings
 import weakref
 from collections import abc, defaultdict
@@ -16,14 +15,16 @@ from torch.amp.grad_scaler import OptState, _refresh_per_optimizer_state
 
 from headroom import _core
 from headroom._errors import Error, make
-from headroom.torch._arguments import check_device, policy_of, with_torch_state
-from headroom.torch._binding import Binding, Call, Names
+from headroom.torch._arguments import check_device, policy_of
+from headroom.torch._backward import UnscaledGradients
+from headroom.torch._binding import Binding, Call, Names, check_fp16
 from headroom.torch._memory import StepNumbers, keep_eager, local, stream_of, tensor_at
 from headroom.torch._optim import FusedOptimizer
 from headroom.torch._ranks import RankGroup, check_ranks, ranks_over
+from headroom.torch._settings import ScalerSettings
 
 
-class GradScaler(torch.amp.GradScaler):
+class GradScaler(ScalerSettings):
     """Scales losses, unscales gradients, skips bad steps, adapts the scale.
 
     A drop-in for ``torch.amp.GradScaler``: the same constructor, methods, state dict and pickles, and without
@@ -39,7 +40,8 @@ class GradScaler(torch.amp.GradScaler):
       ordinary tensors, too, are each process's own part; otherwise equal names and shapes mean copies.
     * ``step(optimizer, max_norm=1.0)`` clips in the same pass.
     * Nothing corrupts weights: impossible scales are refused, gradients are checked again after ``unscale_``,
-      and calls in an order that would mix scales are refused or handled. docs/python.md has the list.
+      and calls in an order that would mix scales are refused or handled. docs/python.md has the list. FP16 gradients
+      need AdamW, SGD or Lion of this package, or torch's fused optimizers; others would unscale them to 0.
 
     >>> import torch, headroom.torch
     >>> layer = torch.nn.Linear(2, 1)
@@ -79,7 +81,6 @@ class GradScaler(torch.amp.GradScaler):
         given = dict(init_scale=init_scale, growth_factor=growth_factor, backoff_factor=backoff_factor,
                      growth_interval=growth_interval)
         self._on_alarm = on_alarm
-        self.recorder: Any = None  # set by headroom.torch.Recorder
         check_ranks(ranks, gradients)
         self._ranks, self._gradients = ranks, gradients
         self._begin(policy_of(policy, given, enabled))
@@ -87,6 +88,8 @@ class GradScaler(torch.amp.GradScaler):
             self.name_parameters(model)
 
     def _begin(self, policy: _core.ScalePolicy) -> None:
+        given = set(self.__dict__)
+        self.recorder: Any = None  # set by headroom.torch.Recorder
         self._core = _core.GradScaler(policy, self._enabled, -1, self._on_alarm, 0)
         self._place: Optional[torch.device] = None  # where the scale is, once a loss was scaled
         self._scale_view: Optional[torch.Tensor] = None
@@ -101,7 +104,9 @@ class GradScaler(torch.amp.GradScaler):
         self._update_due = False  # update_later() was called
         self._last: Optional[weakref.ref[Any]] = None  # the optimizer that was stepped last
         self._per_optimizer_states: dict[int, dict[str, Any]] = defaultdict(_refresh_per_optimizer_state)
+        self._unscaled = UnscaledGradients()
         self._init_growth_tracker = self._get_growth_tracker()  # torch's name for the count that was loaded
+        self._made_anew = frozenset({*self.__dict__, "_made_anew"} - given)
 
     def name_parameters(self, module: torch.nn.Module) -> None:
         """From now on reports call the module's parameters by their names."""
@@ -146,7 +151,7 @@ class GradScaler(torch.amp.GradScaler):
         if loss.is_cuda and torch.cuda.is_current_stream_capturing():
             self._core.assume_losses()
         if scaled.requires_grad:  # gradients exist once backward has run
-            scaled.register_hook(functools.partial(_gradients_added, self._core, self._core.round))
+            scaled.register_hook(functools.partial(_gradients_added, self._core, self._core.round, self._unscaled))
         return scaled
 
     def _lazy_init_scale_growth_tracker(self, dev: Union[torch.device, str]) -> None:
@@ -188,13 +193,15 @@ class GradScaler(torch.amp.GradScaler):
 
     @keep_eager
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        """Divides the gradients by the scale, in place, to clip or inspect them before ``step()``. FP16 and
-        BF16 gradients are taken. ``step(optimizer, max_norm=...)`` clips with one pass less."""
+        """Divides the gradients by the scale, in place, to clip or inspect them before ``step()``. FP16 gradients are
+        refused, as by torch: small ones would become 0. ``step(optimizer, max_norm=...)`` clips with one pass less."""
         if not self._enabled:
             return
         self._check_started("unscale_", optimizer)
+        check_fp16(optimizer, self.policy, "unscale_()")
         core = self._bound(optimizer)
         self._core.unscale_(core, self._stream)
+        self._unscaled.add(optimizer, core)
         self._note(optimizer, core, OptState.UNSCALED)
 
     @keep_eager
@@ -220,6 +227,8 @@ class GradScaler(torch.amp.GradScaler):
             self._check_started("step", optimizer)
             if self._update_due and self._per_optimizer_states[id(optimizer)]["stage"] is OptState.STEPPED:
                 self._update_if_due()  # it is in a round of its own
+            check_fp16(optimizer, self.policy, "step()")
+            self._unscaled.check(optimizer)
         core = self._bound(optimizer)
         if self.recorder is not None and self.recorder.before_step():
             scale = 1.0 if self._core.is_unscaled(core) else self.get_scale()
@@ -321,6 +330,7 @@ class GradScaler(torch.amp.GradScaler):
         due, self._update_due = self._update_due, False
         if due and new_scale is not None:
             self.update()
+        self._unscaled.check_all()
         if new_scale is not None:
             self._set_scale(new_scale)
         else:
@@ -333,6 +343,7 @@ class GradScaler(torch.amp.GradScaler):
                 if not self._uncounted:
                     raise AssertionError(f"No inf checks were recorded prior to update. {error}") from None
         self._uncounted = False
+        self._unscaled.clear()
         self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
 
     def update_later(self) -> None:
@@ -349,20 +360,14 @@ class GradScaler(torch.amp.GradScaler):
             if new_scale.numel() != 1 or new_scale.requires_grad:
                 raise AssertionError("new_scale should be a float or a 1-element tensor that needs no gradient.")
             new_scale = new_scale.item()
-        if not math.isfinite(new_scale):
-            raise make("invalid argument", f"A scale of {new_scale} cannot be set.")
-        state = json.loads(self._core.state())
-        state["state"]["scale"] = float(new_scale)
-        if "pending" in state["state"]:
-            state["state"]["pending"] = float(new_scale)
-        self._load(state, "update(new_scale)")
+        self._core.set_scale(float(new_scale), self._stream)
 
-    def _load(self, state: dict[str, Any], call: str = "load_state_dict()") -> None:
+    def _load(self, state: dict[str, Any]) -> None:
         try:
             self._core.load(json.dumps(state))
         except Error as error:
             if error.code == "wrong order":
-                raise make(error.code, str(error).replace("load()", call)) from None
+                raise make(error.code, str(error).replace("load()", "load_state_dict()")) from None
             raise make("invalid argument", str(error)) if error.code == "bad state" else error from None
         self._init_growth_tracker = self._get_growth_tracker()
 
@@ -408,93 +413,9 @@ class GradScaler(torch.amp.GradScaler):
     def discard(self) -> None:
         """Call after gradients of scaled losses were dropped without a step."""
         self._core.discard()
-
-    # Settings and state.
-
-    @property
-    def policy(self) -> _core.ScalePolicy:
-        """Set it to change how the scale moves: ``scaler.policy.replace(growth_interval=100)``."""
-        return self._core.policy
-
-    @policy.setter
-    def policy(self, policy: _core.ScalePolicy) -> None:
-        self._core.set_policy(policy)
-
-    def get_scale(self) -> float:
-        """The scale that the next loss is multiplied by; waits for a CUDA device."""
-        return self._core.get_scale()
-
-    def _setting(self, name: str) -> Any:
-        if not self._enabled:
-            raise AttributeError(f"'GradScaler' object has no attribute '_{name}'")
-        return getattr(self._core.policy, name)
-
-    _init_scale = property(lambda self: self._setting("init_scale"))
-    _growth_factor = property(lambda self: self._setting("growth_factor"))
-    _backoff_factor = property(lambda self: self._setting("backoff_factor"))
-    _growth_interval = property(lambda self: self._setting("growth_interval"))
-
-    def set_growth_factor(self, new_factor: float) -> None:
-        self._core.set_policy(self._core.policy.replace(growth_factor=new_factor))
-
-    def set_backoff_factor(self, new_factor: float) -> None:
-        self._core.set_policy(self._core.policy.replace(backoff_factor=new_factor))
-
-    def set_growth_interval(self, new_interval: int) -> None:
-        self._core.set_policy(self._core.policy.replace(growth_interval=new_interval))
-
-    def _get_growth_tracker(self) -> int:
-        return max(json.loads(self._core.state())["state"].get("growth_tracker", 0), 0) if self._enabled else 0
-
-    def state_dict(self) -> dict[str, Any]:
-        """Without ``policy``: torch's five keys. With one: ``"headroom"``, policy and state as JSON text. Raises
-        between ``step()`` and ``update()``, when an overflow would be forgotten."""
-        if not self._enabled:
-            return {}
-        self._update_if_due()
-        saved = self._core.save()  # raises between step() and update()
-        if not self._follows_torch:
-            return {"headroom": saved}
-        return {
-            "scale": self.get_scale(),
-            "growth_factor": self.get_growth_factor(),
-            "backoff_factor": self.get_backoff_factor(),
-            "growth_interval": self.get_growth_interval(),
-            "_growth_tracker": self._get_growth_tracker(),
-        }
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes torch's keys or our own. Raises, changing nothing, if a value is impossible."""
-        if not self._enabled:
-            return
-        if len(state_dict) == 0:
-            raise RuntimeError(
-                "The source state dict is empty, possibly because it was saved "
-                "from a disabled instance of GradScaler."
-            )
-        self._update_if_due()
-        if "headroom" in state_dict:
-            self._load(json.loads(state_dict["headroom"]))
-            return
-        self._load(with_torch_state(json.loads(self._core.state()), state_dict))
-
-    def __getstate__(self) -> dict[str, Any]:
-        self._update_if_due()
-        if self._per_optimizer_states:
-            raise AssertionError(
-                "A GradScaler instance may only be pickled at the beginning "
-                "of an iteration, or at the end after scaler.update()."
-            )
-        kept = ("_device", "_enabled", "_follows_torch", "_on_alarm", "_ranks", "_gradients")
-        return {name: self.__dict__[name] for name in kept} | {"state": self._core.state()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        saved = state.pop("state")
-        self.__dict__.update(state)
-        self.recorder = None
-        self._begin(_core.ScalePolicy("torch"))
-        self._load(json.loads(saved))
+        self._unscaled.clear()
 
 
-def _gradients_added(core: _core.GradScaler, round: int, grad: torch.Tensor) -> None:
+def _gradients_added(core: _core.GradScaler, round: int, unscaled: UnscaledGradients, grad: torch.Tensor) -> None:
     core.gradients_added(round)
+    unscaled.backward_began(core)

@@ -1,0 +1,109 @@
+"""Gradients that headroom.torch.GradScaler refuses, because unscaling would lose them or mix scales, and those that it
+has to bring into another form first."""
+
+import pytest
+import torch
+
+import headroom.torch
+
+DEVICE = torch.get_default_device().type
+KINDS = {
+    "plain": lambda params, lr: torch.optim.SGD(params, lr=lr),
+    "fused": lambda params, lr: torch.optim.SGD(params, lr=lr, fused=True),
+    "ours": lambda params, lr: headroom.torch.SGD(params, lr=lr),
+}
+kinds = pytest.mark.parametrize("kind", KINDS)
+CALLS = {"step": lambda scaler, optimizer: scaler.step(optimizer),
+         "unscale_": lambda scaler, optimizer: scaler.unscale_(optimizer)}
+
+
+def make_half(kind="plain", lr=1.0, gradient=1.0, **options):
+    weight = torch.nn.Parameter(torch.zeros(2, dtype=torch.float16))
+    scaler = headroom.torch.GradScaler(DEVICE, **options)
+    scaler.scale((weight.float() * gradient).sum()).backward()
+    return weight, KINDS[kind]([weight], lr), scaler
+
+
+@pytest.mark.parametrize("kind, call", [("plain", "step"), ("plain", "unscale_"), ("fused", "unscale_"), ("ours", "unscale_")])
+def test_fp16_gradients_that_would_be_unscaled_in_place_are_refused(kind, call):
+    weight, optimizer, scaler = make_half(kind, gradient=1e-8)
+    before = weight.grad.tolist()
+    with pytest.raises(ValueError, match=r"^Attempting to unscale FP16 gradients\..*(FP32 masters|max_norm)"):
+        CALLS[call](scaler, optimizer)
+    assert weight.grad.tolist() == before and not weight.any() and scaler.get_scale() == 65536.0
+    weight.grad = None
+    scaler.discard()
+    weight.data = weight.data.float()
+    scaler.scale(weight.sum()).backward()  # the scaler is as it was
+    scaler.step(optimizer)
+    assert scaler.last_step_applied
+
+
+@pytest.mark.parametrize("kind", ["fused", "ours"])
+@pytest.mark.parametrize("max_norm", [None, 1.0])
+def test_small_fp16_gradients_reach_optimizers_that_take_the_scale(kind, max_norm):
+    weight, optimizer, scaler = make_half(kind, lr=2.0**15, gradient=1e-8)
+    scaler.step(optimizer, max_norm=max_norm)
+    torch.testing.assert_close(weight.float(), torch.full((2,), -(2.0**15) * 1e-8), rtol=2e-3, atol=0.0)
+
+
+@pytest.mark.parametrize("policy", ["none", "static:scale=1"])
+def test_fp16_gradients_of_a_scale_of_1_are_stepped(policy):
+    weight, optimizer, scaler = make_half(policy=policy)
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    assert weight.tolist() == [-1.0, -1.0]
+    scaler.update()
+    weight.grad = None
+    scaler.scale(weight.float().sum()).backward()
+    scaler.step(optimizer)
+    assert weight.tolist() == [-2.0, -2.0]
+
+
+def make_pair(kind):
+    weights = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
+    scaler = headroom.torch.GradScaler(DEVICE, init_scale=4.0)
+    return weights, [KINDS[kind]([weight], 0.5) for weight in weights], scaler
+
+
+@kinds
+@pytest.mark.parametrize("cleared", [False, True])
+def test_gradients_added_after_unscale_are_refused(kind, cleared):
+    (weight, other), (optimizer, second), scaler = make_pair(kind)
+    scaler.scale((weight + other).sum()).backward()
+    scaler.unscale_(optimizer)
+    if cleared:
+        optimizer.zero_grad()  # the core still takes it that the gradients are unscaled
+    scaler.scale(weight.sum()).backward()
+    with pytest.raises(RuntimeError, match=r"after unscale_\(\).*two scales"):
+        scaler.step(optimizer)
+    assert weight.tolist() == [1.0, 1.0]
+    scaler.step(second)
+    with pytest.raises(RuntimeError, match="two scales"):  # it would rescale them for the next round
+        scaler.update()
+    optimizer.zero_grad()
+    scaler.discard()
+    scaler.scale(weight.sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert weight.tolist() == other.tolist() == [0.5, 0.5]
+
+
+@kinds
+def test_a_backward_that_leaves_unscaled_gradients_alone_is_allowed(kind):
+    """As in actor-critic loops."""
+    (actor, critic), optimizers, scaler = make_pair(kind)
+    for _ in range(3):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        scaler.scale(actor.sum() * 4.0).backward()
+        scaler.unscale_(optimizers[0])
+        torch.nn.utils.clip_grad_norm_([actor], 2.0**0.5)
+        scaler.scale(critic.sum() + actor.detach().sum()).backward()
+        (gradient,) = torch.autograd.grad(scaler.scale(actor.square().sum()), actor)
+        torch.nn.utils.clip_grad_value_([actor], 1.0)
+        for optimizer in optimizers:
+            scaler.step(optimizer)
+        scaler.update()
+    assert critic.tolist() == [-0.5, -0.5]
+    torch.testing.assert_close(actor, critic)
