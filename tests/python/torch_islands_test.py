@@ -54,3 +54,27 @@ def test_keep_fp32_refuses_unknown_names_and_16_bit_parameters():
     with pytest.raises(headroom.Error, match=r"1\.weight is a 16-bit parameter"):
         headroom.torch.keep_fp32(model, ["0", "1"])
     assert "forward" not in model[0].__dict__
+
+
+def test_advice_for_16_bit_models_and_for_the_model_itself_is_what_works():
+    class Squares(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x):
+            h = self.fc(x)
+            return h * h
+
+    model = Squares().to(DEVICE).half()
+    nn.init.constant_(model.fc.weight, 0.0)
+    nn.init.constant_(model.fc.bias, 300.0)
+    x = torch.ones(2, 4, device=DEVICE).half()
+    report = watched(model, lambda: model(x).square().mean().backward())
+    [advice] = report.advice()
+    assert "mul (8 inf, 0 nan) overflows FP16 in forward" in advice and "division by 0" not in advice
+    nested = nn.Sequential(nn.Identity(), nn.Linear(4, 4)).to(DEVICE).half()
+    nn.init.constant_(nested[1].bias, 60000.0)
+    report = watched(nested, lambda: nested(x).float().mean().backward())
+    assert report.islands() == ["1"]
+    assert "keep_fp32(model" not in report.advice()[0] and "16-bit, which keep_fp32 refuses" in report.advice()[0]

@@ -88,7 +88,7 @@ def test_a_resumed_run_continues_from_its_checkpoint(tmp_path):
 def test_a_finished_recorder_refuses_steps(tmp_path):
     recorder, _ = train(tmp_path, steps=2, bad=())
     recorder.finish()
-    with pytest.raises(ValueError, match="finished"):
+    with pytest.raises(ValueError, match="after finish"):
         recorder.step(1.0)
 
 

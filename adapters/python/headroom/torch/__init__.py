@@ -25,6 +25,8 @@ from headroom.torch._islands import keep_fp32
 from headroom.torch._recorder import Recorder, advise
 from headroom.torch._rules import SGD, AdamW, Lion
 from headroom.torch._scaler import GradScaler
+from headroom.torch._state_fit import StateFit, state_fit
 from headroom.torch._watch import Watch, watch
 
-__all__ = ["SGD", "AdamW", "GradScaler", "Lion", "Recorder", "Watch", "advise", "keep_fp32", "load", "save", "watch"]
+__all__ = ["SGD", "AdamW", "GradScaler", "Lion", "Recorder", "StateFit", "Watch", "advise", "keep_fp32", "load", "save",
+           "state_fit", "watch"]
