@@ -90,6 +90,16 @@ void bind_reports(py::module_& m) {
       .def("__str__", [](const AlarmReport& a) { return a.sentence; });
 }
 
+void set_scale(GradScaler& scaler, float scale, uintptr_t stream) {
+  const Work work(stream);
+  ScalerAccess::set_scale(scaler, scale, "update(new_scale)");
+}
+
+std::string state_text(const GradScaler& scaler, uintptr_t stream) {
+  const Work work(stream);
+  return scaler.state().save();
+}
+
 }  // namespace
 
 // Methods that may wait for a device or for memory release the interpreter lock. on_alarm acquires
@@ -141,22 +151,12 @@ void bind_scaler(py::module_& m) {
              const Work work(stream);
              self.update();
            })
-      .def("set_scale",
-           [](GradScaler& self, float scale, uintptr_t stream) {
-             const Work work(stream);
-             ScalerAccess::set_scale(self, scale, "update(new_scale)");
-           })
+      .def("set_scale", py::fn<&set_scale>)
       .def("retry", on_stream<&GradScaler::retry>, waits)
       .def("discard", on_stream<&GradScaler::discard>, waits)
       .def("save", on_stream<&GradScaler::save>, waits)
       .def("load", on_stream<&GradScaler::load>, py::arg("json"), waits)
-      .def(
-          "state",
-          [](const GradScaler& self, uintptr_t stream) {
-            const Work work(stream);
-            return self.state().save();
-          },
-          waits, "save(), at any time.");
+      .def("state", py::fn<&state_text>, waits, "save(), at any time.");
 }
 
 }  // namespace headroom::python

@@ -410,9 +410,8 @@ const std::vector<Rule>& rules() {
   static const std::vector<Rule> list = {
       {{"forward-overflow",
         "the loss is inf or NaN in the last 3 steps or more; or every step until the run ends "
-        "overflows "
-        "while the scale falls to a millionth (from the start of a run to 2^-16; if all bad "
-        "gradients are NaN, to a thousandth)",
+        "overflows while the scale falls to a millionth (from the start of a run to 2^-16; if all "
+        "bad gradients are NaN, to a thousandth)",
         "the range watch and FP32 for the module it names, or BF16; no loss scale helps"},
        forward_overflow,
        {"bad-batches", "skips-in-row", "at-floor"}},
@@ -433,15 +432,12 @@ const std::vector<Rule>& rules() {
        at_floor,
        {"skips-in-row"}},
       {{"skips-in-row",
-        "5 steps in a row are skipped (times `hysteresis`), later than 10 steps after the first "
-        "applied one",
-        "clip the gradients, lower the learning rate; if the scale had jumped up, save the "
-        "scaler's "
-        "state"},
+        "5 steps in a row are skipped (times `hysteresis`), over 10 steps after the first applied",
+        "clip the gradients, lower the learning rate; if the scale jumped up before, save the "
+        "scaler's state"},
        skips_in_row},
       {{"at-ceiling",
-        "the scale stays at the largest one of the policy, gradients underflow, and there is room "
-        "for 3 doublings",
+        "the scale stays at `max_scale`, gradients underflow, and there is room for 3 doublings",
         "`--loss-scale headroom`, whose ceiling is 2^32, or a larger `max_scale`"},
        at_ceiling,
        {"scale-too-low"}},
@@ -449,14 +445,13 @@ const std::vector<Rule>& rules() {
         "`--loss-scale headroom`, in a short run with a higher `init_scale`"},
        scale_too_low},
       {{"one-tensor",
-        "as `no-scale-left`, and one tensor's gradients are 16 times larger than those of every "
-        "other tensor",
+        "as `no-scale-left`, and one tensor's gradients are 16 times larger than all others",
         "compute that tensor's module in FP32"},
        one_tensor,
        {"no-scale-left"}},
       {{"no-scale-left",
-        "no room is left (fewer than 3 doublings, 5 with the policy `headroom`), and FP16 makes 5 "
-        "% of the nonzero gradients zero, or 40 % zero or subnormal",
+        "less room than for 3 doublings (5 with the policy `headroom`) is left, and FP16 makes 5 % "
+        "of the nonzero gradients zero, or 40 % zero or subnormal",
         "BF16, or FP32 for the layers that lose most"},
        no_scale_left},
       {{"growth-fails",

@@ -84,11 +84,11 @@ TEST(RangeReport, TheLowestNumberAsAMaskIsNotNearOverflow) {
 TEST(RangeReport, AMaskThatIsComputedIsNotNearOverflow) {
   const RangeRow mask = from(row("", "", 1.0), RangeSource::kInput, "attention_mask");
   for (const double lowest : {65504.0, 10000.0}) {  // (1 - mask) * lowest, in FP32, then a cast
-    const RangeReport report(
-        {mask, row("", "sub", 1.0, {0}, DType::kF32), row("", "mul", lowest, {1}, DType::kF32),
-         row("", "half", lowest, {2}), row("attn", "matmul", 50.0),
-         row("attn", "add", lowest, {3, 4}), row("attn", "softmax", 1.0, {5}),
-         row("mlp", "linear", 9000.0, {6})});
+    const RangeReport report({mask, row("", "sub", 1.0, {0}, DType::kF32),
+                              row("", "mul", lowest, {1}, DType::kF32),
+                              row("", "half", lowest, {2}), row("attn", "matmul", 50.0),
+                              row("attn", "add", lowest, {3, 4}), row("attn", "softmax", 1.0, {5}),
+                              row("mlp", "linear", 9000.0, {6})});
     EXPECT_EQ(report.near_overflow(), std::vector<int64_t>{7}) << lowest;
   }
   const RangeReport cast({mask, row("", "mul", 3.4028235e38, {0}, DType::kF32),

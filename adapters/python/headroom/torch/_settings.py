@@ -105,7 +105,7 @@ class ScalerSettings(torch.amp.GradScaler):
     def _begin(self, policy: _core.ScalePolicy) -> None:
         raise NotImplementedError
 
-    def _load(self, state: dict[str, Any], call: str = "load_state_dict()") -> None:
+    def _load(self, state: dict[str, Any]) -> None:
         raise NotImplementedError
 
     def _update_if_due(self) -> None:

@@ -91,7 +91,7 @@ def _moments(optimizer: torch.optim.Optimizer) -> Iterator[tuple[list[str], torc
             key = next((key for key in _FIRST if saved.get(param, {}).get(key) is not None), None)
             if key is not None:
                 strides = local(param).stride()
-                order = sorted(range(len(strides)), key=lambda d, strides=strides: -strides[d])
+                order = [d for _, d in sorted((-stride, d) for d, stride in enumerate(strides))]
                 tensors = [saved[param].get(each) for each in (key, "exp_avg_sq")]
                 flat = [None if each is None else local(each.detach()).float().permute(order).flatten() for each in tensors]
                 assert flat[0] is not None
