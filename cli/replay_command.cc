@@ -39,7 +39,7 @@ struct Step {
 ScalePolicy make_policy(const ReplayOptions& options, const std::string& text) {
   std::string all = text;
   for (const auto& [name, value] : options.settings) {
-    all += (all.find(':') == std::string::npos ? ":" : ",") + name + "=" + value;
+    all += fmt::format("{}{}={}", all.find(':') == std::string::npos ? ':' : ',', name, value);
   }
   return parse_policy_helpfully(all);
 }

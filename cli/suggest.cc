@@ -196,12 +196,12 @@ std::string mistake_in_arguments(const CLI::App& app, const CLI::ParseError& err
   const CLI::App& command = commands.empty() ? app : *commands[0];
   const std::string help =
       fmt::format("'headroom{} --help'", commands.empty() ? "" : " " + command.get_name());
-  const std::string unexpected = unexpected_argument(command, help);
+  std::string unexpected = unexpected_argument(command, help);
   if (!unexpected.empty()) return unexpected;
   if (commands.empty()) return fmt::format("No command was given; {} lists all.", help);
   const std::string what = error.what();
   for (const CLI::Option* option : command.get_options()) {
-    const std::string sentence = refused_value(*option, error.get_name(), what, help);
+    std::string sentence = refused_value(*option, error.get_name(), what, help);
     if (!sentence.empty()) return sentence;
   }
   return fmt::format("{}; {} describes all options.", what, help);

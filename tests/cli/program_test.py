@@ -63,7 +63,7 @@ def main():
         alone = shutil.copy(PROGRAM, os.path.join(folder, "headroom"))
         for command in (["train", "mlp"], ["compare"], ["bench", "--libtorch"]):
             shown = run(*command, program=alone)
-            reason = "headroom-train' could not be started" if with_trainer else "no LibTorch"
+            reason = "headroom-train' could not be started" if with_trainer else "need LibTorch, which this build lacks"
             assert shown.returncode == 2 and reason in shown.stderr and not shown.stdout, shown
         assert run("--version", program=alone).returncode == 0
 

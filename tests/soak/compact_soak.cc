@@ -201,8 +201,10 @@ class Training {
     const int64_t last = static_cast<int64_t>(targets.size()) - 1;
     set_simd_target(targets[static_cast<size_t>(random_.up_to(last))]);
     set_num_threads(static_cast<int>(1 + random_.up_to(2)));
-    for (int64_t i = random_.up_to(4); i >= 0; --i) {
+    bool any = false;  // step() refuses an optimizer none of whose parameters has elements
+    for (int64_t i = random_.up_to(4); i >= 0 || !any; --i) {
       checked_.push_back(random_parameter(settings_, precision_.state, &random_));
+      any = any || checked_.back()->parameter("").weight.count > 0;
     }
     optimizer_ = optimizer_of(settings_, parameters(), precision_);
   }
