@@ -233,7 +233,7 @@ void add_replay(CLI::App& app, Action* action) {
                    "a preset, see below; several, separated by commas, are compared")
       ->delimiter(',')
       ->allow_extra_args(false)
-      ->capture_default_str();
+      ->default_str("dynamic");
   // Every setting of every rule is an option.
   for (const SettingInfo& info : policy_settings()) {
     std::string flag = "--" + std::string(info.name);
