@@ -75,7 +75,7 @@ int bench(const BenchOptions& options) {
 }  // namespace
 
 void add_bench(CLI::App& app, Action* action) {
-  auto* command = app.add_subcommand("bench", "Measure the kernels against the speed of memory.");
+  auto* command = app.add_subcommand("bench", "Time the kernels beside the speed of memory");
   const auto options = std::make_shared<BenchOptions>();
   command->add_flag("--json", options->json, "one JSON object per line");
   CLI::Option* const libtorch =

@@ -48,9 +48,10 @@ void add_inspect(CLI::App& app, Action* action) {
                    "gradients of f16, bf16, f32 or f64: safetensors, .npy, .npz; with --weights: "
                    "safetensors, *.safetensors.index.json, or a folder of them")
       ->required();
-  CLI::Option* const weights = command->add_flag(
-      "--weights", options->weights,
-      "the files are a checkpoint: is it safe in FP16? Exits with 3 if it is not");
+  CLI::Option* const weights =
+      command->add_flag("--weights", options->weights,
+                        "the files are a checkpoint: is it safe in FP16? Exits with 3 if it is "
+                        "not, or if that is not known");
   command
       ->add_option("--format", options->format,
                    "format of the gradients in training: fp16, bf16, e5m2, e4m3")

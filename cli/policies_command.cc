@@ -23,7 +23,8 @@ int run() {
 }  // namespace
 
 void add_policies(CLI::App& app, Action* action) {
-  auto* command = app.add_subcommand("policies", "List the settings of all policies, and presets.");
+  auto* command =
+      app.add_subcommand("policies", "List the settings of all policies, and all presets");
   command->callback([action] { *action = [] { return run(); }; });
 }
 

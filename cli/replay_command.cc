@@ -220,8 +220,8 @@ std::string preset_list() {
 }  // namespace
 
 void add_replay(CLI::App& app, Action* action) {
-  auto* command =
-      app.add_subcommand("replay", "Show what a policy does on a recorded trace of overflows.");
+  auto* command = app.add_subcommand(
+      "replay", "Show what a policy does on a recorded run or trace of overflows");
   const auto options = std::make_shared<ReplayOptions>();
   command
       ->add_option("trace", options->trace,
@@ -233,7 +233,7 @@ void add_replay(CLI::App& app, Action* action) {
                    "a preset, see below; several, separated by commas, are compared")
       ->delimiter(',')
       ->allow_extra_args(false)
-      ->capture_default_str();
+      ->default_str("dynamic");
   // Every setting of every rule is an option.
   for (const SettingInfo& info : policy_settings()) {
     std::string flag = "--" + std::string(info.name);

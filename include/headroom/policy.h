@@ -78,10 +78,13 @@ struct HeadroomScale {
   float init_scale = 65536.0f;
   float min_scale = 0x1p-24f;
   float max_scale = 0x1p32f;
-  int32_t growth_interval = 256;  // clean steps before each doubling above 2^16
+  /// Clean steps before each doubling above climb_limit, which is 2^16 at first and later at most
+  /// half the last scale that overflowed (docs/policies.md). From 2^17 on 2, 3, 4 ... times as
+  /// many.
+  int32_t growth_interval = 256;
   OnOverflow on_overflow = OnOverflow::kSkip;
-  int64_t max_skips_in_row =
-      0;  // as in DynamicScale; with `retry` it counts passes, and 0 means 32
+  /// As in DynamicScale. With `retry` it counts passes, and 0 means 32.
+  int64_t max_skips_in_row = 0;
 
   /// The batch of a skipped step is retried at the scale that update() has set for it, see
   /// GradScaler::retry(). An overflow then costs a few passes but no batch, so the rule takes more

@@ -54,9 +54,9 @@ struct PolicySettings {
     return {"on_overflow", "what step() does on overflow besides skipping: nothing, or throw", 0.0,
             1.0, "skip or throw"};
   }
-  static constexpr Setting max_skips() {
-    return {"max_skips_in_row", "alarm when so many steps in a row were skipped; 0: never", 0.0,
-            kMaxSkips, "0 (no alarm) or more"};
+  static constexpr Setting max_skips(
+      const char* summary = "alarm when so many steps in a row were skipped; 0: never") {
+    return {"max_skips_in_row", summary, 0.0, kMaxSkips, "0 or more"};
   }
 
   // One function per rule. `Rule` may be const: reading and changing use the same list.
@@ -117,11 +117,15 @@ struct PolicySettings {
     visit(scale("init_scale", "scale of the first step; a power of two"), rule.init_scale);
     visit(scale("min_scale", "smallest scale; a power of two"), rule.min_scale);
     visit(scale("max_scale", "largest scale; a power of two"), rule.max_scale);
-    visit(Setting{"growth_interval", "clean steps before each doubling above 2^16", 1.0, 1 << 20,
-                  "from 1 to 1048576"},
+    visit(Setting{"growth_interval",
+                  "clean steps before each doubling above climb_limit (2^16 at first); from 2^17 "
+                  "on 2, 3, 4 ... times as many",
+                  1.0, 1 << 20, "from 1 to 1048576"},
           rule.growth_interval);
     visit(on_overflow(), rule.on_overflow);
-    visit(max_skips(), rule.max_skips_in_row);
+    visit(
+        max_skips("alarm when so many steps in a row were skipped; 0: never, with retry after 32"),
+        rule.max_skips_in_row);
     visit(flag("retry", "skipped batches are retried at a lower scale"), rule.retry);
   }
 };
