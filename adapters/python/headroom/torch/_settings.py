@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from headroom import _core
+from headroom._errors import Error, make
 from headroom.torch._arguments import is_torchs_policy, with_torch_state
 
 
@@ -59,7 +60,10 @@ class ScalerSettings(torch.amp.GradScaler):
         if not self._enabled:
             return {}
         self._update_if_due()
-        saved = self._core.save()  # raises between step() and update()
+        try:
+            saved = self._core.save()
+        except Error as error:
+            raise make(error.code, str(error).replace("save()", "state_dict()", 1)) from None
         if not self._follows_torch or not is_torchs_policy(self.policy):
             return {"headroom": saved}
         return {
