@@ -107,3 +107,15 @@ def test_a_backward_that_leaves_unscaled_gradients_alone_is_allowed(kind):
         scaler.update()
     assert critic.tolist() == [-0.5, -0.5]
     torch.testing.assert_close(actor, critic)
+
+
+def test_compiled_autograd_runs_backward_after_unscale():
+    (weight, other), (optimizer, second), scaler = make_pair("plain")
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        run = torch.compile(lambda parameter: scaler.scale(parameter.sum()).backward(), backend="eager")
+        run(weight)
+        scaler.unscale_(optimizer)
+        run(other)
+    scaler.step(optimizer)
+    scaler.step(second)
+    assert weight.tolist() == other.tolist() == [0.5, 0.5]

@@ -416,6 +416,7 @@ class GradScaler(ScalerSettings):
         self._unscaled.clear()
 
 
+@keep_eager
 def _gradients_added(core: _core.GradScaler, round: int, unscaled: UnscaledGradients, grad: torch.Tensor) -> None:
     core.gradients_added(round)
     unscaled.backward_began(core)
