@@ -109,6 +109,17 @@ def test_a_backward_that_leaves_unscaled_gradients_alone_is_allowed(kind):
     torch.testing.assert_close(actor, critic)
 
 
+def test_gradients_replaced_in_inference_mode_are_stepped():
+    (weight, other), (optimizer, second), scaler = make_pair("plain")
+    scaler.scale(weight.sum()).backward()
+    scaler.unscale_(optimizer)
+    with torch.inference_mode():
+        weight.grad = weight.grad / 2
+    scaler.scale(other.sum()).backward()
+    scaler.step(optimizer)
+    assert weight.tolist() == [0.75, 0.75]
+
+
 def test_compiled_autograd_runs_backward_after_unscale():
     (weight, other), (optimizer, second), scaler = make_pair("plain")
     with torch._dynamo.config.patch(compiled_autograd=True):

@@ -61,8 +61,9 @@ class UnscaledGradients:
 def _versions(optimizer: torch.optim.Optimizer) -> list[Any]:
     """Equal before and after a backward that has not touched the gradients."""
     grads = [param.grad for group in optimizer.param_groups for param in group["params"]]
-    # FSDP adds to the local shard of a DTensor, autograd to the DTensor.
-    return [None if grad is None else (id(grad), grad._version, local(grad)._version) for grad in grads]
+    # FSDP adds to the local shard of a DTensor, autograd to the DTensor. Inference tensors have no version, and autograd
+    # raises rather than add to one.
+    return [None if grad is None or grad.is_inference() else (id(grad), grad._version, local(grad)._version) for grad in grads]
 
 
 def _at_the_end(callback: Callable[[], None]) -> None:
