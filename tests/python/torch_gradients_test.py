@@ -79,8 +79,11 @@ def test_gradients_added_after_unscale_are_refused(kind, cleared):
         scaler.step(optimizer)
     assert weight.tolist() == [1.0, 1.0]
     scaler.step(second)
-    with pytest.raises(RuntimeError, match="two scales"):  # it would rescale them for the next round
-        scaler.update()
+    scaler.update()
+    scaler.scale(weight.sum()).backward()
+    for call in CALLS.values():
+        with pytest.raises(RuntimeError, match="two scales"):  # in later rounds too, until they are cleared
+            call(scaler, optimizer)
     optimizer.zero_grad()
     scaler.discard()
     scaler.scale(weight.sum()).backward()
@@ -107,6 +110,25 @@ def test_a_backward_that_leaves_unscaled_gradients_alone_is_allowed(kind):
         scaler.update()
     assert critic.tolist() == [-0.5, -0.5]
     torch.testing.assert_close(actor, critic)
+
+
+@kinds
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_an_optimizer_that_is_not_stepped_may_get_gradients_after_unscale(kind, set_to_none):
+    """As in a GAN whose discriminator is trained in some rounds only."""
+    (generator, discriminator), (second, first), scaler = make_pair(kind)
+    for number in range(4):
+        first.zero_grad(set_to_none)
+        scaler.scale(discriminator.sum()).backward()
+        scaler.unscale_(first)
+        if number % 2:
+            scaler.step(first)
+        second.zero_grad(set_to_none)
+        scaler.scale((generator + discriminator).sum()).backward()
+        scaler.step(second)
+        scaler.update()
+        assert scaler.last_step_applied
+    assert discriminator.tolist() == [0.0, 0.0] and generator.tolist() == [-1.0, -1.0]
 
 
 def test_gradients_replaced_in_inference_mode_are_stepped():

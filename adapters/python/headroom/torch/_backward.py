@@ -15,7 +15,9 @@ from headroom.torch._memory import local
 
 class UnscaledGradients:
     """The optimizers between ``unscale_()`` and ``step()``. A backward that changes their gradients mixes scales in one
-    sum, and no verdict is possible any more; one that leaves them alone, as of another network's loss, is allowed."""
+    sum, and no verdict is possible any more; one that leaves them alone, as of another network's loss, is allowed.
+    Mixed gradients are refused until they are cleared, in later rounds too; an optimizer that is not stepped may keep
+    them, as the discriminator of a GAN that sits out a round."""
 
     def __init__(self) -> None:
         self._cores: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
@@ -24,12 +26,14 @@ class UnscaledGradients:
     def add(self, optimizer: torch.optim.Optimizer, core: _core.Optimizer) -> None:
         self._cores[optimizer] = core
 
-    def clear(self) -> None:
+    def end_round(self) -> None:
         self._cores.clear()
-        self._mixed.clear()
 
     def backward_began(self, scaler: _core.GradScaler) -> None:
         """Called from the backward of a scaled loss, before it adds to any gradient."""
+        for optimizer in list(self._mixed):
+            if not any(grad is not None and local(grad).abs().sum() for grad in _gradients(optimizer)):
+                self._mixed.discard(optimizer)
         seen = [(weakref.ref(optimizer), _versions(optimizer)) for optimizer, core in self._cores.items()
                 if scaler.is_unscaled(core)]
         if not seen:
@@ -51,19 +55,17 @@ class UnscaledGradients:
                        "unscale_() had divided them, so that two scales are in one sum. Run all backwards first and "
                        "unscale then; to drop these gradients call zero_grad() and scaler.discard().")
 
-    def check_all(self) -> None:
-        """The same for every optimizer that still has such gradients."""
-        for optimizer in list(self._mixed):
-            if any(param.grad is not None for group in optimizer.param_groups for param in group["params"]):
-                self.check(optimizer)
+
+def _gradients(optimizer: torch.optim.Optimizer) -> list[Any]:
+    return [param.grad for group in optimizer.param_groups for param in group["params"]]
 
 
 def _versions(optimizer: torch.optim.Optimizer) -> list[Any]:
     """Equal before and after a backward that has not touched the gradients."""
-    grads = [param.grad for group in optimizer.param_groups for param in group["params"]]
     # FSDP adds to the local shard of a DTensor, autograd to the DTensor. Inference tensors have no version, and autograd
     # raises rather than add to one.
-    return [None if grad is None or grad.is_inference() else (id(grad), grad._version, local(grad)._version) for grad in grads]
+    return [None if grad is None or grad.is_inference() else (id(grad), grad._version, local(grad)._version)
+            for grad in _gradients(optimizer)]
 
 
 def _at_the_end(callback: Callable[[], None]) -> None:

@@ -199,6 +199,7 @@ class GradScaler(ScalerSettings):
             return
         self._check_started("unscale_", optimizer)
         check_fp16(optimizer, self.policy, "unscale_()")
+        self._unscaled.check(optimizer)
         core = self._bound(optimizer)
         self._core.unscale_(core, self._stream)
         self._unscaled.add(optimizer, core)
@@ -330,7 +331,6 @@ class GradScaler(ScalerSettings):
         due, self._update_due = self._update_due, False
         if due and new_scale is not None:
             self.update()
-        self._unscaled.check_all()
         if new_scale is not None:
             self._set_scale(new_scale)
         else:
@@ -343,7 +343,7 @@ class GradScaler(ScalerSettings):
                 if not self._uncounted:
                     raise AssertionError(f"No inf checks were recorded prior to update. {error}") from None
         self._uncounted = False
-        self._unscaled.clear()
+        self._unscaled.end_round()
         self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
 
     def update_later(self) -> None:
@@ -413,7 +413,6 @@ class GradScaler(ScalerSettings):
     def discard(self) -> None:
         """Call after gradients of scaled losses were dropped without a step."""
         self._core.discard()
-        self._unscaled.clear()
 
 
 @keep_eager
