@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
+import secrets
 from typing import Any, Union
 
 import torch
@@ -36,9 +36,10 @@ def save(state: Any, path: Union[str, os.PathLike[str]], **options: Any) -> None
     reads the file; ``load`` below also notices changed bits."""
     path = os.path.abspath(path)
     folder = os.path.dirname(path)
-    handle, temporary = tempfile.mkstemp(prefix=os.path.basename(path) + ".", suffix=".tmp", dir=folder)
+    temporary = f"{path}.{secrets.token_hex(8)}.tmp"
+    file = open(temporary, "xb")  # with the permissions of any new file; those of mkstemp() exclude other users
     try:
-        with os.fdopen(handle, "wb") as file:
+        with file:
             hashed = _Hashed(file)
             torch.save(state, hashed, **options)
             file.write(_MARK + hashed.digest.digest())
