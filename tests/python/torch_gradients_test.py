@@ -152,3 +152,25 @@ def test_compiled_autograd_runs_backward_after_unscale():
     scaler.step(optimizer)
     scaler.step(second)
     assert weight.tolist() == other.tolist() == [0.5, 0.5]
+
+
+@kinds
+@pytest.mark.parametrize("value", [1.0, float("nan")])
+def test_gradients_that_are_views_of_one_buffer_are_distinguished(kind, value):
+    """As under DDP with gradient_as_bucket_view, where all gradients of a bucket have one version."""
+    (weight, other), (optimizer, second), scaler = make_pair(kind)
+    weight.grad, other.grad = torch.zeros(4).split(2)
+    scaler.scale(weight.sum() * value).backward()
+    scaler.unscale_(optimizer)
+    scaler.scale(other.sum()).backward()
+    scaler.step(optimizer)
+    scaler.step(second)
+    scaler.update()
+    assert weight.tolist() == ([0.5, 0.5] if value == 1.0 else [1.0, 1.0]) and other.tolist() == [0.5, 0.5]
+    for each in (optimizer, second):
+        each.zero_grad(set_to_none=False)
+    scaler.scale((weight + other).sum()).backward()
+    scaler.unscale_(optimizer)
+    scaler.scale(weight.sum()).backward()
+    with pytest.raises(RuntimeError, match="two scales"):
+        scaler.step(optimizer)
