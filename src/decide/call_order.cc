@@ -103,6 +103,8 @@ std::vector<CallOrder::Rescale> CallOrder::rescales() const {
     const bool unscaled = record.stage == Stage::kUnscaled;
     if (unscaled || record.waiting) list.push_back({id, unscaled});
   }
+  std::stable_partition(list.begin(), list.end(),
+                        [](const Rescale& rescale) { return rescale.unscaled; });
   return list;
 }
 

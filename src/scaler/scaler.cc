@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <set>
 
 #include "apply/checks.h"
 #include "core/check.h"
@@ -338,47 +339,63 @@ StepReport Scaler::finish_step(Optimizer& optimizer, const StepOptions& given,
 void Scaler::update() {
   const DefaultFloatEnvironment environment;
   allow(order.may_update(), "update()");
-  prepare_rescales();
+  const std::vector<WaitingGradients> waiting = waiting_gradients();
   if (on_device()) {
     cuda->update();
-    end_round(1.0f, 1.0f);
+    end_round(waiting, 1.0f, 1.0f);
     raise_device_alarms();
     return;
   }
   const float used = record.numbers.scale;
   const Alarm alarm = advance(record.policy, seen_, &record.numbers);
-  end_round(used, record.numbers.scale);
+  end_round(waiting, used, record.numbers.scale);
   if (alarm != Alarm::kNone) raise(alarm, used, record.numbers.skips_in_row, culprit_);
 }
 
-// Refreshes all gradients that will be rescaled. Separate from end_round(), because it may throw
-// and nothing must have changed by then.
-void Scaler::prepare_rescales() {
+// The gradients that end_round() will rescale. Separate from it, because this may throw and nothing
+// must have changed by then. Optimizers may take turns on the same parameters: each tensor is
+// listed once.
+std::vector<WaitingGradients> Scaler::waiting_gradients() {
+  std::vector<WaitingGradients> all;
+  std::set<const void*> seen;
   for (const CallOrder::Rescale& rescale : order.rescales()) {
     OptimizerEntry& entry = optimizers[rescale.optimizer];
-    const auto owner = entry.record.lock();
-    if (owner == nullptr) continue;
-    owner->owner->refresh();
-    if (on_device()) list_gradients(*owner->owner, &entry);
+    WaitingGradients waiting{&entry, entry.record.lock(), rescale.unscaled, {}};
+    if (waiting.record == nullptr) continue;
+    Optimizer& owner = *waiting.record->owner;
+    owner.refresh();
+    bool shared = false;
+    for (const Parameter& parameter : owner.parameters()) {
+      const TensorView& grad = parameter.grad;
+      const bool is_new = grad.count == 0 || seen.insert(grad.data).second;
+      waiting.gradients.push_back(is_new ? grad : TensorView{});
+      shared = shared || !is_new;
+    }
+    if (on_device()) {
+      list_gradients(owner, &entry);
+      if (shared) {
+        entry.cuda->set_lists(waiting.gradients, {});
+        entry.listed_revision = 0;  // the next step lists all of them again
+      }
+    }
+    all.push_back(std::move(waiting));
   }
+  return all;
 }
 
 // Begins the next round. Gradients that wait for a later step are rescaled from one scale to the
 // other. On a CUDA device the host does not have the scales, and `from` and `to` are not used.
-void Scaler::end_round(float from, float to) {
-  for (const CallOrder::Rescale& rescale : order.rescales()) {
-    OptimizerEntry& entry = optimizers[rescale.optimizer];
-    const auto owner = entry.record.lock();
-    if (owner == nullptr) continue;
-    const float factor = rescale.unscaled ? to : rescale_factor(from, to);
+void Scaler::end_round(const std::vector<WaitingGradients>& waiting, float from, float to) {
+  for (const WaitingGradients& each : waiting) {
+    const float factor = each.unscaled ? to : rescale_factor(from, to);
     if (on_device()) {
-      cuda->rescale(rescale.unscaled, entry.cuda.get());
+      cuda->rescale(each.unscaled, each.entry->cuda.get());
     } else if (factor != 1.0f) {
-      measure_gradients(*owner->owner, factor);
+      unscale_bound(each.gradients, factor);
     } else {
       continue;
     }
-    owner->owner->gradients_changed();
+    each.record->owner->gradients_changed();
   }
   order.end_round();
   seen_ = StepSeen{};
@@ -387,11 +404,11 @@ void Scaler::end_round(float from, float to) {
 // Everything that can throw comes before the first change. numbers() waits for a CUDA device.
 void Scaler::replace(const ScaleRecord& next, const char* call) {
   allow(order.may_set_scale(), call);
-  prepare_rescales();
+  const std::vector<WaitingGradients> waiting = waiting_gradients();
   const float before = numbers().scale;
   record = next;
   if (on_device()) cuda->set_record(record, rescale_factor(before, next.numbers.scale));
-  end_round(before, next.numbers.scale);
+  end_round(waiting, before, next.numbers.scale);
 }
 
 // Calls on_alarm, or throws Error(kScaleCollapsed) if there is none.

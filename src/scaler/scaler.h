@@ -36,6 +36,14 @@ struct OptimizerEntry {
   uint64_t listed_revision = 0;  // of the list of gradients on the device
 };
 
+/// Gradients of an optimizer that wait for a later step.
+struct WaitingGradients {
+  OptimizerEntry* entry;
+  std::shared_ptr<OptimizerRecord> record;
+  bool unscaled;
+  std::vector<TensorView> gradients;  // an empty view for one that another optimizer lists
+};
+
 /// What was measured in the gradients of an optimizer, over all ranks.
 struct Finding {
   GradStats stats;
@@ -113,8 +121,8 @@ class Scaler {
                          float scale, Finding found, OptimizerEntry* entry);
   static bool overflows_in_place(const Optimizer& optimizer, const StepOptions& options,
                                  float scale);
-  void prepare_rescales();
-  void end_round(float from, float to);
+  std::vector<WaitingGradients> waiting_gradients();
+  void end_round(const std::vector<WaitingGradients>& waiting, float from, float to);
   void raise(Alarm alarm, float scale, int64_t skips_in_row, const std::string& culprit) const;
 
   // Ranks (ranks.cc).

@@ -192,6 +192,31 @@ def test_fused_optimizers_of_the_same_weights_take_turns(dtype):
         torch.testing.assert_close(mine.float(), theirs, **tolerance)
 
 
+@kinds
+@pytest.mark.parametrize("unscaled", [False, True])
+def test_gradients_that_several_optimizers_wait_for_are_rescaled_once(kind, unscaled):
+    """Two optimizers take turns on one weight, which a third one's round leaves alone."""
+    shared, own = (torch.ones(4, requires_grad=True) for _ in range(2))
+    turns, third = [KINDS[kind]([shared]) for _ in range(2)], KINDS[kind]([own])
+    scaler = headroom.torch.GradScaler(shared.device.type, init_scale=16.0, growth_interval=3)
+
+    def backward(*weights):
+        for weight in weights:
+            weight.grad = None
+        scaler.scale(sum(weight.sum() for weight in weights)).backward()
+
+    for optimizer in turns:
+        backward(shared)
+        scaler.step(optimizer)
+        scaler.update()
+    backward(shared, own)
+    if unscaled:
+        scaler.unscale_(turns[0])
+    scaler.step(third)
+    scaler.update()  # the scale grows
+    assert scaler.get_scale() == 32.0 and shared.grad.tolist() == [32.0] * 4
+
+
 def test_fused_optimizers_of_the_same_weights_are_refused_in_one_round():
     model = nn.Linear(5, 4)
     optimizers = [headroom.torch.SGD(model.parameters(), lr=0.5) for _ in range(2)]
