@@ -138,31 +138,32 @@ struct Masters {
   static HWY_INLINE hn::Vec<D> join(D d, const W* weight, const Remainder* remainder) {
     const DI di;
     const DU du;
-    const auto bits = hn::ShiftLeft<16>(hn::PromoteTo(du, load_halves(d, weight)));
+    // HalfRange::unplace() shifts the whole integer: parts that have no lower bits start there.
+    constexpr int kDown = Split::kHalf && !kExtraBits ? 3 : 0;
+    const hn::Rebind<int16_t, D> d16;
+    const auto bits = hn::PromoteTo(di, hn::BitCast(d16, load_halves(d, weight)));
+    const auto magnitude = hn::ShiftLeft<16 - kDown>(hn::And(bits, hn::Set(di, 0x7FFF)));
     WordsOf<D> below;
     if constexpr (kBits == 8) {
-      below = hn::ShiftLeft<8>(load_bytes<int32_t>(d, remainder));
+      below = hn::ShiftLeft<8 - kDown>(load_bytes<int32_t>(d, remainder));
     } else {
-      const auto* from = reinterpret_cast<const int16_t*>(remainder);
-      below = hn::PromoteTo(di, hn::LoadU(hn::Rebind<int16_t, D>(), from));
+      below = hn::PromoteTo(di, hn::LoadU(d16, reinterpret_cast<const int16_t*>(remainder)));
     }
-    const auto magnitude = hn::BitCast(di, hn::And(bits, hn::Set(du, kMagnitude)));
     // Only a weight of 0 can have a sum below 0.
-    const auto whole = hn::BitCast(du, hn::Max(hn::Add(magnitude, below), hn::Zero(di)));
-    const auto sign = hn::BitCast(d, hn::AndNot(hn::Set(du, kMagnitude), bits));
+    const auto whole = hn::Max(hn::Add(magnitude, below), hn::Zero(di));
+    hn::Vec<D> value;
     if constexpr (!Split::kHalf) {
-      return hn::Or(sign, hn::BitCast(d, whole));
+      value = hn::BitCast(d, whole);
     } else if constexpr (!kExtraBits) {
-      return hn::Or(sign, unplace_half_range(d, hn::ShiftRight<3>(whole)));
+      value = unplace_half_range(d, hn::BitCast(du, whole));
     } else {
-      const auto normal = hn::Add(hn::ShiftRight<3>(whole), hn::Set(du, 0x38000000u));
+      const auto normal = hn::Add(hn::ShiftRight<3>(whole), hn::Set(di, 0x38000000));
       const auto subnormal =
-          hn::BitCast(du, hn::Mul(hn::ConvertTo(d, hn::BitCast(di, whole)), hn::Set(d, 0x1p-40f)));
-      const auto is_normal =
-          hn::Gt(hn::BitCast(di, whole), hn::Set(di, static_cast<int32_t>(1u << 26) - 1));
-      const auto value = hn::IfThenElse(hn::RebindMask(du, is_normal), normal, subnormal);
-      return hn::Or(sign, hn::BitCast(d, value));
+          hn::BitCast(di, hn::Mul(hn::ConvertTo(d, whole), hn::Set(d, 0x1p-40f)));
+      const auto is_normal = hn::Gt(whole, hn::Set(di, static_cast<int32_t>(1u << 26) - 1));
+      value = hn::BitCast(d, hn::IfThenElse(is_normal, normal, subnormal));
     }
+    return hn::CopySignToAbs(value, hn::BitCast(d, bits));
   }
 
   // The weight is in the upper half of `weight`. The remainder is in the kBits below the upper half
