@@ -99,14 +99,15 @@ Log2Counts snapshot_of(const nlohmann::json& object) {
     if (!std::isfinite(scale) || scale <= 0.0) return {};
     const int shift = std::ilogb(scale);
     for (const nlohmann::json& layer : object.at("layers")) {
-      const int from = layer.at("from").get<int>();
+      const nlohmann::json& from = layer.at("from");
       const nlohmann::json& histogram = layer.at("histogram");
-      if (std::abs(int64_t{from}) > kLargestExponent || histogram.size() > kLargestExponent)
-        return {};
+      const bool valid = from.is_number_integer() && from >= -kLargestExponent &&
+                         from <= kLargestExponent && histogram.size() <= kLargestExponent;
+      if (!valid) return {};
       for (size_t i = 0; i < histogram.size(); ++i) {
-        const auto count = histogram[i].get<int64_t>();
-        if (count < 0) return {};
-        int64_t& sum = counts[from + static_cast<int>(i) - shift];
+        const auto count = histogram[i].is_number_unsigned() ? histogram[i].get<int64_t>() : -1;
+        if (count < 0) return {};  // also if it was above 2^63
+        int64_t& sum = counts[from.get<int>() + static_cast<int>(i) - shift];
         sum = saturating_sum(sum, count);
       }
     }
