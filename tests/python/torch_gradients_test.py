@@ -73,7 +73,7 @@ def test_gradients_added_after_unscale_are_refused(kind, cleared):
     scaler.scale((weight + other).sum()).backward()
     scaler.unscale_(optimizer)
     if cleared:
-        optimizer.zero_grad()  # the core still takes it that the gradients are unscaled
+        optimizer.zero_grad()  # the core still counts these gradients as unscaled
     scaler.scale(weight.sum()).backward()
     with pytest.raises(RuntimeError, match=r"after unscale_\(\).*two scales"):
         scaler.step(optimizer)
