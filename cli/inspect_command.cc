@@ -66,7 +66,7 @@ void add_inspect(CLI::App& app, Action* action) {
         const bool good =
             CLI::detail::lexical_cast(text, scale) && scale >= 0x1p-126f && scale <= 0x1p126f;
         return good ? std::string()
-                    : "a scale is a number from 2^-126 to 2^126, not '" + text + "'";
+                    : "it is '" + text + "'; it must be a number from 2^-126 to 2^126.";
       });
   command
       ->add_option("--lose", options->lose,

@@ -210,7 +210,7 @@ int run(const ReplayOptions& options) {
 }
 
 std::string preset_list() {
-  std::string list = "Presets:\n";
+  std::string list = "\nPresets:\n";
   for (const PresetInfo& info : presets()) {
     list += fmt::format("  {:<17}{}\n", info.name, info.summary);
   }

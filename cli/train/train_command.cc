@@ -223,9 +223,10 @@ void add_training_options(CLI::App& command, TrainConfig* config) {
           "Training data: a PNG (field), a text file (lm, gpt), a folder of IDX files (mlp, cnn) "
           "(default: built in)")
       ->type_name("PATH");
-  command.add_option("--opt-level", config->opt_level,
-                     "O0: FP32, O1: autocast, O2: 16-bit model with FP32 masters and norms, "
-                     "O3: all 16-bit (default: O1, for fp32 O0)");
+  command.add_option(
+      "--opt-level", config->opt_level,
+      "O0: FP32, O1: autocast, O2: 16-bit model, FP32 masters and normalization layers, "
+      "O3: all 16-bit (default: O1, for fp32 O0)");
   command.add_option("--optimizer", config->optimizer, "sgd, adam or adamw (default: the model's)");
   command
       .add_option("--state", config->state,

@@ -235,7 +235,7 @@ HeaderReader read_header(const File& file) {
   if (file.size() < sizeof(length)) file.refuse("is too short for a safetensors file.");
   file.read(0, &length, sizeof(length));
   if (length > file.size() - sizeof(length)) {
-    file.refuse("is neither .npy nor .npz, and as safetensors claims a header of " +
+    file.refuse("is neither .npy nor .npz, and as safetensors it claims a header of " +
                 std::to_string(length) + " bytes, more than the file has.");
   }
   if (length > kLongestHeader) {

@@ -203,8 +203,8 @@ def as_text(found: dict[str, Any]) -> str:
         ("Headroom", f"{found['headroom']}, Python {found['python']}, {found['system']}"),
         ("CPU", f"{_simd_text(found['cpu']['simd'])}, {found['cpu']['threads']} of {found['cpu']['cores']} threads"),
         ("CUDA", (f"driver for CUDA {cuda['driver']}; " if cuda["driver"] else "no driver; ")
-         + (f"this package has modules for CUDA {modules}, and uses " if modules else "this package uses ")
-         + (f"the one for {cuda['built_for']}" if cuda["built_for"] else "the one without CUDA")),
+         + (f"this package has modules for CUDA {modules}, and uses the one " if modules else "this package was built ")
+         + (f"for CUDA {cuda['built_for']}" if cuda["built_for"] else "without CUDA")),
     ]
     for index, gpu in enumerate(cuda["gpus"]):
         lines.append((f"GPU {index}", f"{gpu['name']}, compute capability {gpu['capability']}, {gpu['memory_gib']} GiB"))
