@@ -43,13 +43,13 @@ int bench_libtorch(const BenchOptions& options) {
 
 int bench(const BenchOptions& options) {
   if (options.libtorch) return bench_libtorch(options);
-  if (!options.json) {
-    print("SIMD target {}; one thread unless named; medians of {} repetitions\n\n", simd_target(),
-          options.settings.repetitions);
-    print("{:<28}{:>9}{:>9}{:>10}   {}\n", "", "GB/s", "floor", "of floor", "floor is");
-  }
   bool any = false;
   bench::run(options.settings, [&](const bench::Figure& figure) {
+    if (!any && !options.json) {
+      print("SIMD target {}; one thread unless named; medians of {} repetitions\n\n", simd_target(),
+            options.settings.repetitions);
+      print("{:<28}{:>9}{:>9}{:>10}   {}\n", "", "GB/s", "floor", "of floor", "floor is");
+    }
     any = true;
     if (options.json) {
       const nlohmann::ordered_json object = {{"name", figure.name},

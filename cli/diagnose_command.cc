@@ -71,10 +71,10 @@ void add_diagnose(CLI::App& app, Action* action) {
   CLI::App* const command = app.add_subcommand(
       "diagnose", "Say what is wrong with the loss scaling of a run, and what to change");
   CLI::Option* const folder = command->add_option(
-      "dir", options->folder, "Folder with a history.jsonl, or with such folders below it");
+      "dir", options->folder, "folder with a history.jsonl, or with such folders below it");
   CLI::Option* const rules =
-      command->add_flag("--rules", options->rules, "List the rules instead of a run");
-  command->add_flag("--json", options->json, "Print one JSON object")->excludes(rules);
+      command->add_flag("--rules", options->rules, "list the rules instead of a run");
+  command->add_flag("--json", options->json, "print one JSON object")->excludes(rules);
   command->callback([=] {
     if (!options->rules && folder->empty()) throw CLI::RequiredError("dir");
     *action = [=] { return run(*options); };

@@ -87,7 +87,8 @@ int run_program(std::vector<std::string> arguments,
   open_standard_streams();
   ignore_write_signals();
   CLI::App app("Headroom: loss scaling for mixed-precision training.", "headroom");
-  app.set_version_flag("-V,--version", "headroom " HEADROOM_VERSION);
+  app.set_help_flag("-h,--help", "print this help and exit");
+  app.set_version_flag("-V,--version", "headroom " HEADROOM_VERSION, "print the version and exit");
   app.require_subcommand(1);
   Action action;
   for (const auto& add : commands) add(app, &action);

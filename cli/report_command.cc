@@ -57,13 +57,13 @@ void add_report(CLI::App& app, Action* action) {
       app.add_subcommand("report", "Write an HTML report of a run, or of all runs below a folder");
   command
       ->add_option("dir", options->folder,
-                   "Folder with a history.jsonl, or with such folders below it")
+                   "folder with a history.jsonl, or with such folders below it")
       ->required();
-  command->add_option("--out", options->out, "File to write (default: report.html in the folder)");
+  command->add_option("--out", options->out, "file to write (default: report.html in the folder)");
   CLI::Option* const watch =
       command->add_flag("--watch", options->watch,
-                        "Serve a live report on 127.0.0.1 instead, while the runs are training");
-  command->add_option("--port", options->port, "Port for --watch (default: a free one)")
+                        "serve a live report on 127.0.0.1 instead, while the runs are training");
+  command->add_option("--port", options->port, "port for --watch (default: a free one)")
       ->check(CLI::Range(0, 65535))
       ->needs(watch);
   command->callback([=] { *action = [=] { return report(*options); }; });

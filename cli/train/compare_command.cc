@@ -267,11 +267,11 @@ void add_compare(CLI::App& app, Action* action) {
   CLI::App* const command = app.add_subcommand("compare", kAboutCompare);
   command->add_option("--model,model", options->models, "field, lm, mlp, cnn, gpt")
       ->capture_default_str();
-  command->add_option("--static", options->static_scale, "Scale of the static run")
+  command->add_option("--static", options->static_scale, "scale of the static run")
       ->capture_default_str();
-  command->add_option("--seeds", options->seeds, "Number of seeds to train with")
+  command->add_option("--seeds", options->seeds, "number of seeds to train with")
       ->capture_default_str();
-  command->add_option("--out", options->config.out, "Folder for histories, report and plots")
+  command->add_option("--out", options->config.out, "folder for histories, report and plots")
       ->capture_default_str();
   add_training_options(*command, &options->config);
   command->callback([=] { *action = [=] { return compare(*options); }; });

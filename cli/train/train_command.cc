@@ -90,9 +90,11 @@ void print_advice(const std::string& folder) {
 // Takes settings that are missing on the command line from the checkpoint.
 void open_to_resume(CLI::App& command, const TrainConfig& config,
                     std::optional<Checkpoints>* checkpoints) {
-  if (config.out.empty() || !std::filesystem::is_directory(config.out)) {
+  if (!std::filesystem::is_directory(config.out)) {
+    const std::string given =
+        config.out.empty() ? "--out is missing" : fmt::format("'{}' is no folder", config.out);
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("--resume needs the folder of a run, and --out is '{}'.", config.out));
+                fmt::format("--resume needs the folder of a run, --out DIR; {}.", given));
   }
   checkpoints->emplace(config.out, config.part.rank == 0);
   (*checkpoints)->read_settings(command);
@@ -220,7 +222,7 @@ void add_training_options(CLI::App& command, TrainConfig* config) {
   command
       .add_option(
           "--data", config->data,
-          "Training data: a PNG (field), a text file (lm, gpt), a folder of IDX files (mlp, cnn) "
+          "training data: a PNG (field), a text file (lm, gpt), a folder of IDX files (mlp, cnn) "
           "(default: built in)")
       ->type_name("PATH");
   command.add_option(
@@ -232,27 +234,27 @@ void add_training_options(CLI::App& command, TrainConfig* config) {
       .add_option("--state", config->state,
                   "full, half or byte: how the optimizer stores masters and moments")
       ->capture_default_str();
-  command.add_option("--lr", config->lr, "Learning rate (default: the model's)");
+  command.add_option("--lr", config->lr, "learning rate (default: the model's)");
   command.add_option("--schedule", config->schedule, "cosine or constant (default: the model's)");
-  command.add_option("--clip", config->clip, "Clip gradients to this norm (default: no clipping)");
-  command.add_option("--steps", config->steps, "Steps to train (default: the model's)");
-  command.add_option("--batch", config->batch, "Samples in a batch (default: the model's)");
+  command.add_option("--clip", config->clip, "clip gradients to this norm (default: no clipping)");
+  command.add_option("--steps", config->steps, "steps to train (default: the model's)");
+  command.add_option("--batch", config->batch, "samples in a batch (default: the model's)");
   command
       .add_option("--accumulate", config->accumulate,
-                  "Batches whose gradients are accumulated for one step")
+                  "batches whose gradients are accumulated for one step")
       ->capture_default_str();
   command.add_option("--fake-quant", config->fake_quant,
                      "int8: train with fake-quantized linear layers (default: none)");
-  command.add_option("--width", config->width, "Width of the layers (default: the model's)");
+  command.add_option("--width", config->width, "width of the layers (default: the model's)");
   command.add_option("--depth", config->depth,
-                     "Number of hidden layers or blocks (default: the model's)");
-  command.add_option("--context", config->context, "Context length of gpt in bytes (default: 64)");
+                     "number of hidden layers or blocks (default: the model's)");
+  command.add_option("--context", config->context, "context length of gpt in bytes (default: 64)");
   command.add_option("--device", config->device, "cpu or cuda")->capture_default_str();
   command.add_option("--layers", config->layers,
-                     "Steps between snapshots of the gradients of every layer; 0: none "
+                     "steps between snapshots of the gradients of every layer; 0: none "
                      "(default: 10 or more)");
-  command.add_flag("--tensorboard", config->tensorboard, "Also write event files for TensorBoard");
-  command.add_option("--seed", config->seed, "Seed of weights and batches")
+  command.add_flag("--tensorboard", config->tensorboard, "also write event files for TensorBoard");
+  command.add_option("--seed", config->seed, "seed of weights and batches")
       ->check(not_negative)
       ->capture_default_str();
   command.add_option("--threads", config->threads, "CPU threads (default: all)");
@@ -271,31 +273,31 @@ void add_train(CLI::App& app, Action* action) {
       "otherwise none)");
   command->add_option(
       "--out", config->out,
-      "Folder for history, report, plots and checkpoints (default: nothing is written)");
+      "folder for history, report, plots and checkpoints (default: nothing is written)");
   command->add_flag("--resume", config->resume,
-                    "Resume the run in --out from its newest valid checkpoint; omitted settings "
+                    "resume the run in --out from its newest valid checkpoint; omitted settings "
                     "are taken from that run");
   command->add_option("--checkpoint-every", config->checkpoint_every,
-                      "Steps between checkpoints in --out; 0: none (default: a tenth of the run)");
+                      "steps between checkpoints in --out; 0: none (default: a tenth of the run)");
   command->add_option("--inject", config->inject,
-                      "Faults to inject into the gradients: overflow:p=0.01,nan:step=5,tensor=NAME "
+                      "faults to inject into the gradients: overflow:p=0.01,nan:step=5,tensor=NAME "
                       "(docs/reliability.md; default: none)");
-  command->add_option("--inject-seed", config->inject_seed, "Seed of the injected faults")
+  command->add_option("--inject-seed", config->inject_seed, "seed of the injected faults")
       ->check(not_negative)
       ->capture_default_str();
   command->add_option(
       "--escape", config->escape,
-      "When no loss scale helps, return to a checkpoint and continue in bf16 or fp32 "
+      "when no loss scale helps, return to a checkpoint and continue in bf16 or fp32 "
       "(default: stop)");
   CLI::Option* const watch =
       command->add_flag("--watch", config->watch,
-                        "Serve the live report on 127.0.0.1 (--out defaults to headroom-train)");
-  command->add_option("--port", config->port, "Port for --watch (default: a free one)")
+                        "serve the live report on 127.0.0.1 (--out defaults to headroom-train)");
+  command->add_option("--port", config->port, "port for --watch (default: a free one)")
       ->check(CLI::Range(0, 65535))
       ->needs(watch);
   command
       ->add_option("--timeout", config->timeout,
-                   "Seconds to wait for other ranks, under mpirun or torchrun")
+                   "seconds to wait for other ranks, under mpirun or torchrun")
       ->capture_default_str();
   add_training_options(*command, config.get());
   command->callback([=] { *action = [=] { return train(*command, *config); }; });
