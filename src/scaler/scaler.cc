@@ -27,7 +27,6 @@ std::vector<TensorView> memory_of(const Optimizer& optimizer, bool with_gradient
       if (!with_gradients && array.view == &parameter.grad) continue;
       if (array.view->count > 0) memory.push_back(*array.view);
     }
-    if (with_gradients && parameter.grad.count > 0) memory.push_back(parameter.grad);
   }
   std::sort(memory.begin(), memory.end(),
             [](const TensorView& a, const TensorView& b) { return a.data < b.data; });
