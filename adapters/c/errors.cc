@@ -1,3 +1,4 @@
+// The last error of each thread, the thread's stream, and text buffers of callers.
 #include "adapters/c/errors.h"
 
 #include <headroom/error.h>

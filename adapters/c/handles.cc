@@ -1,3 +1,4 @@
+// The registries of handles, and the locks of one call.
 #include "adapters/c/handles.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Conversion between the structs of the C API and the C++ types.
 #include "adapters/c/structs.h"
 
 namespace headroom::c {

@@ -1,3 +1,4 @@
+// Names of parameters, and the binding of torch's own optimizers.
 #include "binding.h"
 
 #include <headroom/error.h>

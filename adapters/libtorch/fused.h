@@ -25,9 +25,8 @@ class FusedBody : public Binding {
   void gradients_changed() { gradients_.write_back(); }
 
   /// The core's state as torch tensors over the core's memory, and back. Call these after bind()
-  /// and refresh(). A parameter has no tensors before the
-  /// first step. load_state() throws Error(kBadState), changing nothing, if the state does not
-  /// fit.
+  /// and refresh(). A parameter has no tensors before the first step. load_state() throws
+  /// Error(kBadState), changing nothing, if the state does not fit.
   FusedState state();
   void load_state(const FusedState& state);
 

@@ -1,3 +1,4 @@
+// Views of torch tensors, and dense copies of gradients that cannot be viewed.
 #include "tensors.h"
 
 #include <ATen/EmptyTensor.h>

@@ -9,7 +9,7 @@
 //   its init function do so; an unknown size returns HR_ERROR_VERSION. All other structs never
 //   change.
 // - An int32_t that answers a question (enabled, applied, read_only) is 0 for no and nonzero for
-// yes.
+//   yes.
 #ifndef HEADROOM_C_H_
 #define HEADROOM_C_H_
 

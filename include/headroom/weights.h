@@ -30,7 +30,7 @@ struct WeightTensor {
   Outcome fp16;           // of the finite weights other than zero
 
   /// Elements that are neither zero, inf nor NaN.
-  int64_t nonzero() const { return count - zeros - infs - nans; }  // and finite
+  int64_t nonzero() const { return count - zeros - infs - nans; }
 };
 
 /// A tensor that is not of f16, bf16, f32 or f64, and was not inspected.

@@ -1,3 +1,5 @@
+// Conversion of compact masters and moments from and to FP32, element by element, with the scalar
+// reference of formats.h.
 #include "apply/compact_state.h"
 
 #include <algorithm>

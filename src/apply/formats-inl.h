@@ -114,7 +114,6 @@ HWY_INLINE BitsOf<D> place_half_range(D d, hn::Vec<D> value, float lowest, BitsO
 }
 
 // HalfRange::unplace().
-
 template <class D>
 HWY_INLINE hn::Vec<D> unplace_half_range(D d, BitsOf<D> placed) {
   using Range = HalfRange<0>;

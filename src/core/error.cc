@@ -1,3 +1,4 @@
+// Names of error codes.
 #include <headroom/error.h>
 
 #include <cstddef>

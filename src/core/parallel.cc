@@ -1,3 +1,4 @@
+// parallel_for() on OpenMP, the number of threads, and what TSan and fork() need.
 #include "core/parallel.h"
 
 #include <headroom/runtime.h>

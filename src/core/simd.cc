@@ -1,3 +1,4 @@
+// The choice of the SIMD target: the best one of this CPU, HEADROOM_SIMD, or set_simd_target().
 #include "core/simd.h"
 
 #include <headroom/runtime.h>

@@ -124,9 +124,10 @@ __global__ void decide_kernel(const GradStats* stats, const CudaAgreement* agree
   }
 }
 
-// One update of the scale, by the input that the steps of this round have collected.
+// Counts a step as overflowed that the host has skipped after the verdict.
 __global__ void overflow_kernel(CudaScale* scale) { scale->seen.overflow = true; }
 
+// One update of the scale, by the input that the steps of this round have collected.
 __global__ void update_kernel(CudaScale* scale, CudaMail<CudaAlarm>* mail) {
   wait_for_kernel_before();
   ScaleNumbers& numbers = scale->record.numbers;
