@@ -33,6 +33,7 @@ HEADROOM_HOST_DEVICE inline float half_bits_to_float(uint16_t half) {
     const uint32_t quiet = magnitude > 0x7C00u ? 0x00400000u : 0u;
     return bits_float(sign | 0x7F800000u | ((magnitude & 0x3FFu) << 13) | quiet);
   }
+  // Normal: 0x38000000 is the difference of the exponent biases, 112, in a float's exponent field.
   if (magnitude >= 0x0400u) return bits_float(sign | ((magnitude << 13) + 0x38000000u));
   // Subnormal: magnitude x 2^-24, exact in float.
   const float value = static_cast<float>(magnitude) * 5.9604644775390625e-8f;
@@ -47,7 +48,9 @@ HEADROOM_HOST_DEVICE inline uint16_t float_to_half_bits(float value) {
     return static_cast<uint16_t>(sign | 0x7E00u | ((magnitude >> 13) & 0x3FFu));
   }
   if (magnitude >= 0x477FF000u) return static_cast<uint16_t>(sign | 0x7C00u);  // from 65520: inf
-  if (magnitude >= 0x38800000u) {                                              // normal half
+  // Normal half: subtracts 112 from the exponent and drops 13 bits. Adding 0xFFF, and one more
+  // where the result would be odd, rounds to nearest even.
+  if (magnitude >= 0x38800000u) {
     const uint32_t odd = (magnitude >> 13) & 1u;
     return static_cast<uint16_t>(sign | ((magnitude - 0x38000000u + 0xFFFu + odd) >> 13));
   }
@@ -63,7 +66,10 @@ HEADROOM_HOST_DEVICE inline float bfloat_bits_to_float(uint16_t bits) {
 
 HEADROOM_HOST_DEVICE inline uint16_t float_to_bfloat_bits(float value) {
   const uint32_t bits = float_bits(value);
+  // NaN: keep the upper half, make it quiet.
   if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return static_cast<uint16_t>((bits >> 16) | 0x0040u);
+  // Drops 16 bits. Adding 0x7FFF, and one more where the result would be odd, rounds to nearest
+  // even.
   return static_cast<uint16_t>((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16);
 }
 

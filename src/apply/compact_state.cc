@@ -38,7 +38,9 @@ void put(void* to, const std::vector<T>& values, const Device& device) {
 template <typename F>
 void for_parts(size_t count, const F& f) {
   constexpr size_t kPart = size_t{1} << 14;
-  parallel_for((count + kPart - 1) / kPart, count * 16,
+  constexpr size_t kBytes = 16;  // read and written per element, an estimate
+  static_assert(kPart % kGroupSize == 0);
+  parallel_for((count + kPart - 1) / kPart, count * kBytes,
                [&](size_t part) { f(part * kPart, std::min(count, (part + 1) * kPart)); });
 }
 

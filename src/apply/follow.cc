@@ -17,7 +17,8 @@ void find_written(const std::vector<Parameter>& parameters, FusedState* state) {
   for (size_t i = 0; i < parameters.size(); ++i) {
     state->follow[i] = parameters[i].weight.count <= CpuSamples::kWhole ? 1 : 0;
   }
-  constexpr size_t kJobBytes = 64 * 384;  // of 64 samples
+  // 64 samples of 64 elements each: an FP32 master and a 16-bit weight.
+  constexpr size_t kJobBytes = 64 * CpuSamples::kSize * (sizeof(float) + sizeof(uint16_t));
   parallel_for(state->sample_jobs.size(), state->sample_jobs.size() * kJobBytes, [&](size_t i) {
     const FusedState::SampleJob& job = state->sample_jobs[i];
     const Slot& slot = state->slots[job.owner];
@@ -31,6 +32,7 @@ void find_written(const std::vector<Parameter>& parameters, FusedState* state) {
         .random_base = random_base(state->precision.seed, job.owner, slot.steps),
         .stochastic = rounded_at_random(slot, state->precision)};
     if (!follow_kernels(weight.dtype).samples_written(span)) return;
+    // Relaxed: several jobs may store the same 1, which is read after parallel_for() has returned.
     std::atomic_ref(state->follow[job.owner]).store(1, std::memory_order_relaxed);
   });
 }

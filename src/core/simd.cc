@@ -36,7 +36,8 @@ int64_t find_target(const std::string& name) {
                   known + ".");
 }
 
-// Initialised on first use, from HEADROOM_SIMD if it is set.
+// Initialised on first use, from HEADROOM_SIMD if it is set. Throws Error(kInvalidArgument), on
+// every use, if that names no target of this CPU.
 std::atomic<int64_t>& chosen() {
   static std::atomic<int64_t> target = [] {
     const char* forced = std::getenv("HEADROOM_SIMD");

@@ -130,7 +130,8 @@ HEADROOM_HOST_DEVICE inline float after_clean_step(const DynamicScale& rule, flo
   return grown(rule, scale);
 }
 
-/// icefall's doubling by hand after an update. `batch` counts from 0; the rule's own counts go on.
+/// icefall's doubling on a schedule, after an update. `batch` counts from 0. The growth count and
+/// the other counts of the rule do not change.
 HEADROOM_HOST_DEVICE inline float doubled_when_small(const DynamicScale& rule, float scale,
                                                      int64_t batch) {
   const bool due = (batch % 25 == 0 && scale < 2.0f) || (batch % 100 == 0 && scale < 8.0f) ||
@@ -171,7 +172,7 @@ HEADROOM_HOST_DEVICE inline void see(bool overflow, double amax, StepSeen* seen)
 
 /// How many skips in a row raise the alarm; 0: any number is allowed.
 HEADROOM_HOST_DEVICE inline int64_t max_skips_in_row(const ScalePolicy& policy) {
-  constexpr int64_t kFourBatches = 32;  // with retry a batch is skipped for good after 8 passes
+  constexpr int64_t kFourBatches = 32;  // passes: with retry a batch is given up after 8 of them
   if (const StaticScale* const rule = policy.if_static()) return rule->max_skips_in_row;
   if (const DynamicScale* const rule = policy.if_dynamic()) return rule->max_skips_in_row;
   const HeadroomScale& rule = *policy.if_headroom();
