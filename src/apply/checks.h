@@ -30,8 +30,8 @@ inline std::array<NamedView, 5> arrays_of(const Parameter& p) {
 void check_parameters(const std::vector<Parameter>& parameters,
                       const std::vector<Parameter>& bound = {});
 
-/// Throws Error(kInvalidArgument) unless `whole`: the optimizer was moved from.
-void check_whole(bool whole);
+/// Throws Error(kInvalidArgument) unless the optimizer still has its state.
+void check_not_moved_from(bool has_state);
 
 }  // namespace headroom::internal
 

@@ -168,7 +168,7 @@ FusedOptimizer::FusedOptimizer(FusedOptimizer&&) noexcept = default;
 FusedOptimizer& FusedOptimizer::operator=(FusedOptimizer&&) noexcept = default;
 
 FusedState& FusedOptimizer::own() const {
-  check_whole(state_ != nullptr);
+  check_not_moved_from(state_ != nullptr);
   return *state_;
 }
 

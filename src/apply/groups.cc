@@ -88,7 +88,7 @@ void GroupedOptimizer<Options>::set_options(const Options& options, size_t group
 // Changes either all groups or, if one refuses the value, none.
 template <typename Options>
 void GroupedOptimizer<Options>::set_lr(double lr) {
-  internal::check_whole(!groups_.empty());
+  internal::check_not_moved_from(!groups_.empty());
   std::vector<Options> changed = groups_;
   for (Options& options : changed) {
     options.lr = lr;

@@ -121,8 +121,8 @@ void internal::check_parameters(const std::vector<Parameter>& parameters,
   }
 }
 
-void internal::check_whole(bool whole) {
-  require(whole, ErrorCode::kInvalidArgument,
+void internal::check_not_moved_from(bool has_state) {
+  require(has_state, ErrorCode::kInvalidArgument,
           "This optimizer was moved from and is empty; use the one it was moved to.");
 }
 
@@ -147,7 +147,7 @@ const std::vector<Parameter>& Optimizer::parameters() const {
 }
 
 void Optimizer::append(std::vector<Parameter> parameters) {
-  internal::check_whole(record_ != nullptr);
+  internal::check_not_moved_from(record_ != nullptr);
   std::vector<Parameter> all = record_->parameters;
   all.insert(all.end(), std::make_move_iterator(parameters.begin()),
              std::make_move_iterator(parameters.end()));
@@ -155,7 +155,7 @@ void Optimizer::append(std::vector<Parameter> parameters) {
 }
 
 void Optimizer::set_grad(size_t index, const TensorView& grad) {
-  internal::check_whole(record_ != nullptr);
+  internal::check_not_moved_from(record_ != nullptr);
   std::vector<Parameter>& parameters = record_->parameters;
   require(index < parameters.size(), ErrorCode::kInvalidArgument, [&] {
     return "set_grad got index " + std::to_string(index) + ", but there are " +
@@ -179,7 +179,7 @@ void Optimizer::set_grad(size_t index, const TensorView& grad) {
 }
 
 void Optimizer::rebind(std::vector<Parameter> parameters) {
-  internal::check_whole(record_ != nullptr);
+  internal::check_not_moved_from(record_ != nullptr);
   internal::check_parameters(parameters, record_->parameters);
   record_->parameters = std::move(parameters);
   ++record_->revision;

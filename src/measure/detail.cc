@@ -3,7 +3,7 @@
 #include <bit>
 #include <cstdint>
 
-#include "measure/careful.h"
+#include "measure/scalar.h"
 
 namespace headroom::internal {
 

@@ -6,7 +6,7 @@
 // exact.
 //
 // A block of 1024 elements is first summed without any checks. Its largest magnitude then says
-// whether the sums can be used; if not, the block is read again by the scalar code in careful.h.
+// whether the sums can be used; if not, the block is read again by the scalar code in scalar.h.
 #if defined(HEADROOM_SRC_MEASURE_KERNELS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEADROOM_SRC_MEASURE_KERNELS_INL_H_
 #undef HEADROOM_SRC_MEASURE_KERNELS_INL_H_
@@ -20,8 +20,8 @@
 #include <cstring>
 #include <limits>
 
-#include "measure/careful.h"
 #include "measure/kernels.h"
+#include "measure/scalar.h"
 #include "measure/squares-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -59,8 +59,8 @@ struct Totals {
 };
 
 // Up to 32 groups, from one tensor or several. Its sums become part of the totals only if
-// in_order(). For types that are summed in double, the sums start from the totals, which saves an
-// addition at the end.
+// sums_are_valid(). For types that are summed in double, the sums start from the totals, which
+// saves an addition at the end.
 template <typename T>
 struct Block {
   using Bits = typename Group<T>::Bits;
@@ -145,7 +145,7 @@ struct Block {
   }
 
   // Whether all elements are finite and no square has left the range of the sums.
-  HWY_INLINE bool in_order() const {
+  HWY_INLINE bool sums_are_valid() const {
     const DBits db;
     const auto maximum = hn::Max(maxima[0], maxima[kMaxima - 1]);
     const auto at_least = [&](Bits limit) HWY_ATTR {
@@ -229,19 +229,19 @@ HWY_INLINE void for_pieces(const TensorView* list, const Range& range, const Vis
   }
 }
 
-// Adds a block that is not in order, tensor by tensor.
+// Adds a block whose sums are not valid, tensor by tensor.
 template <typename T>
-HWY_NOINLINE void add_carefully(const TensorView* list, const Range& range, Totals<T>* totals,
-                                GradStats* stats) {
+HWY_NOINLINE void add_scalar(const TensorView* list, const Range& range, Totals<T>* totals,
+                             GradStats* stats) {
   for_pieces<T>(list, range, [&](size_t tensor, const T* p, size_t count) HWY_ATTR {
-    T sane[kBlock];
-    careful_copy<T>(p, count, static_cast<int64_t>(tensor), sane, stats);
+    T finite[kBlock];
+    copy_finite<T>(p, count, static_cast<int64_t>(tensor), finite, stats);
     Block<T> block(*totals);
-    block.add(sane, count);
-    if (block.in_order()) {
+    block.add(finite, count);
+    if (block.sums_are_valid()) {
       block.commit(totals);
     } else {
-      careful_squares<T>(sane, count, stats);
+      add_scaled_squares<T>(finite, count, stats);
     }
   });
 }
@@ -267,11 +267,11 @@ void measure_range(const TensorView* list, const Range& range, const MeasureJob&
   const auto close = [&](size_t tensor, int64_t end) HWY_ATTR {
     open.last = tensor;
     open.last_end = end;
-    if (HWY_LIKELY(block.in_order())) {
+    if (HWY_LIKELY(block.sums_are_valid())) {
       block.commit(&totals);
     } else {
       Totals<T> changed = totals;  // a copy: passing &totals would force them out of registers
-      add_carefully<T>(list, open, &changed, stats);
+      add_scalar<T>(list, open, &changed, stats);
       totals = changed;
     }
     if (HWY_UNLIKELY(extras)) do_extras<T>(list, open, job, stats, detail);

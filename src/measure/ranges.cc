@@ -11,8 +11,8 @@
 #include "core/check.h"
 #include "core/float_environment.h"
 #include "core/parallel.h"
-#include "measure/careful.h"
 #include "measure/cuda.h"
+#include "measure/scalar.h"
 
 namespace headroom {
 namespace internal {

@@ -11,7 +11,7 @@
 #include <type_traits>
 
 #include "core/convert-inl.h"
-#include "measure/careful.h"
+#include "measure/scalar.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace headroom {

@@ -165,7 +165,7 @@ void Scaler::allow(CallOrder::Refusal refusal, const char* call) {
 }
 
 uint64_t Scaler::id_of(const Optimizer& optimizer) {
-  check_whole(optimizer.record_ != nullptr);
+  check_not_moved_from(optimizer.record_ != nullptr);
   return optimizer.record_->id;
 }
 
@@ -253,8 +253,8 @@ StepReport Scaler::step(Optimizer& optimizer, const StepOptions& given,
   if (on_device()) return step_on_device(optimizer, given, external, &entry);
   const bool unscaled = order.is_unscaled(id_of(optimizer));
   const float own = options.enabled ? record.numbers.scale : 1.0f;
-  const float made_with = external.scale != nullptr ? *external.scale : own;
-  const float scale = unscaled ? 1.0f : made_with;  // of the gradients in memory
+  const float loss_scale = external.scale != nullptr ? *external.scale : own;
+  const float scale = unscaled ? 1.0f : loss_scale;  // of the gradients in memory
 
   // new_inf carries the local check to the other ranks: if one rank cannot unscale, all skip.
   GradStats mine = measure_gradients(optimizer);
@@ -284,7 +284,7 @@ StepReport Scaler::step(Optimizer& optimizer, const StepOptions& given,
           (usable(scale) ? "another rank: " : "") + describe_unscaling(stats.amax, scale);
     }
   }
-  return finish_step(optimizer, given, verdict, made_with, std::move(found), &entry);
+  return finish_step(optimizer, given, verdict, loss_scale, std::move(found), &entry);
 }
 
 // Whether this optimizer stores unscaled gradients in a format that they overflow: an FP16 gradient

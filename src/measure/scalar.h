@@ -1,8 +1,8 @@
 // The scalar path of the measuring kernels, for blocks with inf, NaN, or numbers whose squares
 // would overflow or underflow. It handles one element at a time and is the same on every SIMD
 // target.
-#ifndef HEADROOM_SRC_MEASURE_CAREFUL_H_
-#define HEADROOM_SRC_MEASURE_CAREFUL_H_
+#ifndef HEADROOM_SRC_MEASURE_SCALAR_H_
+#define HEADROOM_SRC_MEASURE_SCALAR_H_
 
 #include <cmath>
 #include <cstddef>
@@ -33,7 +33,7 @@ inline double widen(double x) { return x; }
 
 /// Copies a block, replaces inf and NaN by zero, and counts them for `tensor`.
 template <typename T>
-void careful_copy(const T* from, size_t count, int64_t tensor, T* to, GradStats* stats) {
+void copy_finite(const T* from, size_t count, int64_t tensor, T* to, GradStats* stats) {
   int64_t inf = 0;
   int64_t nan = 0;
   for (size_t i = 0; i < count; ++i) {
@@ -49,7 +49,7 @@ void careful_copy(const T* from, size_t count, int64_t tensor, T* to, GradStats*
 /// Adds the squares of a block of finite elements, scaled so that the largest one neither overflows
 /// nor underflows: see GradStats::squares.
 template <typename T>
-void careful_squares(const T* p, size_t count, GradStats* stats) {
+void add_scaled_squares(const T* p, size_t count, GradStats* stats) {
   double amax = 0.0;
   for (size_t i = 0; i < count; ++i) amax = std::fmax(amax, std::fabs(widen(p[i])));
   const int which = amax >= 0x1p450 ? 2 : amax < 0x1p-450 ? 0 : 1;
@@ -69,4 +69,4 @@ void add_detail(const T* p, size_t count, GradDetail* detail);
 
 }  // namespace headroom::internal
 
-#endif  // HEADROOM_SRC_MEASURE_CAREFUL_H_
+#endif  // HEADROOM_SRC_MEASURE_SCALAR_H_
