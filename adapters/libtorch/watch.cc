@@ -25,7 +25,7 @@ thread_local std::vector<int64_t> nodes;
 thread_local int depth = 0;
 thread_local bool busy = false;
 
-// The Watch between begin() and finish().
+// The Watch between begin() and finish(); null if there is none. Threads of backward read it.
 std::atomic<Watch::Impl*> active{nullptr};
 
 bool is_measurable(const torch::Tensor& tensor) {
@@ -55,7 +55,7 @@ std::string operation_name(const at::RecordFunction& function) {
 }  // namespace
 
 struct Watch::Impl {
-  // What is remembered from the start of an operation to its end.
+  // An operation from start() to end().
   struct Started : at::ObserverContext {
     bool node = false;   // of backward
     bool inner = false;  // inside of another operation, whose result is not complete yet
@@ -64,8 +64,8 @@ struct Watch::Impl {
     std::vector<std::pair<const c10::StorageImpl*, int64_t>> storages;  // of the inputs, with rows
   };
 
-  // Rows of tensors. The weak reference keeps the address from being used again.
-  struct Known {
+  // The row of a tensor. The weak reference keeps the tensor's address from being used again.
+  struct TensorRow {
     c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
     int64_t row;
   };
@@ -73,21 +73,21 @@ struct Watch::Impl {
   std::mutex mutex;
   RangeTable table;
   std::vector<RangeRow> rows;
-  std::unordered_map<const c10::TensorImpl*, Known> known;
+  std::unordered_map<const c10::TensorImpl*, TensorRow> row_by_tensor;
   std::unordered_map<const c10::TensorImpl*, std::string> parameters;
   std::map<int64_t, std::pair<std::string, std::string>> operations;  // by sequence number
-  bool backward = false;                                              // has begun
+  bool backward_began = false;
   at::CallbackHandle callback = 0;
 
   int64_t row_of(const torch::Tensor& tensor) const {
-    const auto found = known.find(tensor.unsafeGetTensorImpl());
-    return found == known.end() ? -1 : found->second.row;
+    const auto found = row_by_tensor.find(tensor.unsafeGetTensorImpl());
+    return found == row_by_tensor.end() ? -1 : found->second.row;
   }
 
-  void remember(const torch::Tensor& tensor, int64_t row) {
-    known.insert_or_assign(
+  void set_row(const torch::Tensor& tensor, int64_t row) {
+    row_by_tensor.insert_or_assign(
         tensor.unsafeGetTensorImpl(),
-        Known{c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr()), row});
+        TensorRow{c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr()), row});
   }
 
   // Measures a tensor into a new row; returns -1 if it cannot be measured.
@@ -102,7 +102,7 @@ struct Watch::Impl {
     const int64_t index = headroom::internal::RangesAccess::measure(table, view);
     if (index >= 0) {
       rows.push_back(std::move(row));
-      remember(tensor, index);
+      set_row(tensor, index);
     }
     return index;
   }
@@ -127,7 +127,7 @@ struct Watch::Impl {
   RangeRow describe(const at::RecordFunction& function) {
     RangeRow row;
     row.operation = operation_name(function);
-    if (!backward) {
+    if (!backward_began) {
       if (!scopes.empty()) row.module = scopes.back();
       if (fills_constants(row.operation)) row.source = RangeSource::kConstant;
       if (function.seqNr() >= 0) operations[function.seqNr()] = {row.module, row.operation};
@@ -144,7 +144,7 @@ struct Watch::Impl {
     auto started = std::make_unique<Started>();
     const std::lock_guard lock(mutex);
     if (function.scope() == at::RecordScope::BACKWARD_FUNCTION) {
-      backward = true;
+      backward_began = true;
       started->node = true;
       nodes.push_back(function.seqNr());
       started->depth_outside = std::exchange(depth, 0);  // backward() itself is an operation, too
@@ -176,7 +176,7 @@ struct Watch::Impl {
       if (!in_place) {
         if (row_of(tensor) >= 0) return;                          // one of the inputs
         for (const auto& [storage, shared] : started.storages) {  // a view
-          if (storage == tensor.storage().unsafeGetStorageImpl()) return remember(tensor, shared);
+          if (storage == tensor.storage().unsafeGetStorageImpl()) return set_row(tensor, shared);
         }
       }
       RangeRow made = row;
@@ -190,7 +190,7 @@ struct Watch::Impl {
     at::removeCallback(callback);
     callback = 0;
     active = nullptr;
-    known.clear();
+    row_by_tensor.clear();
     operations.clear();
   }
 };
@@ -216,7 +216,7 @@ void Watch::begin() {
   }
   const internal::TorchStream stream;
   impl_->rows.clear();
-  impl_->backward = false;
+  impl_->backward_began = false;
   nodes.clear();
   depth = 0;
   impl_->table.begin();
