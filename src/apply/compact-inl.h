@@ -41,8 +41,9 @@ struct Block {
   HWY_ALIGN uint32_t largest[2][kBlockGroups];
 };
 
-// Prefetches the group as far ahead as is best. Each array is prefetched by the loop that is the
-// last to use it: all at once would be more than a CPU can wait for.
+// Prefetches the group that is kAhead elements further on. Each array is prefetched by the loop
+// that uses it last: prefetching all of them in one loop would exceed the outstanding misses of a
+// CPU.
 template <typename T>
 HWY_INLINE void prefetch_ahead(const T* group) {
   constexpr size_t kAhead = 512, kCacheLine = 64;
@@ -73,7 +74,8 @@ struct CompactArrays {
   uint8_t* HWY_RESTRICT exponents[2];
 };
 
-// `index` is that of the first element of the block, a multiple of 8.
+// Fills block.random with the dither_word() of each element. `index` is that of the first one, a
+// multiple of 8: eight elements share a hash.
 HWY_INLINE void fill_random(uint32_t index, uint32_t key, size_t count, Block& block) {
   const DF d;
   const hn::Rebind<uint32_t, DF> du;

@@ -57,9 +57,9 @@ std::vector<float> join(const TensorView& weight, const Slot& slot) {
   return values;
 }
 
-// A master as a 16-bit weight and what is below it, rounded to nearest. `present` stays if the
-// master rounds to it in either direction of a tie, so that a weight that was rounded to even, as
-// state "full" and torch do, keeps its value and its master.
+// Splits a master, rounded to nearest, into a 16-bit weight and its remainder. The weight stays
+// `present` if the master is at most half a unit from it. So a weight that was rounded to even in a
+// tie, as state "full" and torch do, keeps its value.
 template <typename W, int kBits>
 SplitMaster<W, kBits> split_near(float master, W present) {
   using Split = SplitMaster<W, kBits>;

@@ -46,7 +46,7 @@ void prepare_devices(const std::vector<Parameter>& parameters, FusedState* state
   state->steps_uploaded = true;
 }
 
-void settle_devices(const std::vector<Parameter>& parameters) {
+void wait_for_devices(const std::vector<Parameter>& parameters) {
   std::set<int> devices;
   for (const Parameter& parameter : parameters) {
     const TensorView& weight = parameter.weight;

@@ -35,8 +35,9 @@ HWY_INLINE hn::Vec<hn::Rebind<T, D>> load_bytes(D, const void* from) {
   return hn::PromoteTo(hn::Rebind<T, D>(), hn::LoadU(d8, static_cast<const Byte*>(from)));
 }
 
-// Where store_parts() finds the bytes of the i-th of several vectors that it merges: of each block
-// of four lanes, kSize bytes a lane, at lane kSize x i of the merged block. 0x80 is zero.
+// Byte indices for TableLookupBytesOr0, one row per vector that store_parts() merges. Row i takes
+// kSize bytes, from byte kFirst on, of each of the four lanes of a 16-byte block, and puts these
+// 4 x kSize bytes at byte 4 x kSize x i of the merged block. 0x80 stands for a zero byte.
 template <size_t kSize, size_t kFirst>
 struct PartTable {
   static constexpr size_t kMerged = HWY_MIN(4 / kSize, kVectors);
@@ -44,7 +45,7 @@ struct PartTable {
   constexpr PartTable() : at() {
     for (size_t i = 0; i < kMerged; ++i) {
       for (size_t byte = 0; byte < 16; ++byte) {
-        const size_t from = byte - 4 * kSize * i;  // wraps
+        const size_t from = byte - 4 * kSize * i;  // wraps if the byte belongs to an earlier row
         const size_t source = from / kSize * 4 + kFirst + from % kSize;
         at[i][byte] = static_cast<uint8_t>(from < 4 * kSize ? source : 0x80);
       }
@@ -101,8 +102,8 @@ HWY_INLINE void store_parts(D, const BitsOf<D>* group, void* to) {
   }
 }
 
-// HalfRange::place() plus the bits of `lowest`, which is its kMin, or another power of two if
-// `value` is scaled accordingly.
+// HalfRange::place(), without the subtraction of kMinBits. `lowest` is kMin, or another power of
+// two if `value` is scaled by the same factor.
 template <class D>
 HWY_INLINE BitsOf<D> place_half_range(D d, hn::Vec<D> value, float lowest, BitsOf<D> dither) {
   const hn::Rebind<int32_t, D> di;
@@ -185,7 +186,8 @@ struct Masters {
       if constexpr (kExtraBits) {
         aligned = extra_bits(d, magnitude);
       } else {
-        // The bits of kMin are above the remainder: only the weight has to be rid of them.
+        // The bits of kMin, which were not subtracted, are above the remainder: they only have to
+        // be subtracted from the weight.
         constexpr uint32_t kMin = HalfRange<0>::kMinBits;
         aligned = hn::ShiftLeft<3>(place_half_range(d, magnitude, bits_float(kMin), dither));
         half_unit -= kMin << 3;

@@ -42,7 +42,7 @@ inline uint32_t dither_word(uint32_t index, uint32_t key) {
 }
 
 /// The bits of a dither_word() that round the first moment, the second one, and the master. The
-/// last two begin with the same bits: that their errors go together does no harm.
+/// last two share their upper bits, so their rounding errors are correlated, which is harmless.
 HEADROOM_HOST_DEVICE constexpr uint32_t first_dither(uint32_t word) { return word & 0xFFFFFu; }
 HEADROOM_HOST_DEVICE constexpr uint32_t second_dither(uint32_t word) { return word >> 12; }
 template <int kBits>
@@ -60,20 +60,21 @@ struct HalfRange {
   static constexpr uint32_t kMinBits = 0x38800000u;  // of 2^-14
   static constexpr uint32_t kBinade = 1u << 23;
 
-  /// `value` is 0 or more; `dither` has kDropped bits. Below kMin, the sum with kMin has the unit
-  /// of subnormal numbers in the right place and the larger bits; above, the number itself has.
+  /// `value` is 0 or more; `dither` has kDropped bits. A value below kMin is added to kMin, which
+  /// aligns it as a subnormal number; a larger one keeps its bits, one binade up. Of the two
+  /// results the larger one is right in either case.
   HEADROOM_HOST_DEVICE static uint32_t encode(float value, uint32_t dither) {
     return place(value, dither) >> kDropped;
   }
 
-  /// The same, with kDropped more bits that are not part of it.
+  /// encode() before the shift: the lower kDropped bits are not part of the code.
   HEADROOM_HOST_DEVICE static uint32_t place(float value, uint32_t dither) {
     const uint32_t subnormal = float_bits(value + bits_float(kMinBits));
     const uint32_t bits = larger(subnormal, float_bits(value) + kBinade);
     return bits - kMinBits + dither;
   }
 
-  /// The other way round: of the two candidates, the smaller is right.
+  /// The inverse of encode() and place(). Of the two results the smaller one is right.
   HEADROOM_HOST_DEVICE static float decode(uint32_t code) { return unplace(code << kDropped); }
   HEADROOM_HOST_DEVICE static float unplace(uint32_t placed) {
     const uint32_t bits = placed + kMinBits;
@@ -109,8 +110,8 @@ struct SplitMaster {
             static_cast<Remainder>(bits >> (16 - kBits))};
   }
 
-  /// The integer of a master, as 16 bits, kBits and bits that are not part of it. With bf16 the
-  /// first bit is the sign.
+  /// The integer of a master: 16 bits of the weight, kBits of the remainder, and lower bits that
+  /// are not part of either. With bf16 the uppermost bit is the sign.
   HEADROOM_HOST_DEVICE static uint32_t aligned(float master, uint32_t dither) {
     if constexpr (!kHalf) {
       return (master == master ? float_bits(master) : kQuietNan) + dither;
@@ -216,7 +217,7 @@ struct SecondMoment {
     return static_cast<uint8_t>(place(value, exponent, dither) >> 20);
   }
 
-  /// The same, with 20 more bits that are not part of it.
+  /// encode() before the shift: the lower 20 bits are not part of the code.
   HEADROOM_HOST_DEVICE static uint32_t place(float value, uint32_t exponent, uint32_t dither) {
     return larger(moment_magnitude(value) + dither - first_bits(exponent), 0);
   }

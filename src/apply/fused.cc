@@ -275,7 +275,7 @@ void FusedOptimizer::rebind(std::vector<Parameter> changed) {
   own().slots = std::move(slots);
   own().invalidate_plan();
   for (const size_t i : moved) follow_weight(i);
-  if (!moved.empty()) settle_devices(parameters());
+  if (!moved.empty()) wait_for_devices(parameters());
 }
 
 // One step of all parameters. Those on CUDA devices are enqueued after the CPU's are done.
@@ -326,7 +326,7 @@ void FusedOptimizer::set_steps(int64_t steps) {
   check_steps(steps, ErrorCode::kInvalidArgument);
   fetch_steps(parameters(), &own());
   own().set_steps(std::vector<int64_t>(own().slots.size(), steps));
-  settle_devices(parameters());
+  wait_for_devices(parameters());
 }
 
 const float* FusedOptimizer::master(size_t index) const {
@@ -339,14 +339,14 @@ void FusedOptimizer::refresh_masters() {
   for (size_t i = 0; i < own().allocated; ++i) {  // others are made from the weights later
     copy_to_master(parameters()[i].weight, own().slots[i]);
   }
-  settle_devices(parameters());
+  wait_for_devices(parameters());
 }
 
 void FusedOptimizer::refresh_master(size_t index) {
   const Slot& slot = slot_at(own(), index);
   if (index >= own().allocated) return;
   copy_to_master(parameters()[index].weight, slot);
-  settle_devices({parameters()[index]});
+  wait_for_devices({parameters()[index]});
 }
 
 void FusedOptimizer::follow_weight(size_t index) {

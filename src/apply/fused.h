@@ -31,7 +31,7 @@ struct FusedState {
   StateAllocator allocator;  // null: the library's own memory
   std::vector<RuleSettings> groups;
   std::vector<Slot> slots;  // in the order of Optimizer::parameters()
-  size_t allocated = 0;     // slots that have their memory: the first ones
+  size_t allocated = 0;     // the first `allocated` slots have their memory
   std::vector<std::shared_ptr<void>> memory;
 
   std::map<int, CudaApply> cuda;     // by device
@@ -59,7 +59,7 @@ struct FusedState {
   std::vector<RuleNumbers> numbers;  // of each slot, for the current step
   std::vector<uint8_t> follow;       // of each slot, see ApplySpan
 
-  /// Samples that one thread looks at at a time.
+  /// Samples that one thread compares at a time.
   struct SampleJob {
     size_t owner;  // index of the slot
     int64_t first_group;
@@ -116,7 +116,7 @@ void prepare_devices(const std::vector<Parameter>& parameters, FusedState* state
 
 /// Waits for masters, state or step counts that were written to CUDA devices outside of a step, so
 /// that a step on any stream sees them.
-void settle_devices(const std::vector<Parameter>& parameters);
+void wait_for_devices(const std::vector<Parameter>& parameters);
 
 /// Fetches the step counts from the devices if those on the host may be outdated. Waits.
 void fetch_steps(const std::vector<Parameter>& parameters, FusedState* state);

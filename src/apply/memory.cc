@@ -112,7 +112,8 @@ void allocate_slots(const std::vector<Parameter>& parameters, FusedState* state)
   for (size_t i = state->allocated; i < slots.size(); ++i) {
     take_arrays(parameters[i].weight, rule_of(slots[i]), &arena_of(i), &slots[i]);
   }
-  settle_devices({parameters.begin() + static_cast<ptrdiff_t>(state->allocated), parameters.end()});
+  wait_for_devices(
+      {parameters.begin() + static_cast<ptrdiff_t>(state->allocated), parameters.end()});
   state->slots = std::move(slots);
   state->memory = std::move(memory);
   state->allocated = state->slots.size();

@@ -167,7 +167,7 @@ void FusedOptimizer::load_state(const OptimizerState& saved) {
     copy_bytes(full_array(parameters()[parameter], slot, moment), from);
     if (moment == kMaster) copy_from_master(weight, parameter, slot, own().precision);
   }
-  settle_devices(parameters());
+  wait_for_devices(parameters());
 }
 
 namespace {

@@ -174,11 +174,13 @@ bool Scaler::has_gradient(const Optimizer& optimizer) {
                      [](const Parameter& parameter) { return parameter.grad.data != nullptr; });
 }
 
-// Memory is compared with that of the other optimizers, because a parameter in two optimizers would
-// be unscaled and updated twice. Nothing is compared if the parameters have not changed. Wrappers
-// of a framework's optimizers, which have no weights here or follow them, may use the same
-// gradients in rounds of their own: the framework keeps the weights, and the earlier wrapper starts
-// over.
+// Compares the optimizer's memory with that of the others, because a parameter in two optimizers
+// would be unscaled and updated twice. Does nothing if the parameters have not changed since the
+// last call.
+//
+// Two wrappers of a framework's optimizers may share gradients, in different rounds, if they have
+// no weights here or follow changes of the weights. The wrapper that was used earlier then loses
+// its entry in the call order and is compared again before its next use.
 OptimizerEntry& Scaler::find_or_add(Optimizer& optimizer) {
   const uint64_t id = id_of(optimizer);
   optimizer.refresh();
