@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <sstream>
 
+#include "core/element.h"
+
 namespace headroom::libtorch::internal {
 
 torch::Tensor WeakTensor::lock() const {
@@ -54,7 +56,7 @@ void Binding::list(torch::optim::Optimizer& optimizer, const Names& names) {
   }
   std::sort(sorted_.begin(), sorted_.end());
   if (std::adjacent_find(sorted_.begin(), sorted_.end()) != sorted_.end()) {
-    weak_.clear();  // so that the next call does not take the list for valid
+    weak_.clear();  // so that the next call builds the list again
     throw Error(ErrorCode::kInvalidArgument,
                 "A parameter is listed twice in this optimizer; list it once.");
   }
@@ -105,8 +107,8 @@ bool PlainBinding::overflows(float multiplier) const {
   for (const Parameter& parameter : parameters()) {
     if (parameter.grad.dtype == DType::kF16) halves.push_back(parameter.grad);
   }
-  constexpr double kRoundsToInf = 65520.0;  // halfway between 65504, the FP16 maximum, and 2^16
-  return measure(halves).amax * static_cast<double>(multiplier) >= kRoundsToInf;
+  return measure(halves).amax * static_cast<double>(multiplier) >=
+         headroom::internal::kRoundsToInfF16;
 }
 
 void PlainBinding::apply(float multiplier, bool clear_grads) {

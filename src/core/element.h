@@ -38,6 +38,10 @@ struct Element<double> {
   static constexpr Bits kMinNormal = 0x0010000000000000, kInf = 0x7FF0000000000000;
 };
 
+/// The largest finite f16, and the smallest magnitude that rounds to inf in f16: halfway to 2^16.
+inline constexpr double kLargestF16 = 65504.0;
+inline constexpr double kRoundsToInfF16 = 65520.0;
+
 /// The bits of `x` without the sign. As integers they are ordered like the magnitudes:
 /// 0 < subnormal < kMinNormal <= normal < kInf < NaN. Comparing integers instead of calling
 /// isfinite() also keeps -ffast-math from optimising the check away.

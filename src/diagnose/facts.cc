@@ -123,8 +123,8 @@ void RunFacts::find_room() {
   }
   if (!(largest > 0.0) || !std::isfinite(largest)) return;
   room = std::log2(kLargestF16 / largest);
-  // 65520 and more become inf in FP16: so large were the gradients at the scale that failed.
-  const double until_bound = std::log2(kLargestF16 / 65520.0 * bound / last_scale());
+  // At the scale that failed, a gradient was at least kRoundsToInfF16.
+  const double until_bound = std::log2(kLargestF16 / kRoundsToInfF16 * bound / last_scale());
   if (until_bound >= *room) return;
   room = std::max(until_bound, 0.0);
   failed_at_bound = static_cast<size_t>(std::count_if(

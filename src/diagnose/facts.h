@@ -10,11 +10,11 @@
 #include <string>
 #include <vector>
 
+#include "core/element.h"
 #include "record/history.h"
 
 namespace headroom::internal {
 
-inline constexpr double kLargestF16 = 65504.0;
 /// Doublings of the scale. Fewer may be needed for the next larger gradient.
 inline constexpr double kMuchRoom = 3.0;
 

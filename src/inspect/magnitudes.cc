@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "core/check.h"
+#include "core/element.h"
 #include "core/float_environment.h"
 #include "core/parallel.h"
 #include "inspect/cells.h"
@@ -69,7 +70,7 @@ internal::BitLimits bit_limits(DType dtype, Format format, double scale) {
 const FormatLimits& limits(Format format) {
   // The ends of the ranges lie halfway between two numbers of the format.
   static constexpr FormatLimits kLimits[] = {
-      {"fp16", 0x1p-25, 0x1p-14 - 0x1p-25, 65520.0, true},
+      {"fp16", 0x1p-25, 0x1p-14 - 0x1p-25, internal::kRoundsToInfF16, true},
       {"bf16", 0x1p-134, 0x1p-126 - 0x1p-134, 0x1p128 - 0x1p119, true},
       {"e5m2", 0x1p-17, 0x1p-14 - 0x1p-17, 61440.0, true},
       {"e4m3", 0x1p-10, 0x1p-6 - 0x1p-10, 464.0, false}};

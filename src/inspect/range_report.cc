@@ -8,12 +8,13 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/element.h"
 #include "record/text.h"
 
 namespace headroom {
 namespace {
 
-constexpr double kLargestF16 = 65504.0;
+using internal::kLargestF16;
 constexpr double kLargestBF16 = 0x1.FEp127;
 constexpr double kBertMask = 10000.0;
 

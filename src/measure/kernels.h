@@ -25,6 +25,9 @@ struct Range {
   }
 };
 
+/// Elements that one thread reads before it takes more work.
+inline constexpr int64_t kRangeElements = int64_t{1} << 16;
+
 /// What to do besides measuring.
 struct MeasureJob {
   bool unscale = false;                  // multiply every element in place

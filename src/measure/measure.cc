@@ -18,9 +18,6 @@ namespace headroom {
 namespace internal {
 namespace {
 
-// Elements that one thread reads before it takes more work.
-constexpr int64_t kRangeElements = int64_t{1} << 16;
-
 // The ranges depend on the list alone, and their results are merged in the order of the list.
 // Therefore the number of threads does not change the result.
 struct Plan {

@@ -12,13 +12,12 @@
 #include "core/float_environment.h"
 #include "core/parallel.h"
 #include "measure/cuda.h"
+#include "measure/kernels.h"
 #include "measure/scalar.h"
 
 namespace headroom {
 namespace internal {
 namespace {
-
-constexpr int64_t kRangeElements = int64_t{1} << 16;  // that one thread reads at a time
 
 // The counts of one part of a tensor.
 struct Part {

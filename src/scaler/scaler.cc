@@ -11,6 +11,7 @@
 
 #include "apply/checks.h"
 #include "core/check.h"
+#include "core/element.h"
 #include "core/float_environment.h"
 #include "measure/bound.h"
 #include "measure/stats.h"
@@ -292,8 +293,7 @@ StepReport Scaler::step(Optimizer& optimizer, const StepOptions& given,
 // Whether this optimizer stores unscaled gradients in a format that they overflow: an FP16 gradient
 // divided by a scale below 1. Clipping to a norm within FP16's range prevents it.
 bool Scaler::overflows_in_place(const Optimizer& optimizer, const StepOptions& given, float scale) {
-  constexpr float kHalfMax = 65504.0f;
-  const bool clipped = given.max_norm > 0.0f && given.max_norm <= kHalfMax;
+  const bool clipped = given.max_norm > 0.0f && given.max_norm <= kLargestF16;
   return usable(scale) && scale < 1.0f && !clipped && optimizer.overflows(inverse(scale));
 }
 
