@@ -1,6 +1,6 @@
 // ranges: how close the tensors of a forward and backward pass come to the ends of FP16's range,
-// and which operation leaves it first. RangeTable measures tensors where they are, without waiting;
-// RangeReport, part of headroom::tools, draws the conclusions.
+// and which operation leaves it first. RangeTable measures tensors on their device, without
+// waiting; RangeReport, part of headroom::tools, evaluates the measurements.
 #ifndef HEADROOM_RANGES_H_
 #define HEADROOM_RANGES_H_
 

@@ -25,8 +25,8 @@ inline std::array<NamedView, 5> arrays_of(const Parameter& p) {
 }
 
 /// Throws if an array cannot be used, if sizes or devices of one parameter differ, or if any two
-/// arrays share memory. CUDA is not asked for the location of views that are the same as in `bound`
-/// at the same index: frameworks rebind in every step.
+/// arrays share memory. The location of views that are the same as in `bound` at the same index is
+/// not checked again: frameworks rebind in every step.
 void check_parameters(const std::vector<Parameter>& parameters,
                       const std::vector<Parameter>& bound = {});
 

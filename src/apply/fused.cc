@@ -302,7 +302,7 @@ void FusedOptimizer::apply(float multiplier, bool clear_grads) {
   }
 }
 
-// From here on the device counts the applied steps: only it knows which ones were skipped.
+// From here on the device counts the applied steps, because its verdicts are not on the host.
 CudaApply* FusedOptimizer::cuda_side(int device, ApplyJob* job) {
   const bool all_there =
       std::all_of(parameters().begin(), parameters().end(), [&](const Parameter& parameter) {

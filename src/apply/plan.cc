@@ -7,8 +7,8 @@
 namespace headroom::internal {
 namespace {
 
-// Elements of one job. Stochastic rounding relies on it dividing 2^32: no span crosses an index
-// where the upper 32 bits change. Spans begin at whole groups of compact moments.
+// Elements of one job. It divides 2^32, so that all elements of a span have the same upper 32 bits
+// of their index and thus the same random key. Spans begin at whole groups of compact moments.
 constexpr size_t kJobElements = size_t{1} << 14;
 constexpr size_t kGroup = kGroupSize;
 static_assert(kJobElements % kGroup == 0);

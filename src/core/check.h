@@ -59,14 +59,14 @@ void check_value(bool ok, const Text& name, double value, const char* allowed) {
 
 enum class Access { kRead, kWrite };
 
-/// Why the fields of the view rule it out for `access` in this build, as the end of a sentence;
-/// empty if they do not: data for its count, a count >= 0, a valid type, a supported device.
+/// Checks count, type, data, device and read_only of a view for `access` in this build. Returns
+/// the problem as the end of a sentence, or an empty text.
 HEADROOM_API std::string unusable(const TensorView& view, Access access);
 
-/// Why the view's memory cannot be used on the device that the view names, as the end of a
-/// sentence; empty if it can, or if CUDA has no information. Without this check a device pointer
-/// in a CPU view is a segmentation fault, and a host pointer in a CUDA view corrupts the CUDA
-/// context of the process.
+/// Checks that the view's memory can be used on the device that the view names. Returns the problem
+/// as the end of a sentence; an empty text if there is none, or if CUDA has no information. Without
+/// this check a device pointer in a CPU view is a segmentation fault, and a host pointer in a CUDA
+/// view corrupts the CUDA context of the process.
 HEADROOM_API std::string misplaced(const TensorView& view);
 
 /// Throws unless the view's fields can be used. `name` is the start of the sentence.

@@ -1,5 +1,5 @@
-// Finds out where an address points by asking CUDA's driver. For a view on the CPU the driver is
-// used only if this process has loaded it already, so that a CPU program never initialises CUDA.
+// Finds out where an address points by a query of CUDA's driver. For a view on the CPU the driver
+// is used only if this process has loaded it already, so that a CPU program never initialises CUDA.
 #include <cuda.h>
 #include <cuda_runtime.h>
 #include <dlfcn.h>
@@ -47,7 +47,7 @@ Query loaded_query() {
 }
 
 // kUnknown if the driver is not loaded or not initialised. There is no CUDA memory then.
-MemoryPlace ask_driver(const void* data) {
+MemoryPlace query_driver(const void* data) {
   const Query query = loaded_query();
   if (query == nullptr) return {};
   CUpointer_attribute attributes[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
@@ -66,7 +66,7 @@ MemoryPlace ask_driver(const void* data) {
 
 // The same for a view that names a CUDA device. May initialise that device, which is about to be
 // used anyway.
-MemoryPlace ask_runtime(const void* data, int device) {
+MemoryPlace query_runtime(const void* data, int device) {
   int before = 0;
   if (cudaGetDevice(&before) != cudaSuccess) return {};
   cudaPointerAttributes found = {};
@@ -90,9 +90,9 @@ MemoryPlace ask_runtime(const void* data, int device) {
 }  // namespace
 
 MemoryPlace memory_place(const TensorView& view) {
-  const MemoryPlace place = ask_driver(view.data);
+  const MemoryPlace place = query_driver(view.data);
   if (place.kind != MemoryKind::kUnknown || view.device.type == DeviceType::kCPU) return place;
-  return ask_runtime(view.data, view.device.index);
+  return query_runtime(view.data, view.device.index);
 }
 
 bool reads_pageable_memory(int device) {

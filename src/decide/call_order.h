@@ -58,8 +58,8 @@ class CallOrder {
   void unscaled(uint64_t optimizer, bool checked);
   void stepped(uint64_t optimizer);
 
-  /// The gradients that have to be rescaled if the round ends now, unscaled ones first: an
-  /// optimizer that shares them may not know that they are unscaled.
+  /// The gradients that have to be rescaled if the round ends now, unscaled ones first: if another
+  /// optimizer shares them, its entry does not show that they are unscaled.
   std::vector<Rescale> rescales() const;
   void end_round();
 

@@ -1,5 +1,5 @@
 // measure() and unscale_() without the checks, for views that were checked when they were bound to
-// an optimizer: a step does not ask CUDA again where each of them is.
+// an optimizer: a step does not repeat the queries of CUDA's driver.
 #ifndef HEADROOM_SRC_MEASURE_BOUND_H_
 #define HEADROOM_SRC_MEASURE_BOUND_H_
 

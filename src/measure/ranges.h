@@ -15,8 +15,8 @@ namespace headroom::internal {
 // The same bytes on the host and on devices.
 static_assert(std::is_trivially_copyable_v<RangeStats>);
 
-/// Magnitudes of T, as bits, from which on a number fares better in FP16: it does not become zero;
-/// is normal; overflows. 2^-25 itself becomes zero, 65520 becomes inf.
+/// The smallest magnitudes of T, as bits, that do not become zero in FP16, that are normal there,
+/// and that become inf. 2^-25 itself becomes zero, 65520 becomes inf.
 template <typename T>
 struct Fp16Limits;
 template <>
@@ -61,8 +61,8 @@ HEADROOM_HOST_DEVICE inline void set_zones(int64_t count, const Reached& reached
 
 /// Access for the bindings in this repository.
 struct HEADROOM_API RangesAccess {
-  /// RangeTable::measure() of a framework's tensor, on the current stream. Does not ask CUDA where
-  /// the memory is: the framework knows it.
+  /// RangeTable::measure() of a framework's tensor, on the current stream, without a check of the
+  /// memory's location.
   static int64_t measure(RangeTable& table, const TensorView& tensor) {
     return measure_all(table, {tensor})[0];
   }
