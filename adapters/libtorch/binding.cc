@@ -77,17 +77,20 @@ void PlainBinding::bind(torch::optim::Optimizer& optimizer, const Names& names) 
 
 // A parameter that no longer exists has no gradient.
 void PlainBinding::refresh() {
-  bool changed = parameters().size() != weak_.size();
+  bool changed = !settled_ || parameters().size() != weak_.size();
+  settled_ = false;
   for (size_t i = 0; i < weak_.size(); ++i) {
     changed |= gradients_.update(i, weak_[i].lock(), Gradients::Order::kAny, names_[i]);
     changed = changed || parameters()[i].name != names_[i];
   }
-  if (!changed) return;
-  std::vector<Parameter> now;
-  now.reserve(weak_.size());
-  // Without weights: torch's optimizer updates them.
-  for (size_t i = 0; i < weak_.size(); ++i) now.push_back({names_[i], {}, gradients_.view(i)});
-  rebind(std::move(now));
+  if (changed) {
+    std::vector<Parameter> now;
+    now.reserve(weak_.size());
+    // Without weights: torch's optimizer updates them.
+    for (size_t i = 0; i < weak_.size(); ++i) now.push_back({names_[i], {}, gradients_.view(i)});
+    rebind(std::move(now));
+  }
+  settled_ = true;
 }
 
 void PlainBinding::release() {

@@ -74,6 +74,7 @@ class Binding {
   std::vector<WeakTensor> weak_;  // the parameters of all groups
   std::vector<std::string> names_;
   Gradients gradients_;
+  bool settled_ = false;  // the core has the views of gradients_; not after an exception
 
  private:
   int64_t names_revision_ = -1;

@@ -90,12 +90,14 @@ bool FusedBody::weights_moved() {
   return moved;
 }
 
-// Order matters: reorder_state() needs the strides in bound_ from before, and rebind() checks the
-// new views against the core's state. Only then bound_ is updated.
+// reorder_state() comes before rebind(), which compares the new views with the core's state. If
+// rebind() throws, bound_ has the new strides but the earlier places, so that the next call neither
+// reorders again nor takes the core's views for current.
 void FusedBody::refresh(bool with_gradients) {
   const bool moved = weights_moved();
   const std::vector<Parameter>& before = fused().parameters();
-  bool changed = moved;
+  bool changed = moved || !settled_;
+  settled_ = false;
   for (size_t i = 0; i < tensors_.size(); ++i) {
     if (with_gradients) {
       changed |= gradients_.update(i, tensors_[i], Gradients::Order::kAsWeight, names_[i]);
@@ -113,6 +115,7 @@ void FusedBody::refresh(bool with_gradients) {
     reorder_state();
     fused().rebind(std::move(now));
   }
+  settled_ = true;
   for (size_t i = 0; i < tensors_.size(); ++i) {
     BoundWeight& weight = bound_[i];
     // Others have written to the weight. Before anything but a step, writes through data(), which
@@ -123,7 +126,6 @@ void FusedBody::refresh(bool with_gradients) {
     }
     if (!moved) continue;
     weight.place = Place(tensors_[i]);
-    weight.strides = tensors_[i].strides().vec();
     weight.storage = tensors_[i].storage();
   }
   if (with_gradients) fused().allocate();  // a step follows; if this throws, it has not begun
@@ -149,6 +151,7 @@ void FusedBody::reorder_state() {
                        torch::empty_like(to).copy_(state_memory(named, weight, before.strides)));
   }
   for (const auto& [to, from] : moves) to.copy_(from);
+  for (size_t i = 0; i < tensors_.size(); ++i) bound_[i].strides = tensors_[i].strides().vec();
 }
 
 void FusedBody::forget_gradients() {
@@ -280,6 +283,9 @@ void FusedOptimizer::load_fused_state(const FusedState& state) { bind(false)->lo
 
 void FusedOptimizer::refresh_masters() { bind(false)->fused().refresh_masters(); }
 
-int64_t FusedOptimizer::steps(size_t index) const { return body_->fused().steps(index); }
+int64_t FusedOptimizer::steps(size_t index) const {
+  const internal::TorchStream stream;
+  return body_->fused().steps(index);
+}
 
 }  // namespace headroom::libtorch

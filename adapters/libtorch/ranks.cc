@@ -57,6 +57,12 @@ void ProcessGroupRanks::reduce(double* sums, size_t sum_count, double* maxima,
 void ProcessGroupRanks::enqueue(double* sums, size_t sum_count, double* maxima,
                                 size_t maximum_count, void* stream) {
   if (!enqueues()) return Ranks::enqueue(sums, sum_count, maxima, maximum_count, stream);
+  if (stream != internal::torch_stream_of(device_.index())) {
+    throw Error(
+        ErrorCode::kUnsupported,
+        "The group's all-reduce runs on LibTorch's current stream, and this step on another; "
+        "make the step's stream the current one (CUDAStreamGuard).");
+  }
   const auto at = [&](double* data, size_t count) {
     return torch::from_blob(data, {static_cast<int64_t>(count)},
                             torch::TensorOptions(torch::kDouble).device(device_));

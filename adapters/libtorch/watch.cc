@@ -25,8 +25,19 @@ thread_local std::vector<int64_t> nodes;
 thread_local int depth = 0;
 thread_local bool busy = false;
 
+struct BusyScope {
+  BusyScope() { busy = true; }
+  ~BusyScope() { busy = false; }
+};
+
 // The Watch between begin() and finish(); null if there is none. Threads of backward read it.
 std::atomic<Watch::Impl*> active{nullptr};
+
+// The tensor, or a copy of it in dense memory, which is no operation of the program.
+torch::Tensor dense_values(const torch::Tensor& tensor) {
+  const BusyScope scope;
+  return internal::is_dense(tensor) ? tensor : tensor.detach().contiguous();
+}
 
 bool is_measurable(const torch::Tensor& tensor) {
   const auto type = tensor.scalar_type();
@@ -94,9 +105,7 @@ struct Watch::Impl {
   int64_t measure(const torch::Tensor& tensor, RangeRow row) {
     if (!is_measurable(tensor)) return -1;
     const internal::TorchStream stream;
-    busy = true;
-    const torch::Tensor dense = internal::is_dense(tensor) ? tensor : tensor.detach().contiguous();
-    busy = false;
+    const torch::Tensor dense = dense_values(tensor);
     const TensorView view = view_of(dense, "The result");
     row.dtype = view.dtype;
     const int64_t index = headroom::internal::RangesAccess::measure(table, view);
@@ -150,14 +159,16 @@ struct Watch::Impl {
       started->depth_outside = std::exchange(depth, 0);  // backward() itself is an operation, too
       return started;
     }
-    started->inner = depth++ > 0;
-    if (started->inner) return started;
-    for_tensors(function.inputs(), [&](const torch::Tensor& tensor) {
-      const int64_t row = input_row(tensor);
-      if (row < 0) return;
-      started->inputs.push_back(row);
-      started->storages.emplace_back(tensor.storage().unsafeGetStorageImpl(), row);
-    });
+    started->inner = depth > 0;
+    if (!started->inner) {
+      for_tensors(function.inputs(), [&](const torch::Tensor& tensor) {
+        const int64_t row = input_row(tensor);
+        if (row < 0) return;
+        started->inputs.push_back(row);
+        started->storages.emplace_back(tensor.storage().unsafeGetStorageImpl(), row);
+      });
+    }
+    ++depth;  // only now: torch does not call end() if this throws
     return started;
   }
 
@@ -219,7 +230,12 @@ void Watch::begin() {
   impl_->backward_began = false;
   nodes.clear();
   depth = 0;
-  impl_->table.begin();
+  try {
+    impl_->table.begin();
+  } catch (...) {
+    active = nullptr;
+    throw;
+  }
   at::RecordFunctionCallback callback(
       [](const at::RecordFunction& function) -> std::unique_ptr<at::ObserverContext> {
         Impl* const watching = active;

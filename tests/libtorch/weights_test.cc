@@ -25,6 +25,53 @@ TEST(FusedWeights, ModifiedWeightsUpdateTheMasters) {
   EXPECT_EQ(value(w[1]), 3.0);
 }
 
+// Where a step refuses one gradient, the next must not use the earlier memory of another.
+template <typename Optimizer>
+void expect_new_gradients_after_a_refusal(Optimizer&& optimizer, torch::Tensor w,
+                                          torch::Tensor refused) {
+  GradScaler scaler(GradScalerOptions().init_scale(1024.0));
+  const auto set_gradients = [&](float gradient, const torch::Tensor& other) {
+    scaler.scale(torch::ones({}, torch::requires_grad())).backward();
+    w.mutable_grad() = torch::full({1000}, 1024.0f * gradient);
+    refused.mutable_grad() = other;
+  };
+  set_gradients(1.0f, torch::Tensor());
+  scaler.step(optimizer);
+  scaler.update();
+  EXPECT_EQ(value(w[0]), -1.0);
+  const torch::Tensor earlier = w.grad();
+  set_gradients(2.0f, torch::ones({7}));
+  EXPECT_THROW(scaler.step(optimizer), Error);
+  refused.mutable_grad() = torch::Tensor();
+  EXPECT_TRUE(scaler.step(optimizer).applied);
+  EXPECT_EQ(value(w[0]), -3.0);
+}
+
+TEST(FusedWeights, StepAfterARefusedOneUsesTheNewGradients) {
+  const auto zeros = [](int64_t count) { return torch::zeros({count}).requires_grad_(); };
+  torch::Tensor w = zeros(1000), refused = zeros(8);
+  expect_new_gradients_after_a_refusal(sgd({w, refused}), w, refused);
+  w = zeros(1000);
+  const std::vector<torch::Tensor> both = {w, refused};
+  expect_new_gradients_after_a_refusal(FusedSGD(both, SGDOptions(1.0)), w, refused);
+}
+
+TEST(FusedWeights, RefusedMemoryFormatLeavesTheMomentsAsTheyWere) {
+  torch::Tensor image = torch::randn({4, 3, 2, 2}).requires_grad_();
+  torch::Tensor other = torch::randn({8}).requires_grad_();
+  FusedAdamW optimizer({image, other}, AdamWOptions(1e-3));
+  image.mutable_grad() = torch::randn({4, 3, 2, 2});
+  other.mutable_grad() = torch::randn({8});
+  optimizer.step();
+  const torch::Tensor before = optimizer.fused_state().tensors[0].tensor.clone();
+  const torch::Tensor kept = other.data().clone();
+  image.set_data(image.data().contiguous(at::MemoryFormat::ChannelsLast));
+  other.set_data(torch::empty({0}).set_(image.storage(), 0, {8}));  // shares memory with it
+  EXPECT_THROW(optimizer.step(), Error);
+  other.set_data(kept);
+  EXPECT_TRUE(torch::equal(optimizer.fused_state().tensors[0].tensor, before));
+}
+
 TEST(FusedWeights, ReplacedWeightAtAReusedAddressUpdatesTheMasters) {
   torch::Tensor w = leaf(std::vector<float>(1000, 1.0f), torch::kHalf);
   FusedSGD optimizer({w}, SGDOptions(1.0));
