@@ -254,6 +254,7 @@ void CudaApply::set_slots(int device, std::vector<CudaSlot> slots, size_t parame
     launches.back().pieces += pieces_of(slot.count);
     pieces += pieces_of(slot.count);
   }
+  step_array_.reserve(device, parameters);  // there may be more parameters on other devices
   if (slots == slots_) return;
   const DeviceScope scope(device);
   device_ = device;
@@ -263,7 +264,6 @@ void CudaApply::set_slots(int device, std::vector<CudaSlot> slots, size_t parame
   slot_of_array_.reserve(device, static_cast<size_t>(pieces));
   number_array_.reserve(device, slots.size());
   sample_base_array_.reserve(device, slots.size());
-  step_array_.reserve(device, parameters);
   verdict_array_.reserve(device, 1);
   cuda_upload(slot_array_.data(), slots.data(), slots.size() * sizeof(CudaSlot));
   slot_of_kernel<<<static_cast<unsigned>(slots.size()), 256, 0, current_stream()>>>(

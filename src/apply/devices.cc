@@ -56,7 +56,7 @@ void wait_for_devices(const std::vector<Parameter>& parameters) {
 }
 
 void fetch_steps(const std::vector<Parameter>& parameters, FusedState* state) {
-  if (!state->device_counts_steps) return;
+  if (!state->device_counts_steps || !state->steps_uploaded) return;
   for (const auto& [device, cuda] : state->cuda) {
     const std::vector<int64_t> steps = cuda.wait_steps(parameters.size());
     for (size_t i = 0; i < parameters.size(); ++i) {

@@ -285,13 +285,13 @@ void FusedOptimizer::apply(float multiplier, bool clear_grads) {
   if (!own().planned) make_plan(parameters(), &own());
   prepare_numbers(parameters(), multiplier, &own());
   find_written(parameters(), &own());
+  prepare_devices(parameters(), &own());  // the last call that can throw before weights change
   const ApplyJob job{clear_grads, own().precision.stochastic_rounding};
   parallel_for(own().jobs.size(), own().bytes, [&](size_t i) {
     const FusedState::Job& work = own().jobs[i];
     const ApplyFunction function = apply_function(work.kind);
     function(own().spans.data() + work.begin, work.end - work.begin, job);
   });
-  prepare_devices(parameters(), &own());
   for (auto& [device, cuda] : own().cuda) {
     cuda.prepare(multiplier);
     cuda.step(job, false);

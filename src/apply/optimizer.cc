@@ -166,8 +166,11 @@ void Optimizer::set_grad(size_t index, const TensorView& grad) {
   check_parameter(changed, index);
   // Only the new gradient can overlap anything: the rest was checked when it was bound.
   for (size_t i = 0; i < parameters.size(); ++i) {
-    const bool clash = internal::overlap(grad, parameters[i].weight) ||
-                       (i != index && internal::overlap(grad, parameters[i].grad));
+    const auto arrays = internal::arrays_of(parameters[i]);
+    const bool clash = std::any_of(arrays.begin(), arrays.end(), [&](const auto& array) {
+      const bool replaced = i == index && array.view == &parameters[i].grad;
+      return !replaced && internal::overlap(grad, *array.view);
+    });
     require(!clash, ErrorCode::kInvalidArgument, [&] {
       return "The new gradient of " + name_of(changed, index) + " and " +
              name_of(parameters[i], i) + " share memory; every tensor needs its own.";

@@ -9,6 +9,7 @@
 #include "apply/compact_state.h"
 #include "apply/fused.h"
 #include "core/check.h"
+#include "core/float_environment.h"
 
 namespace headroom {
 namespace internal {
@@ -139,6 +140,7 @@ OptimizerState FusedOptimizer::state() const {
 
 // Checks the whole state before the first change.
 void FusedOptimizer::load_state(const OptimizerState& saved) {
+  const DefaultFloatEnvironment environment;
   allocate();
   const std::vector<Entry> entries = entries_of(parameters(), own());
   require(saved.steps.size() == own().slots.size() && saved.tensors.size() == entries.size(),

@@ -42,6 +42,10 @@ MemoryPlace memory_place(const TensorView& view);
 /// Whether kernels on this device can access ordinary host memory (HMM, Grace).
 bool reads_pageable_memory(int device);
 
+/// Throws Error(kWrongOrder) if the current stream of `device` is captured: memory that is
+/// allocated and initialised there would be initialised again by every replay.
+void cuda_refuse_capture(int device);
+
 struct CudaFree {
   void operator()(void* data) const;
 };
@@ -66,6 +70,7 @@ class CudaArray {
   /// least doubles, so that slowly growing lists do not allocate in every step.
   void reserve(int device, size_t count) {
     if (count <= room_) return;
+    cuda_refuse_capture(device);  // freeing memory would end the capture
     const size_t room = count > 2 * room_ ? count : 2 * room_;
     room_ = 0;
     memory_ = {};  // freed first: both at once may not fit
@@ -113,10 +118,6 @@ void cuda_wait(int device);
 /// sees it. Does nothing while the stream is captured: waiting is impossible there, and the graph
 /// keeps the order.
 void cuda_settle(int device);
-
-/// Throws Error(kWrongOrder) if the current stream of `device` is captured: memory that is
-/// allocated and initialised there would be initialised again by every replay.
-void cuda_refuse_capture(int device);
 
 /// The version of the virtual architecture whose code a device runs, such as 75 or 90. It is that
 /// of all kernels, because all are compiled for the same architectures. The code may be older than

@@ -10,6 +10,7 @@
 
 #include "core/check.h"
 #include "core/float_environment.h"
+#include "core/simd.h"
 
 #if defined(__SANITIZE_THREAD__)
 #include <sanitizer/tsan_interface.h>
@@ -84,6 +85,7 @@ void parallel_for(size_t count, size_t bytes, const std::function<void(size_t)>&
   const size_t useful = std::min(count, bytes / kBytesPerThread);
   const int threads = static_cast<int>(std::min<size_t>(useful, num_threads()));
   Region region{count, &work};
+  active_target();  // throws here, and not in a thread, if HEADROOM_SIMD is invalid
   if (threads <= 1) return run_share(&region);
   HEADROOM_TSAN_RELEASE(&region);
   run_region(&region, threads);

@@ -57,6 +57,16 @@ TEST(OptimizerChecks, RejectsSharedMemory) {
   expect_error(ErrorCode::kInvalidArgument, "index 3", [&] { optimizer.set_grad(3, view(g)); });
 }
 
+TEST(OptimizerChecks, GradientMustNotShareMemoryWithAGivenMaster) {
+  std::vector<f16> w(8), g(8);
+  std::vector<float> master(8);
+  SGD optimizer({{"w", view(w), view(g), view(master)}});
+  const TensorView over_master = view(reinterpret_cast<f16*>(master.data()), 8);
+  expect_error(ErrorCode::kInvalidArgument, "share memory",
+               [&] { optimizer.set_grad(0, over_master); });
+  EXPECT_EQ(optimizer.parameters()[0].grad.data, g.data());
+}
+
 TEST(OptimizerChecks, RejectsInvalidOptions) {
   std::vector<float> w(1), g(1);
   const std::vector<Parameter> parameters = {{"w", view(w), view(g)}};

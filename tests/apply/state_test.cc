@@ -1,5 +1,6 @@
 // The state of an optimizer: save, load, masters, and arrays that the caller owns.
 #include "tests/apply/saved_state.h"
+#include "tests/float_mode.h"
 #include "tests/support.h"
 
 namespace headroom {
@@ -90,6 +91,16 @@ TEST(OptimizerState, InvalidStateIsRejectedWithoutEffect) {
   EXPECT_EQ(bytes_of(run.w16), before);
   EXPECT_EQ(SavedState(run.optimizer.state()).values, good.values);
   EXPECT_EQ(run.optimizer.steps(0), 1);
+}
+
+TEST(OptimizerState, NegativeVarianceIsRejectedWhereTheCallerFlushesSubnormals) {
+  Training run({});
+  run.step(1);
+  SavedState saved(run.optimizer.state());
+  const OptimizerState state = saved.state();
+  static_cast<float*>(state.tensors[2].tensor.data)[0] = -1e-40f;
+  const CarelessMode mode(FE_TONEAREST);
+  expect_error(ErrorCode::kBadState, "negative values", [&] { run.optimizer.load_state(state); });
 }
 
 TEST(OptimizerState, RefreshMastersCopiesModifiedWeights) {

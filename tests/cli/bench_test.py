@@ -2,8 +2,10 @@
 """`headroom bench` prints every figure with its floor. The speeds themselves are not tested."""
 import json
 import os
+import struct
 import subprocess
 import sys
+import tempfile
 
 result = subprocess.run([sys.argv[1], "bench", "--json", "--megabytes", "64", "--repetitions", "1"],
                         capture_output=True, text=True)
@@ -32,4 +34,14 @@ for option in (["--filter", "measure"], ["--megabytes", "64"]):
 result = subprocess.run([sys.argv[1], "bench"], capture_output=True, text=True,
                         env={**os.environ, "HEADROOM_SIMD": "nonsense"})
 assert result.returncode == 2 and "'nonsense'" in result.stderr and not result.stdout, result
+
+# Also where several threads would need it: an exception in a thread would end the process.
+with tempfile.NamedTemporaryFile(suffix=".npy") as grads:
+    header = b"{'descr': '<f2', 'fortran_order': False, 'shape': (16777216,), }"
+    grads.write(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header)
+    grads.truncate(grads.tell() + 2 * 16777216)
+    grads.flush()
+    result = subprocess.run([sys.argv[1], "inspect", grads.name], capture_output=True, text=True,
+                            env={**os.environ, "HEADROOM_SIMD": "nonsense"})
+    assert result.returncode == 2 and "'nonsense'" in result.stderr, result
 print("1 passed, 0 failed")
