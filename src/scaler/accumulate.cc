@@ -62,6 +62,11 @@ size_t floats_for(const std::vector<Parameter>& parameters) {
   return floats;
 }
 
+// The parameter without its weight, master and moments, which belong to the real optimizer.
+Parameter gradient_only(Parameter parameter) {
+  return {std::move(parameter.name), {}, parameter.grad, {}, {}, {}, parameter.counted};
+}
+
 }  // namespace
 }  // namespace internal
 
@@ -71,7 +76,7 @@ GradAccumulator::GradAccumulator(std::vector<Parameter> parameters)
   float* next = impl_->memory.data();
   for (size_t i = 0; i < parameters.size(); ++i) {
     const int64_t count = parameters[i].grad.count;
-    parameters[i].weight = TensorView{};
+    parameters[i] = internal::gradient_only(std::move(parameters[i]));
     if (count == 0) continue;  // no gradient, no sum
     impl_->summed[i].grad = view(next, count);
     parameters[i].weight = impl_->summed[i].grad;
@@ -102,6 +107,7 @@ void GradAccumulator::set_grad(size_t index, const TensorView& grad) {
 void GradAccumulator::rebind(std::vector<Parameter> changed) {
   for (size_t i = 0; i < std::min(changed.size(), parameters().size()); ++i) {
     impl_->check_sum(i, changed[i].grad);
+    changed[i] = internal::gradient_only(std::move(changed[i]));
     changed[i].weight = parameters()[i].weight;
   }
   FusedOptimizer::rebind(std::move(changed));
@@ -115,6 +121,7 @@ void GradAccumulator::skipped(const std::string& culprit) {
 
 // The sums are unscaled, so they are stepped by a scaler with a constant scale of 1.
 StepReport GradAccumulator::step(Optimizer& optimizer, const StepOptions& options) {
+  internal::check_not_moved_from(impl_ != nullptr);
   for (const Parameter& parameter : optimizer.parameters()) {
     const bool ours = parameter.grad.count == 0 || impl_->sums.contains(parameter.grad.data);
     internal::require(ours, ErrorCode::kInvalidArgument, [&] {

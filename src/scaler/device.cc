@@ -15,13 +15,12 @@ void GradScaler::scale(const TensorView& loss, const TensorView& scaled, Stream 
   internal::check_view(loss, internal::Access::kRead, "The loss");
   internal::check_view(scaled, internal::Access::kWrite, "The scaled loss");
   const bool on_device = impl_->on_device() && enabled();
+  if (on_device) impl_->check_on_device(loss);
   require(scaled.dtype == DType::kF32 && loss.dtype != DType::kF64 && loss.count == scaled.count &&
               internal::same_device(loss.device, scaled.device),
           ErrorCode::kMismatch,
           "scale() needs a loss of f16, bf16 or f32 and an f32 tensor of the same size on the same "
           "device for the result.");
-  require(!on_device || internal::same_device(loss.device, impl_->options.device),
-          ErrorCode::kMismatch, "The loss is not on the CUDA device where this scaler's scale is.");
   require(loss.data == scaled.data ? loss.dtype == DType::kF32 : !internal::overlap(loss, scaled),
           ErrorCode::kInvalidArgument,
           "The loss and the scaled loss share memory in part; give the result its own.");
@@ -56,9 +55,15 @@ namespace internal {
 // The binding multiplies the loss by `factor`, which becomes 1 x scale on the device.
 void ScalerAccess::begin_loss(GradScaler& scaler, const TensorView& one, const TensorView& factor,
                               Stream stream) {
+  scaler.impl_->check_on_device(one);
   const StreamScope scope(stream);
   scaler.impl_->cuda->scale(one, factor);
   scaler.impl_->order.loss_scaled();
+}
+
+void Scaler::check_on_device(const TensorView& loss) const {
+  require(same_device(loss.device, options.device), ErrorCode::kMismatch,
+          "The loss is not on the CUDA device where this scaler's scale is.");
 }
 
 void Scaler::move_to_host() {

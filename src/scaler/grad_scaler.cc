@@ -44,8 +44,9 @@ void GradScaler::set_policy(const ScalePolicy& policy) {
   }
   const HeadroomScale* const headroom = policy.if_headroom();
   if (headroom == nullptr || !valid(*headroom, numbers.headroom)) numbers.headroom = {};
-  impl_->record = {policy, numbers};
-  if (impl_->on_device()) impl_->cuda->set_record(impl_->record, 1.0f);
+  const ScaleRecord changed = {policy, numbers};
+  if (impl_->on_device()) impl_->cuda->set_record(changed, 1.0f);
+  impl_->record = changed;
 }
 
 float GradScaler::scale(float loss) {
@@ -68,6 +69,7 @@ GradStats GradScaler::unscale_(Optimizer& optimizer, Stream stream) {
   internal::OptimizerEntry& entry = scaler.find_or_add(optimizer);
   // Without gradients, this call gives update() nothing to decide by.
   const bool checked = internal::Scaler::has_gradient(optimizer) || scaler.options.ranks != nullptr;
+  entry.had_gradients = checked;
   if (scaler.on_device()) {
     scaler.list_gradients(optimizer, &entry);
     scaler.cuda->unscale(scaler.cuda_ranks(optimizer, &entry, nullptr), entry.cuda.get());

@@ -229,7 +229,9 @@ OptimizerEntry& Scaler::begin_step(Optimizer& optimizer, const StepOptions& give
   check_norm("max_norm", given.max_norm);
   check_norm("skip_above_norm", given.skip_above_norm);
   OptimizerEntry& entry = find_or_add(optimizer);
-  require(has_gradient(optimizer) || options.ranks != nullptr, ErrorCode::kWrongOrder,
+  // unscale_() may have seen gradients that are cleared now: its verdict counts, and nothing moves.
+  const bool seen = order.is_unscaled(id_of(optimizer)) && entry.had_gradients;
+  require(has_gradient(optimizer) || seen || options.ranks != nullptr, ErrorCode::kWrongOrder,
           "step() was called for an optimizer none of whose parameters has a gradient; run "
           "backward first, or do not step this optimizer in this round.");
   if (!options.enabled) return entry;
@@ -315,19 +317,19 @@ StepReport Scaler::finish_step(Optimizer& optimizer, const StepOptions& given,
   entry->numbers = step_numbers(verdict, unscaled ? 1.0f : scale);
   StepReport report = make_report(verdict, found.stats, scale);
   report.culprit = std::move(found.culprit);
-  apply_or_skip(optimizer, given, report, verdict.multiplier);
-  const bool cleared = report.applied ? given.clear_grads == ClearGrads::kAlways
-                                      : given.clear_grads != ClearGrads::kNever;
-  if (cleared) optimizer.gradients_changed();
   report.steps = entry->report.steps + 1;
   report.skipped = entry->report.skipped + (report.applied ? 0 : 1);
-  entry->report = report;
+  apply_or_skip(optimizer, given, report, verdict.multiplier);
   last_stepped = id_of(optimizer);
   if (options.enabled) {
     order.stepped(id_of(optimizer));
     // After unscale_() the gradients in memory are no longer scaled; it has reported their amax.
     see(overflowed(verdict.skip), unscaled ? 0.0 : report.stats.amax, report.culprit);
   }
+  entry->report = report;
+  const bool cleared = report.applied ? given.clear_grads == ClearGrads::kAlways
+                                      : given.clear_grads != ClearGrads::kNever;
+  if (cleared) optimizer.gradients_changed();  // last: it is the user's, and may throw
   require(!overflowed(verdict.skip) || record.policy.on_overflow() == OnOverflow::kSkip,
           ErrorCode::kOverflow, [&] {
             return "The step was " + report.to_string() +
@@ -375,8 +377,8 @@ std::vector<WaitingGradients> Scaler::waiting_gradients() {
     if (on_device()) {
       list_gradients(owner, &entry);
       if (shared) {
-        entry.cuda->set_lists(waiting.gradients, {});
         entry.listed_revision = 0;  // the next step lists all of them again
+        entry.cuda->set_lists(waiting.gradients, {});
       }
     }
     all.push_back(std::move(waiting));
@@ -386,20 +388,23 @@ std::vector<WaitingGradients> Scaler::waiting_gradients() {
 
 // Begins the next round. Gradients that wait for a later step are rescaled from one scale to the
 // other. On a CUDA device the host does not have the scales, and `from` and `to` are not used.
+// Optimizers are notified last: gradients_changed() is the user's, and may throw.
 void Scaler::end_round(const std::vector<WaitingGradients>& waiting, float from, float to) {
+  const auto factor_of = [&](const WaitingGradients& each) {
+    return each.unscaled ? to : rescale_factor(from, to);
+  };
   for (const WaitingGradients& each : waiting) {
-    const float factor = each.unscaled ? to : rescale_factor(from, to);
     if (on_device()) {
       cuda->rescale(each.unscaled, each.entry->cuda.get());
-    } else if (factor != 1.0f) {
-      unscale_bound(each.gradients, factor);
-    } else {
-      continue;
+    } else if (factor_of(each) != 1.0f) {
+      unscale_bound(each.gradients, factor_of(each));
     }
-    each.record->owner->gradients_changed();
   }
   order.end_round();
   seen_ = StepSeen{};
+  for (const WaitingGradients& each : waiting) {
+    if (on_device() || factor_of(each) != 1.0f) each.record->owner->gradients_changed();
+  }
 }
 
 // Everything that can throw comes before the first change. numbers() waits for a CUDA device.
@@ -407,8 +412,8 @@ void Scaler::replace(const ScaleRecord& next, const char* call) {
   allow(order.may_set_scale(), call);
   const std::vector<WaitingGradients> waiting = waiting_gradients();
   const float before = numbers().scale;
+  if (on_device()) cuda->set_record(next, rescale_factor(before, next.numbers.scale));
   record = next;
-  if (on_device()) cuda->set_record(record, rescale_factor(before, next.numbers.scale));
   end_round(waiting, before, next.numbers.scale);
 }
 

@@ -29,6 +29,7 @@ struct OptimizerEntry {
   uint64_t names_revision = 0;
   double names = 0.0;            // fingerprint of the names and sizes
   StepReport report;             // of the last step
+  bool had_gradients = false;    // in the last unscale_()
   GradStats unscaled;            // result of the last unscale_(), if its gradients are unscaled
   std::string unscaled_culprit;  // not empty if that result was bad
   StepNumbers numbers = {};      // on a CUDA device those in `cuda` are valid
@@ -90,6 +91,9 @@ class Scaler {
 
   /// See ScalerAccess::set_ranks().
   void set_ranks(std::shared_ptr<Ranks> ranks, RankGradients gradients);
+
+  /// Throws Error(kMismatch) unless the loss is on the CUDA device of the scale.
+  void check_on_device(const TensorView& loss) const;
 
   /// Copies the state from the CUDA device, for gradients that are on several devices. Waits.
   void move_to_host();

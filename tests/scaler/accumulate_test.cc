@@ -30,6 +30,18 @@ TEST(Accumulator, SumIsCorrectAcrossScaleChanges) {
   EXPECT_EQ(loop.grad[0].bits, 0);
 }
 
+TEST(Accumulator, ParametersMayHaveMastersOfTheirOwn) {
+  std::vector<f16> weight(2, f16(1.0f)), grad(2);
+  std::vector<float> master(2, 1.0f);
+  GradAccumulator sums({{"w", view(weight), view(grad), view(master)}});
+  SGD optimizer(sums.summed(), {.lr = 1.0});
+  GradScaler scaler(StaticScale{4.0f});
+  for (f16& g : grad) g = f16(scaler.scale(0.25f));
+  scaler.step(sums);
+  EXPECT_TRUE(sums.step(optimizer).applied);
+  EXPECT_EQ(master[1], 0.75f);
+}
+
 TEST(Accumulator, OverflowLowersOnlyTheScaleOfItsOwnLoss) {
   AccumulationLoop loop;
   GradScaler small(StaticScale{16.0f}), large;

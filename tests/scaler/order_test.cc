@@ -199,6 +199,24 @@ TEST(Order, StepWithoutGradientsIsRejected) {
   EXPECT_EQ(scaler.state().steps(), 0);
 }
 
+TEST(Order, StepAfterUnscaledGradientsWereClearedHasTheVerdictOfUnscaling) {
+  std::vector<float> weight = {1.0f}, grad = {1.0f};
+  AdamW optimizer({{"w", view(weight), view(grad)}});
+  GradScaler scaler(DynamicScale{.init_scale = 4.0f});
+  for (const float value : {1.0f, std::numeric_limits<float>::infinity()}) {
+    grad[0] = value;
+    optimizer.set_grad(0, view(grad));
+    scaler.scale(1.0f);
+    scaler.unscale_(optimizer);
+    optimizer.set_grad(0, TensorView{});
+    EXPECT_EQ(scaler.step(optimizer).applied, value == 1.0f);
+    scaler.update();
+    EXPECT_EQ(weight[0], 1.0f);
+  }
+  EXPECT_EQ(scaler.get_scale(), 2.0f);
+  EXPECT_EQ(scaler.report().culprit, "w: 1 inf, 0 nan");
+}
+
 TEST(Order, MovedOptimizerKeepsItsIdentity) {
   std::vector<float> weight = {1.0f}, grad = {1.0f};
   AdamW first({{"w", view(weight), view(grad)}});

@@ -88,5 +88,50 @@ TEST(UserOptimizer, IsRefreshedBeforeEachUseAndNotifiedAfterWrites) {
   EXPECT_EQ(optimizer.changed, 2);
 }
 
+// An optimizer whose gradients_changed() throws once.
+struct NotifiedOptimizer : Optimizer {
+  explicit NotifiedOptimizer(std::vector<Parameter> parameters)
+      : Optimizer(std::move(parameters)) {}
+  void apply(float, bool) override { ++applied; }
+  void gradients_changed() override {
+    if (std::exchange(fail, false)) throw std::runtime_error("device lost");
+  }
+  int applied = 0;
+  bool fail = false;
+};
+
+TEST(UserOptimizer, StepIsCompleteIfTheNotificationThrows) {
+  std::vector<float> grad = {1.0f};
+  NotifiedOptimizer optimizer({{"w", {}, view(grad)}});
+  GradScaler scaler(StaticScale{4.0f});
+  scaler.scale(1.0f);
+  optimizer.fail = true;
+  const StepOptions clearing = {.clear_grads = ClearGrads::kAlways};
+  EXPECT_THROW(scaler.step(optimizer, clearing), std::runtime_error);
+  expect_error(ErrorCode::kWrongOrder, "step()", [&] { scaler.step(optimizer, clearing); });
+  EXPECT_EQ(optimizer.applied, 1);
+  EXPECT_TRUE(scaler.report().applied);
+}
+
+TEST(UserOptimizer, UpdateIsCompleteIfTheNotificationThrows) {
+  std::vector<float> grad = {4.0f}, waiting = {4.0f};
+  NotifiedOptimizer stepped({{"w", {}, view(grad)}}), later({{"v", {}, view(waiting)}});
+  GradScaler scaler(DynamicScale{.init_scale = 4.0f, .growth_interval = 1});
+  scaler.scale(1.0f);
+  scaler.step(stepped);
+  scaler.step(later);
+  scaler.update();
+  EXPECT_EQ(scaler.get_scale(), 8.0f);
+  scaler.scale(1.0f);
+  scaler.step(stepped);
+  waiting[0] = 8.0f;
+  later.fail = true;
+  EXPECT_THROW(scaler.update(), std::runtime_error);
+  EXPECT_EQ(scaler.get_scale(), 16.0f);
+  EXPECT_EQ(waiting[0], 16.0f);
+  expect_error(ErrorCode::kWrongOrder, "update()", [&] { scaler.update(); });
+  EXPECT_EQ(waiting[0], 16.0f);
+}
+
 }  // namespace
 }  // namespace headroom
