@@ -154,6 +154,20 @@ def test_accelerate_saves_and_loads_the_scaler(tmp_path):
     assert again.scaler.state_dict() == state
 
 
+def test_the_norm_of_fp16_gradients_can_be_logged():
+    """As Trainer does with max_grad_norm=0, by clip_grad_norm_(inf)."""
+    accelerator = accelerator_of(True, max_norm=1e3, init_scale=2.0**14)
+    scaler, model = accelerator.scaler, model_of().half()
+    model, optimizer = accelerator.prepare(model, headroom.torch.AdamW(model.parameters(), lr=0.1))
+    x = torch.ones(4, next(model.parameters()).shape[1], dtype=torch.float16)
+    for _ in range(2):
+        optimizer.zero_grad()
+        accelerator.backward(model(x).float().mean() / 64)
+        norm = accelerator.clip_grad_norm_(model.parameters(), float("inf"))
+        optimizer.step()
+        assert scaler.last_step_applied and float(norm) == pytest.approx(scaler.report().grad_norm, rel=1e-6)
+
+
 def test_plug_comes_before_prepare():
     import headroom.accelerate
 

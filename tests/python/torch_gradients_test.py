@@ -4,6 +4,7 @@ has to bring into another form first."""
 import pytest
 import torch
 
+import headroom
 import headroom.torch
 
 DEVICE = torch.get_default_device().type
@@ -174,3 +175,54 @@ def test_gradients_that_are_views_of_one_buffer_are_distinguished(kind, value):
     scaler.scale(weight.sum()).backward()
     with pytest.raises(RuntimeError, match="two scales"):
         scaler.step(optimizer)
+
+
+@kinds
+def test_the_step_after_a_refused_one_uses_the_new_gradients(kind):
+    weight, other = (torch.nn.Parameter(torch.zeros(n, device=DEVICE)) for n in (1000, 8))
+    optimizer = KINDS[kind]([weight, other], 1.0)
+    scaler = headroom.torch.GradScaler(DEVICE, init_scale=1.0)
+
+    def set_gradients(value):
+        scaler.scale(torch.ones((), device=DEVICE, requires_grad=True)).backward()
+        weight.grad = torch.full((1000,), value, device=DEVICE)
+
+    set_gradients(1.0)
+    earlier = weight.grad  # keeps its memory
+    scaler.step(optimizer)
+    scaler.update()
+    set_gradients(2.0)
+    other.grad = weight.grad[:8]
+    with pytest.raises(headroom.Error, match="share memory"):
+        scaler.step(optimizer)
+    other.grad = None
+    scaler.step(optimizer)
+    assert weight.tolist() == [-3.0] * 1000 and earlier.tolist() == [1.0] * 1000
+
+
+@pytest.mark.parametrize("optimizer_class", [torch.optim.SGD, headroom.torch.SGD])
+def test_gradients_may_be_cleared_between_unscale_and_step(optimizer_class):
+    """As loops do that drop a batch by its norm. The scale moves by what unscale_() has found."""
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = optimizer_class([weight], lr=1.0)
+    scaler = headroom.torch.GradScaler(DEVICE)
+    for value, scale in ((1.0, 65536.0), (float("inf"), 32768.0)):
+        scaler.scale((weight * value).sum()).backward()
+        scaler.unscale_(optimizer)
+        optimizer.zero_grad()
+        scaler.step(optimizer)
+        assert scaler.last_step_applied == (value == 1.0)
+        scaler.update()
+        assert scaler.get_scale() == scale and weight.tolist() == [1.0, 1.0]
+
+
+def test_a_disabled_scaler_passes_on_what_only_torch_takes():
+    weights = [torch.nn.Parameter(torch.ones(2, dtype=torch.complex64)) for _ in range(2)]
+    optimizer = torch.optim.SGD(weights, lr=0.5)
+    scaler = headroom.torch.GradScaler(DEVICE, enabled=False)
+    weights[0].grad = weights[1].grad = torch.ones(2, dtype=torch.complex64)
+    scaler.step(optimizer)
+    scaler.update()
+    assert weights[1].tolist() == [0.5, 0.5] and scaler.last_step_applied
+    with pytest.raises(headroom.Error, match="complex64"):
+        scaler.step(optimizer, max_norm=1.0)

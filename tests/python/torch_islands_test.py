@@ -2,6 +2,7 @@
 
 import copy
 import os
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -78,3 +79,33 @@ def test_advice_for_16_bit_models_and_for_the_model_itself_is_what_works():
     report = watched(nested, lambda: nested(x).float().mean().backward())
     assert report.islands() == ["1"]
     assert "keep_fp32(model" not in report.advice()[0] and "16-bit, which keep_fp32 refuses" in report.advice()[0]
+
+
+class Output(NamedTuple):
+    hidden: torch.Tensor
+    count: int
+
+
+class Structured(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(2, 2)
+
+    def forward(self, batch):
+        return Output(self.fc(batch["layers"][0]), 3)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_tensors_in_structures_are_cast(compiled):
+    model = nn.Sequential(Structured()).to(DEVICE)
+    headroom.torch.keep_fp32(model, ["0"], cast_outputs=True)
+    call = torch.compile(model, fullgraph=True, backend="eager") if compiled else model
+    with torch.autocast(DEVICE, torch.float16):
+        result = call({"layers": [torch.ones(1, 2, device=DEVICE).half()]})
+    assert type(result) is Output and result.hidden.dtype is torch.float16 and result.count == 3
+    torch._dynamo.reset()
+
+
+def test_the_whole_model_is_no_island():
+    with pytest.raises(headroom.Error, match="the whole model"):
+        headroom.torch.keep_fp32(nn.Linear(2, 2), [""])

@@ -405,6 +405,8 @@ def test_unsupported_parameters_are_refused():
             {"params": [torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))]}
         )
     optimizer = headroom.torch.AdamW([weight])
+    weight.grad = torch.ones(2)
+    optimizer.step()
     optimizer.param_groups[0]["params"].append(torch.nn.Parameter(torch.zeros(1)))
     with pytest.raises(headroom.Error, match="changed"):
         optimizer.step()

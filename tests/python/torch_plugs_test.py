@@ -241,6 +241,15 @@ def fairseq2_model(policy=None):
     return weight, torch.optim.SGD([weight], lr=1.0), headroom.fairseq2.LossScaler(policy, device="cpu")
 
 
+def test_fairseq2_alarms_reach_the_user():
+    alarms = []
+    weight = torch.nn.Parameter(torch.zeros(2, device="cpu"))
+    scaler = headroom.fairseq2.LossScaler("dynamic:max_skips_in_row=2", device="cpu", on_alarm=alarms.append)
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    results = [fairseq2_step(scaler, weight, optimizer, float("inf")) for _ in range(2)]
+    assert len(alarms) == 1 and [result.exploded for result in results] == [False, True]
+
+
 def test_fairseq2_results_are_those_of_its_own_scaler():
     """Its scaler: torch's rule, then 1e-4 for a smaller scale, which is reported as exploded."""
     weight, optimizer, scaler = fairseq2_model("fairseq2:growth_interval=5")

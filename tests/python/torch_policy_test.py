@@ -157,3 +157,14 @@ def test_unknown_devices_and_policies_are_refused():
         headroom.torch.GradScaler(DEVICE, growth_interval=5, policy="torch")
     with pytest.raises(ValueError, match="growth_interval"):
         headroom.torch.GradScaler(DEVICE, growth_interval=0)
+
+
+def test_attempts_end_when_the_body_makes_no_update():
+    weight, optimizer, scaler = make_run("headroom-retry")
+    attempts = []
+    for attempt in scaler.attempts():
+        attempts.append(attempt)
+        if attempt < 1:
+            run_step(weight, optimizer, scaler, INF)
+    assert attempts == [0, 1]
+    assert list(scaler.attempts()) == [0]

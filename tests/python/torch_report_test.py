@@ -1,7 +1,9 @@
 """What headroom.torch.GradScaler adds to torch.amp.GradScaler: reports."""
 
+import gc
 import inspect
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -77,9 +79,13 @@ def test_names_are_not_pickled_and_do_not_keep_models_alive():
     scaler = headroom.torch.GradScaler(DEVICE)
     scaler.name_parameters(model)
     again = pickle.loads(pickle.dumps(scaler))
-    assert len(again._names._names) == 0 and len(scaler._names._names) == 4
-    del model
-    assert len(scaler._names._names) == 0
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert again._names.of_all(optimizer)[3] == "param_groups[0].params[3]"
+    assert scaler._names.of_all(optimizer)[3] == "2.bias"
+    alive = weakref.ref(model)
+    del model, optimizer
+    gc.collect()
+    assert alive() is None
 
 
 def test_disabled_scaler_skips_and_reports():
@@ -131,3 +137,15 @@ def test_update_works_after_a_step_that_raised():
     assert scaler.get_scale() == 4.0
     with pytest.raises(AssertionError, match="No inf checks"):  # a superfluous one is still refused
         scaler.update()
+
+
+def test_named_parameters_can_be_swapped():
+    """model.to() swaps DTensors, which torch refuses for tensors with weak references."""
+    model, _ = make_models()
+    scaler = headroom.torch.GradScaler(DEVICE, model=model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.utils.swap_tensors(model[2].bias, torch.nn.Parameter(torch.zeros_like(model[2].bias)))
+    scaler.scale(model(torch.ones(2, 8)).sum()).backward()
+    model[2].bias.grad[0] = INF
+    scaler.step(optimizer)
+    assert scaler.report().culprit == "2.bias: 1 inf, 0 nan"

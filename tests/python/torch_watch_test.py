@@ -1,5 +1,6 @@
 """The range watch."""
 
+import copy
 import gc
 import io
 import os
@@ -479,3 +480,18 @@ def test_gradients_of_this_backward_are_reported_not_sums_and_not_nothing(freed)
     rows = [row for row in report.rows if row.backward and row.tensor == "weight"]
     assert len(rows) == 1 and report.first_bad is None
     assert rows[0].stats.amax == 1.0
+
+
+def test_a_watched_model_can_be_copied_and_pickled():
+    model = nn.Sequential(nn.Linear(2, 2)).to(DEVICE)
+    watch = headroom.torch.watch(model)
+    x = torch.ones(1, 2, device=DEVICE)
+    loss = model(x).sum()  # the watch is in the middle of a step
+    torch.save(model, file := io.BytesIO())
+    file.seek(0)
+    for duplicate in (copy.deepcopy(model), torch.load(file, weights_only=False)):
+        duplicate(x).sum().backward()
+    loss.backward()
+    assert watch.report().first_bad is None
+    watch.remove()
+    assert not model._forward_pre_hooks

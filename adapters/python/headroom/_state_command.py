@@ -56,9 +56,8 @@ def _load(path: str) -> Any:
             return _parse(file)
         except (ValueError, OSError, MemoryError, Error):
             raise
-        except Exception as error:  # the libraries raise anything for a broken file
-            raise ValueError("it is not a file of torch.save, pickle, Keras or JSON, or it is broken "
-                             f"({type(error).__name__}: {error})") from None
+        except Exception:  # the libraries raise anything for a broken file
+            raise ValueError("it is not a file of torch.save, pickle, Keras or JSON, or it is broken") from None
 
 
 def _parse(file: Any) -> Any:

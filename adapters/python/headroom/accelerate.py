@@ -9,6 +9,7 @@ Everything else stays as it is: ``accelerator.backward``, ``clip_grad_norm_``, `
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Optional
 
@@ -55,6 +56,18 @@ class _Plugged:
         prepared.max_norm = self._headroom_max_norm
         prepared.all_prepared = self._optimizers
         return prepared
+
+    def clip_grad_norm_(self: Any, parameters: Any, max_norm: float, norm_type: float = 2) -> Any:
+        """With ``max_norm=inf``, by which a Trainer measures the norm, FP16 gradients are left as they are: unscaling
+        them would make small ones 0."""
+        parameters = list(parameters)
+        grads = [param.grad for param in parameters if param.grad is not None]
+        if max_norm != math.inf or not any(grad.dtype is torch.float16 for grad in grads):
+            return super().clip_grad_norm_(parameters, max_norm, norm_type)  # type: ignore[misc]
+        norms = [torch.linalg.vector_norm(grad.float(), norm_type) for grad in grads]
+        norms = [norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in norms]
+        norm = torch.linalg.vector_norm(torch.stack([each.to(norms[0].device) for each in norms]), norm_type)
+        return norm / self.scaler.get_scale()
 
     def unscale_gradients(self: Any, optimizer: Any = None) -> None:
         """Accelerate does this in mixed precision only; a model with FP16 weights needs it as well."""

@@ -14,7 +14,7 @@ import torch
 from headroom._core import AlarmReport, ScalePolicy
 from headroom._errors import make
 from headroom._layouts import WRITERS, read
-from headroom._plug import policy_for
+from headroom._plug import Alarm, policy_for
 from headroom.torch import GradScaler
 
 __all__ = ["LossScaleResult", "LossScaler"]
@@ -38,15 +38,18 @@ class LossScaler:
     the scale, and is right with every policy. ``grad_scaler`` has the report on the last step."""
 
     def __init__(
-        self, policy: Union[ScalePolicy, str, None] = None, *, device: str = "cuda", **options: Any
+        self, policy: Union[ScalePolicy, str, None] = None, *, device: str = "cuda", on_alarm: Alarm = None, **options: Any
     ) -> None:
         chosen = policy_for("fairseq2", "fairseq2" if policy is None else policy)
         self.grad_scaler = GradScaler(device, policy=chosen, on_alarm=self._note_alarm, **options)
         self._layout = "fairseq2" if policy is None else "headroom"
+        self._on_alarm = on_alarm
         self._alarm: Optional[AlarmReport] = None
 
     def _note_alarm(self, alarm: AlarmReport) -> None:
         self._alarm = alarm
+        if self._on_alarm is not None:
+            self._on_alarm(alarm)
 
     @property
     def scale_window(self) -> int:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Optional
 
 import torch
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from headroom import _core
 from headroom._errors import make
@@ -20,28 +19,38 @@ class Names:
     """What reports call a parameter: its name in the model, or its place in the optimizer."""
 
     def __init__(self) -> None:
-        self._names = WeakTensorKeyDictionary()
+        # Of modules, not of parameters: model.to() and FSDP replace those, and torch cannot swap a tensor that has weak
+        # references.
+        self._modules: list[tuple[weakref.ref[torch.nn.Module], str]] = []
         self.revision = 0  # grows with every change, so that bindings notice
 
     def add(self, module: torch.nn.Module) -> None:
-        for name, parameter in module.named_parameters():
-            self._names[parameter] = name
+        named = {id(each): (weakref.ref(each), f"{name}." if name else "") for name, each in module.named_modules()}
+        others = [entry for entry in self._modules if entry[0]() is not None and id(entry[0]()) not in named]
+        self._modules = [*named.values(), *others]
         self.revision += 1
+
+    def _parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for reference, prefix in self._modules:
+            module = reference()
+            for name, param in module._parameters.items() if module is not None else ():
+                if param is not None:
+                    yield prefix + name, param
 
     def any_sharded(self) -> bool:
         """Whether this process has a part only of a named parameter."""
-        return any(map(is_sharded, list(self._names.keys())))
+        return any(is_sharded(param) for _, param in self._parameters())
 
     def of_all(self, optimizer: torch.optim.Optimizer) -> list[str]:
-        return [self.of(param, group, g, i) for g, group in enumerate(optimizer.param_groups)
-                for i, param in enumerate(group["params"])]
-
-    def of(self, parameter: torch.Tensor, group: dict[str, Any], g: int, i: int) -> str:
-        name = self._names.get(parameter)
-        if name is not None:
-            return name
-        given = group.get("param_names")  # the optimizer was made from named_parameters()
-        return given[i] if given else f"param_groups[{g}].params[{i}]"
+        known: dict[int, str] = {}
+        for name, param in self._parameters():
+            known.setdefault(id(param), name)  # a shared parameter has its first name
+        names = []
+        for g, group in enumerate(optimizer.param_groups):
+            given = group.get("param_names")  # the optimizer was made from named_parameters()
+            names += [known.get(id(param)) or (given[i] if given else f"param_groups[{g}].params[{i}]")
+                      for i, param in enumerate(group["params"])]
+        return names
 
 
 def takes_scale(optimizer: torch.optim.Optimizer) -> bool:
@@ -101,6 +110,7 @@ class Binding(_core.CallbackOptimizer):
         self._names = names
         self._names_revision = -1
         self._params: list[torch.Tensor] = []
+        self._labels: list[str] = []
         self._counted: Optional[list[bool]] = None
         self._places = places()
         self._views: list[View] = []
@@ -146,14 +156,16 @@ class Binding(_core.CallbackOptimizer):
         same = self._places.same(params, self._params) and self._names_revision == self._names.revision
         if same and not moved and not self._copies:
             return
-        self._params, self._names_revision = params, self._names.revision
-        self._views, self._copies = [], []
+        self._params, self._views, self._copies = [], [], []  # if this raises, the next call binds everything
         counted = self._counted or [True] * len(params)
         bound: list[tuple[str, Optional[View], Optional[View], bool]] = []
-        for name, param in zip(self._names.of_all(optimizer), params):
+        if not same:
+            self._labels = self._names.of_all(optimizer)
+        for name, param in zip(self._labels, params):
             view = None if param.grad is None else self._view(param, name)
             bound.append((name, None, view, counted[len(bound)]))
         self.rebind(bound, 0)
+        self._params, self._names_revision = params, self._names.revision
 
     def _view(self, param: torch.Tensor, name: str) -> View:
         grad = local_grad(param, name)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves, tree_map
 
 from headroom._errors import make
 
@@ -19,27 +20,31 @@ class _Fp32Forward:
         self.cast_outputs = cast_outputs
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        given = next((t.dtype for t in (*args, *kwargs.values()) if _is_16_bit(t)), None)
-        device = next((t.device.type for t in (*args, *kwargs.values()) if isinstance(t, torch.Tensor)), "cuda")
+        tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+        small = [each.dtype for each in tensors if _is_16_bit(each)]
+        given = small[0] if small else None
+        device = tensors[0].device.type if tensors else "cuda"
         with torch.autocast(device, enabled=False):
-            forward = self.before or type(self.module).forward.__get__(self.module)
-            result = forward(*_cast(args), **_cast(kwargs))
+            args, kwargs = _cast(args), _cast(kwargs)
+            if self.before is not None:
+                result = self.before(*args, **kwargs)
+            else:
+                result = type(self.module).forward(self.module, *args, **kwargs)
         return _cast(result, given) if self.cast_outputs and given is not None else result
 
 
-def _is_16_bit(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_floating_point() and value.element_size() == 2
+def _is_16_bit(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.element_size() == 2
 
 
 def _cast(value: Any, dtype: torch.dtype = torch.float32) -> Any:
-    """Casts floating-point tensors, also in tuples, lists and dicts."""
-    if isinstance(value, torch.Tensor):
-        return value.to(dtype) if value.is_floating_point() and value.dtype != torch.float64 else value
-    if isinstance(value, dict):
-        return {key: _cast(item, dtype) for key, item in value.items()}
-    if type(value) in (tuple, list):
-        return type(value)(_cast(item, dtype) for item in value)
-    return value
+    """Casts floating-point tensors, also in tuples, lists, dicts and the outputs of Hugging Face's models."""
+
+    def cast(each: Any) -> Any:
+        is_cast = isinstance(each, torch.Tensor) and each.is_floating_point() and each.dtype != torch.float64
+        return each.to(dtype) if is_cast else each
+
+    return tree_map(cast, value)
 
 
 class Fp32Modules:
@@ -82,6 +87,8 @@ def keep_fp32(model: torch.nn.Module, names: Iterable[str], *, cast_outputs: boo
     modules = dict(model.named_modules())
     forwards = []
     for name in dict.fromkeys([names] if isinstance(names, str) else names):
+        if not name:
+            raise make("invalid argument", "The name '' is the whole model; train it without autocast instead.")
         if name not in modules:
             raise make("invalid argument", f"The model has no module {name!r}.")
         small = next((key for key, param in modules[name].named_parameters() if _is_16_bit(param)), None)

@@ -139,12 +139,12 @@ class FusedOptimizer(TorchState):
     def bind(self, names: Names, counted: Optional[list[bool]]) -> _core.FusedOptimizer:
         """What our scaler steps, with everything as it is now. Reports use these names. ``counted``: which gradients
         this process counts in the norm, if several decide together."""
+        self._follow_groups()
         if counted is not self._counted:
             self._counted, self._settled = counted, False
         if names.revision != self._names_revision:
             self._names_revision = names.revision
-            self._labels = [names.of(param, group, g, i) for g, group in enumerate(self.param_groups)
-                            for i, param in enumerate(group["params"])]
+            self._labels = names.of_all(self)
             self._settled = False
         self._bind()
         return self._core
@@ -180,10 +180,7 @@ class FusedOptimizer(TorchState):
         self._adopt()
         if self._is_compact:
             self._forget_copies()
-        params = [param for group in self.param_groups for param in group["params"]]
-        if not self._places.same(params, self._params):
-            raise make("unsupported", "The parameters of a group were changed after the optimizer was "
-                       "made; add new ones as a new group, or make a new optimizer.")
+        self._follow_groups()
         for g, group in enumerate(self.param_groups):
             options = self._options_of(group)
             if options != self._options[g]:
@@ -197,6 +194,18 @@ class FusedOptimizer(TorchState):
         if not self._settled:
             self._rebind(with_gradients=True)
         self._follow_written()
+
+    def _follow_groups(self) -> None:
+        """Takes the parameters that a framework has put in place of others before the first step, as Accelerate does
+        with FSDP2."""
+        if self._places.same([param for group in self.param_groups for param in group["params"]], self._params):
+            return
+        if self._core.allocated() > 0:
+            raise make("unsupported", "The parameters of a group were changed after the first step; add new ones as a new "
+                       "group, or make a new optimizer.")
+        self._start()
+        for group in self.param_groups:
+            self._add_to_core(group)
 
     def _move(self) -> None:
         """Moves masters, moments and steps to the device where the parameters are now, as after ``model.to()``."""
@@ -336,6 +345,9 @@ class FusedOptimizer(TorchState):
         scale = self._number(getattr(self, "grad_scale", None))
         found = self._number(getattr(self, "found_inf", None))
         call = self._call
+        if call is not None and (scale is not None or found is not None):
+            raise make("unsupported", "The optimizer has a grad_scale or found_inf of its own beside that of headroom.torch."
+                       "GradScaler; set them to None, or multiply the loss by the factor.")
         if call is None and self._sharded and (scale is not None or found is not None or self.max_norm > 0.0):
             raise make("unsupported", "The parameters are sharded, and this step would be skipped or clipped by this "
                        "process's shards alone; use headroom.torch.GradScaler, which asks all processes.")

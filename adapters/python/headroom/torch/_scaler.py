@@ -39,9 +39,9 @@ class GradScaler(ScalerSettings):
       all do where parameters are sharded (DTensor, FSDP), and none otherwise. ``gradients="sharded"`` says that
       ordinary tensors, too, are each process's own part; otherwise equal names and shapes mean copies.
     * ``step(optimizer, max_norm=1.0)`` clips in the same pass.
-    * Nothing corrupts weights: impossible scales are refused, gradients are checked again after ``unscale_``,
-      and calls in an order that would mix scales are refused or handled. docs/python.md has the list. FP16 gradients
-      need AdamW, SGD or Lion of this package, or torch's fused optimizers; others would unscale them to 0.
+    * Impossible scales are refused, gradients are checked again after ``unscale_``, and calls in an order that would
+      mix scales are refused or handled. docs/python.md has the list. FP16 gradients need AdamW, SGD or Lion of this
+      package, or torch's fused optimizers; others would unscale them to 0.
 
     >>> import torch, headroom.torch
     >>> layer = torch.nn.Linear(2, 1)
@@ -234,12 +234,11 @@ class GradScaler(ScalerSettings):
         if self.recorder is not None and self.recorder.before_step():
             scale = 1.0 if self._core.is_unscaled(core) else self.get_scale()
             self.recorder.measure(optimizer, self._names.of_all(optimizer), scale)
-        if self._together.group is None and not any(
-            param.grad is not None for group in optimizer.param_groups for param in group["params"]
-        ):
+        if self._together.group is None and not _has_gradients(optimizer):
             if not self._enabled:
                 return optimizer.step(*args, **kwargs)
-            raise AssertionError("No inf checks were recorded for this optimizer.")
+            if not self._per_optimizer_states[id(optimizer)]["found_inf_per_device"]:  # set by unscale_()
+                raise AssertionError("No inf checks were recorded for this optimizer.")
         limits = (max_norm or 0.0, skip_above_norm)
         call = Call(self._core, self._stream, limits, args, kwargs)
         call.numbers = functools.partial(self._numbers, optimizer, core)
@@ -250,6 +249,10 @@ class GradScaler(ScalerSettings):
                 result = self._step_with_itself(optimizer, core, call)
             else:
                 result = core.step(call)
+        except Error:
+            if self._enabled or call.counted or max_norm or isinstance(optimizer, FusedOptimizer):
+                raise
+            return optimizer.step(*args, **kwargs)  # gradients that only torch's optimizers take, as complex ones
         finally:
             self._uncounted = not call.counted
         self._last = weakref.ref(optimizer)
@@ -319,8 +322,9 @@ class GradScaler(ScalerSettings):
         """For code that reads torch's private table. The rules of call order are the core's."""
         if self._enabled and self._core.numbers_of(core):  # 0: a hook prevented the step
             found = self._numbers(optimizer, core)[0]
+            checked = stage is OptState.STEPPED or _has_gradients(optimizer) or self._together.group is not None
             self._per_optimizer_states[id(optimizer)] = {
-                "stage": stage, "found_inf_per_device": {found.device: found}}
+                "stage": stage, "found_inf_per_device": {found.device: found} if checked else {}}
 
     @keep_eager
     def update(self, new_scale: Union[float, torch.Tensor, None] = None) -> None:
@@ -381,11 +385,11 @@ class GradScaler(ScalerSettings):
                 scaler.step(optimizer)
                 scaler.update()
         """
-        attempt = 0
-        yield attempt
-        while self._core.retry():
-            attempt += 1
+        attempt, round = 0, -1
+        while round < self._core.round and (attempt == 0 or self._core.retry()):  # no update: the body has given up
+            round = self._core.round
             yield attempt
+            attempt += 1
 
     # What happened.
 
@@ -413,6 +417,10 @@ class GradScaler(ScalerSettings):
     def discard(self) -> None:
         """Call after gradients of scaled losses were dropped without a step."""
         self._core.discard()
+
+
+def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    return any(param.grad is not None for group in optimizer.param_groups for param in group["params"])
 
 
 @keep_eager

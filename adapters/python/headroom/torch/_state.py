@@ -10,6 +10,8 @@ import torch
 from headroom._errors import Error, make
 from headroom.torch._memory import increment_versions, like, local, placed_like, view_of
 
+_WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+
 
 class TorchState(torch.optim.Optimizer):
     """A base of FusedOptimizer. ``state`` has steps, and views of the core's memory; entries that others put into it,
@@ -57,8 +59,14 @@ class TorchState(torch.optim.Optimizer):
 
     @state.setter
     def state(self, value: defaultdict[torch.Tensor, Any]) -> None:
+        self._expose()
         self.__dict__["state"] = value
-        if "_core" in self.__dict__ and (value or self._shown):  # torch's constructor sets an empty one
+
+    def _expose(self) -> None:
+        """Prepares for a new dictionary of others, so that the next step sees what is missing in it, too."""
+        if self.__dict__.get("_params"):  # torch's constructor sets an empty one
+            self._adopt()
+            self._fill_state()
             self._exposed = True
 
     def _publish(self) -> None:
@@ -138,7 +146,7 @@ class TorchState(torch.optim.Optimizer):
 
         for mine, saved in zip(self.param_groups, state_dict["param_groups"]):
             names, theirs = mine.get("param_names"), saved.get("param_names")
-            if names is not None and theirs is not None and list(names) != list(theirs):
+            if names is not None and theirs is not None and list(map(_bare, names)) != list(map(_bare, theirs)):
                 raise make("bad state", f"The saved state is of parameters {theirs}; this group has {names}. Moments are "
                            "taken over by place: list the parameters in the same order.")
         before = [dict(group) for group in self.param_groups]
@@ -164,10 +172,15 @@ class TorchState(torch.optim.Optimizer):
             return  # there is no state yet, as Accelerate saves and loads it
         self._core.allocate(self._stream(self._params))
         _, tensors = self._core.state()
-        steps, kept, loaded = [], [], []
+        steps: list[int] = []
+        kept, loaded = [], []
         for state in saved:
-            buffers = any(state.get(name) is not None for name in self._buffers)
-            steps.append(int(state.get("step", 1 if buffers else 0)))
+            missing = [name for name in self._buffers if state.get(name) is None]
+            is_adam = len(self._buffers) > 1
+            if is_adam and missing and (len(missing) == 1 or state.get("step", 0) > 0):
+                raise make("bad state", f"The saved state has no {missing[0]} for {self._labels[len(steps)]}; it is damaged "
+                           "or that of another kind of optimizer.")
+            steps.append(int(state.get("step", 0 if missing else 1)))
         for label, _, i in tensors:
             param, name = self._params[i], _torch_name(label)
             value = saved[i].get(name)
@@ -198,6 +211,8 @@ class TorchState(torch.optim.Optimizer):
         return {**state, "max_norm": self.max_norm, "_precision": self._precision}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        if "state" in state and self.__dict__.get("_loading") is None:
+            self._expose()
         super().__setstate__(state)
         given = self.__dict__.get("_loading")
         if given is not None:
@@ -211,6 +226,11 @@ class TorchState(torch.optim.Optimizer):
                 self._add_to_core(group)
             with torch.no_grad():
                 self._take([dict(saved.get(param, {})) for param in self._params])
+
+
+def _bare(name: str) -> str:
+    """The name of a parameter without those of the wrappers around its modules: DDP, torch.compile, FSDP."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
 def _torch_name(label: str) -> str:

@@ -64,8 +64,8 @@ class Watch:
         self._stance: Any = None
         self._warned_of_capture = False
         self._hooks = [
-            model.register_forward_pre_hook(self._before_forward, with_kwargs=True, prepend=True),
-            model.register_forward_pre_hook(self._resume),
+            model.register_forward_pre_hook(_ModelHook(self._before_forward), with_kwargs=True, prepend=True),
+            model.register_forward_pre_hook(_ModelHook(self._resume)),
         ]
 
     # What the user calls.
@@ -145,14 +145,14 @@ class Watch:
         self._entries = {id(entry[1]): entry for entry in modules.items()}
         self._trace = Trace(self._table, modules, bool(sharded) or (dist.is_available() and dist.is_initialized()))
         self._step_hooks = [
-            self._model.register_forward_hook(self._after_forward, always_call=True),
+            self._model.register_forward_hook(_ModelHook(self._after_forward), always_call=True),
             register_module_forward_pre_hook(self._enter_module),
             register_module_forward_hook(self._leave_module, always_call=True),
         ]
         for module in sharded:
             if module is not self._model:
-                self._step_hooks += [module.register_forward_pre_hook(self._resume),
-                                     module.register_forward_hook(self._resume, always_call=True)]
+                self._step_hooks += [module.register_forward_pre_hook(_ModelHook(self._resume)),
+                                     module.register_forward_hook(_ModelHook(self._resume), always_call=True)]
         if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
             # Compiled code has no operations to see: this step runs eagerly. Nothing is compiled again.
             self._stance = torch.compiler.set_stance("force_eager")
@@ -272,6 +272,20 @@ def _named_arguments(model: torch.nn.Module, args: Any, kwargs: Any) -> list[tup
         inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (tuple, list)) else ()
         named += [(name, value), *((f"{name}[{key!r}]", item) for key, item in inner)]
     return named
+
+
+class _ModelHook:
+    """A hook of a watched model. Copies and pickles of the model are not watched: theirs does nothing."""
+
+    def __init__(self, function: Optional[Callable[..., None]] = None) -> None:
+        self._function = function
+
+    def __call__(self, *args: Any) -> None:
+        if self._function is not None:
+            self._function(*args)
+
+    def __reduce__(self) -> Any:
+        return _ModelHook, ()
 
 
 class _BackwardHook:
