@@ -146,7 +146,7 @@ class FusedOptimizer(TorchState):
             self._names_revision = names.revision
             self._labels = names.of_all(self)
             self._settled = False
-        self._bind()
+        self._prepare()
         return self._core
 
     def _refresh(self) -> None:
@@ -172,6 +172,10 @@ class FusedOptimizer(TorchState):
         return self._params[0].device if self._params else None
 
     def _bind(self) -> None:
+        self._follow_groups()
+        self._prepare()
+
+    def _prepare(self) -> None:
         """Shows the core memory and options as they are now, and gives it memory for state that it has none for."""
         self._show()
         self._core.allocate(self._stream(self._params))
@@ -180,7 +184,6 @@ class FusedOptimizer(TorchState):
         self._adopt()
         if self._is_compact:
             self._forget_copies()
-        self._follow_groups()
         for g, group in enumerate(self.param_groups):
             options = self._options_of(group)
             if options != self._options[g]:

@@ -167,6 +167,7 @@ class TorchState(torch.optim.Optimizer):
             self._exposed = exposed
 
     def _take(self, saved: list[dict[str, Any]]) -> None:
+        self._follow_groups()
         self._show()
         if not any(saved) and self._core.allocated() == 0:
             return  # there is no state yet, as Accelerate saves and loads it
