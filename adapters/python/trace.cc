@@ -4,6 +4,7 @@
 #include <headroom/error.h>
 #include <headroom/ranges.h>
 
+#include <algorithm>
 #include <cmath>
 #include <memory>
 #include <optional>
@@ -66,7 +67,9 @@ class RangeTrace : public std::enable_shared_from_this<RangeTrace> {
     }
     Op op{module_now(), name, "",
           kind == CallKind::kFill ? RangeSource::kConstant : RangeSource::kOperation};
-    const auto add = [&](py::handle value) { add_input(value, &op.inputs); };
+    const auto add = [&](py::handle value) {
+      if (!was_overwritten(value, results)) add_input(value, &op.inputs);
+    };
     py::for_each_item(args, add);
     if (!kwargs.is_none()) {
       kwargs.cast<py::dict>().for_each([&](py::handle, py::handle value) { add(value); });
@@ -207,6 +210,14 @@ class RangeTrace : public std::enable_shared_from_this<RangeTrace> {
     return kind == CallKind::kProduct ? size <= 1 : size >= 1;
   }
 
+  // Whether the operation has written to this argument before its values were measured.
+  bool was_overwritten(py::handle value, const std::vector<py::handle>& results) const {
+    const auto same = [&](py::handle result) { return result.is(value); };
+    if (std::none_of(results.begin(), results.end(), same)) return false;
+    const Index op = known(value);
+    return op < 0 || (pass_.op(op).place < 0 && pass_.op(op).source != RangeSource::kOperation);
+  }
+
   void add_input(py::handle value, std::vector<Index>* inputs) {
     if (is_tensor(value)) {
       const Index op = op_of(value);
@@ -222,11 +233,7 @@ class RangeTrace : public std::enable_shared_from_this<RangeTrace> {
   // when they are first used: parameters, inputs, and results of autograd functions, which the
   // trace does not see.
   Index op_of(py::handle tensor) {
-    Index op = marked(tensor);
-    if (op < 0) {
-      const auto found = known_.find(tensor.ptr());
-      if (found != known_.end()) op = found->second;
-    }
+    Index op = known(tensor);
     if (op < 0) {
       if (!is_tensor(tensor) || !dtype_of(tensor).has_value()) return -1;
       op = add_source(tensor);
@@ -234,6 +241,14 @@ class RangeTrace : public std::enable_shared_from_this<RangeTrace> {
     const Op& made = pass_.op(op);
     if (made.place < 0 && made.source != RangeSource::kOperation) measure_op(tensor, op);
     return op;
+  }
+
+  // The operation or source of a tensor that was seen before; -1 for others.
+  Index known(py::handle tensor) const {
+    const Index op = marked(tensor);
+    if (op >= 0) return op;
+    const auto found = known_.find(tensor.ptr());
+    return found != known_.end() ? found->second : -1;
   }
 
   Index add_source(py::handle tensor) {

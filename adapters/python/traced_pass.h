@@ -38,6 +38,7 @@ class TracedPass {
   TracedPass();
 
   Op& op(Index index) { return ops_[static_cast<size_t>(index)]; }
+  const Op& op(Index index) const { return ops_[static_cast<size_t>(index)]; }
   Place& place(Index index) { return places_[static_cast<size_t>(index)]; }
   Index op_count() const { return static_cast<Index>(ops_.size()); }
 
@@ -54,7 +55,6 @@ class TracedPass {
   RangeReport report(const std::vector<RangeStats>& stats) const;
 
  private:
-  const Op& op(Index index) const { return ops_[static_cast<size_t>(index)]; }
   std::pair<Index, bool> time_of(Index place) const;
   RangeRow describe(Index place, const std::vector<int64_t>& rows) const;
 

@@ -110,19 +110,19 @@ RunFacts::RunFacts(const History& run)
 }
 
 void RunFacts::find_room() {
-  double largest = 0.0;  // scaled
+  double largest = 0.0;  // unscaled
   double applied_later = 0.0, bound = HUGE_VAL;
   for (size_t i = steps.size(); i-- > recent;) {
     const HistoryStep& step = steps[i];
     if (step.applied) {
       applied_later = std::max(applied_later, step.scale);
-      if (std::isfinite(step.amax)) largest = std::max(largest, step.amax * step.scale);
+      if (std::isfinite(step.amax)) largest = std::max(largest, step.amax);
     } else if (overflowed(step) && step.scale > applied_later && !blames_batch(i)) {
       bound = std::min(bound, step.scale);
     }
   }
-  if (!(largest > 0.0) || !std::isfinite(largest)) return;
-  room = std::log2(kLargestF16 / largest);
+  if (!(largest > 0.0)) return;
+  room = std::max(std::log2(kLargestF16 / largest / last_scale()), 0.0);
   // At the scale that failed, a gradient was at least kRoundsToInfF16.
   const double until_bound = std::log2(kLargestF16 / kRoundsToInfF16 * bound / last_scale());
   if (until_bound >= *room) return;
@@ -142,11 +142,19 @@ bool RunFacts::blames_batch(size_t index) const {
   const HistoryStep& step = steps[index];
   size_t before = index;
   while (before > 0 && !steps[before - 1].applied) --before;
-  if (before == 0 || steps[before - 1].scale < step.scale) return false;
-  if (bad_loss(step)) return true;
-  if (!only_nan(step) || before != index) return false;
+  if (before == 0) return false;
+  if (bad_loss(step)) return true;  // whatever the scale
+  if (!only_nan(step) || before != index || !was_applied_at(step.scale, index)) return false;
   const double largest = steps[before - 1].amax * step.scale;
   return largest > 0.0 && std::log2(kLargestF16 / largest) >= kMuchRoom;
+}
+
+bool RunFacts::was_applied_at(double scale, size_t index) const {
+  constexpr size_t kRemembered = 64;
+  const auto end = steps.begin() + static_cast<std::ptrdiff_t>(index);
+  const auto begin = end - static_cast<std::ptrdiff_t>(std::min(index, kRemembered));
+  return std::any_of(begin, end,
+                     [&](const HistoryStep& step) { return step.applied && step.scale >= scale; });
 }
 
 bool RunFacts::scales() const {

@@ -71,8 +71,8 @@ struct RunFacts {
   bool scales() const;
   /// Whether the forward pass has failed: the loss was inf, or NaN like the gradients.
   bool bad_loss(const HistoryStep& step) const;
-  /// Whether a skipped step is the fault of its batch: the step before it was applied at this scale
-  /// or a higher one; and the loss was bad, or the gradients were NaN without inf, although the
+  /// Whether a skipped step is the fault of its batch: the loss was bad after earlier steps were
+  /// applied; or the gradients were NaN without inf at a scale that had worked, although the
   /// previous ones were far from overflow.
   bool blames_batch(size_t index) const;
   double last_scale() const { return steps.empty() ? 1.0 : steps.back().scale; }
@@ -83,6 +83,8 @@ struct RunFacts {
 
  private:
   void find_room();
+  /// Whether one of the 64 steps before `index` was applied at this scale or a higher one.
+  bool was_applied_at(double scale, size_t index) const;
 };
 
 /// Whether a step was skipped because of inf or NaN in its gradients, not because of their norm.

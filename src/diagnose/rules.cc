@@ -43,30 +43,37 @@ std::string if_fp16(const RunFacts& run) {
                                : "";
 }
 
+bool is_constant(const RunFacts& run) { return run.history.policy.rule == "static"; }
+
 // ---- trouble that no scale cures
 
 // The number of steps at the end of the run whose forward pass has failed. Where the loss is not
 // known, gradients that are NaN and not inf count instead, at a scale that has stopped falling: a
-// lower one may cure them.
+// lower one may cure them, also where the scale is constant.
 size_t failed_at_end(const RunFacts& run) {
+  const bool may_be_high = is_constant(run) && run.last_scale() > 1.0;
   const auto failed = [&](const HistoryStep& step) {
-    return run.has_losses ? run.bad_loss(step) : only_nan(step) && step.scale == run.last_scale();
+    if (run.has_losses) return run.bad_loss(step);
+    return only_nan(step) && step.scale == run.last_scale() && !may_be_high;
   };
   return static_cast<size_t>(std::find_if_not(run.steps.rbegin(), run.steps.rend(), failed) -
                              run.steps.rbegin());
 }
 
 // A series of skipped steps that did not end, at scales of which the last should have been small
-// enough. Gradients that are NaN and never inf are not the sign of a high scale; others may also
-// have grown, or come from a loss that is a large sum.
+// enough. Gradients that are NaN and never inf are not the sign of a high scale, unless a first
+// scale is being searched, at which backward may overflow inside and multiply inf by 0; others may
+// also have grown, or come from a loss that is a large sum.
 const SkipStreak* fails_at_any_scale(const RunFacts& run, bool* all_nan) {
   if (run.streaks.empty() || !run.streaks.back().open) return nullptr;
   const SkipStreak& streak = run.streaks.back();
   const auto first = run.steps.begin() + static_cast<std::ptrdiff_t>(streak.begin);
   const double last = run.last_scale();
   *all_nan = std::all_of(first, run.steps.end(), only_nan);
-  if (*all_nan) return first->scale >= kFarBelow * last ? &streak : nullptr;
   const bool had_settled = streak.begin >= run.settled;
+  if (*all_nan) {
+    return first->scale >= kFarBelow * last && (had_settled || last <= 1.0) ? &streak : nullptr;
+  }
   const bool fell = had_settled ? first->scale >= kSurelyBelow * last : last <= kTinyScale;
   return fell ? &streak : nullptr;
 }
@@ -138,19 +145,22 @@ std::optional<Finding> same_step(const RunFacts& run) {
 
 std::optional<Finding> bad_batches(const RunFacts& run) {
   std::vector<std::string> at;
+  bool lowered = false;
   for (const SkipStreak& streak : run.streaks) {
     if (streak.begin < run.settled || streak.length() >= kManySkips) continue;
     for (size_t i = streak.begin; i < streak.end; ++i) {
-      if (run.blames_batch(i)) at.push_back(std::to_string(run.steps[i].step));
+      if (!run.blames_batch(i)) continue;
+      at.push_back(std::to_string(run.steps[i].step));
+      lowered =
+          lowered || (i + 1 < run.steps.size() && run.steps[i + 1].scale < run.steps[i].scale);
     }
   }
   if (at.size() < 5 || 200 * at.size() < run.steps.size()) return std::nullopt;
   Finding finding;
-  const bool moves = run.history.policy.rule != "static";
   finding.problem = std::to_string(at.size()) + " of " + count_text(run.steps.size(), "step") +
                     " gave NaN at a scale that was not too high (steps " + at[0] + ", " + at[1] +
                     ", " + at[2] + ", ...): their batches are bad" +
-                    (moves ? ", and each lowers the scale." : ".");
+                    (lowered ? ", and lower the scale." : ".");
   finding.change =
       "Look at the data of these steps, and leave out samples that are not finite or have no valid "
       "target. If the data are good, the range watch names the operation that fails.";
@@ -162,12 +172,21 @@ std::optional<Finding> bad_batches(const RunFacts& run) {
 
 std::optional<Finding> at_floor(const RunFacts& run) {
   if (!run.narrow() || run.streaks.empty()) return std::nullopt;
-  const bool constant = run.history.policy.rule == "static";
+  const bool constant = is_constant(run);
   const double floor = constant ? run.last_scale() : run.history.policy.min_scale;
   if (!(floor > 0.0)) return std::nullopt;
-  size_t skipped = 0;
-  for (const HistoryStep& step : run.steps) {
-    skipped += !step.applied && step.has_inf && !run.bad_loss(step) && step.scale <= floor;
+  // A step that is followed by one at a far higher scale had a bad batch. At a constant scale NaN
+  // alone may be overflow, too, since inf x 0 is NaN.
+  size_t skipped = 0, with_inf = 0;
+  double next_applied = 0.0;
+  for (size_t i = run.steps.size(); i-- > 0;) {
+    const HistoryStep& step = run.steps[i];
+    if (step.applied) next_applied = step.scale;
+    if (step.applied || step.scale > floor || next_applied >= kFarBelow * floor) continue;
+    const bool nan = constant && floor > 1.0 && only_nan(step) && !run.blames_batch(i);
+    if ((!step.has_inf && !nan) || run.bad_loss(step)) continue;
+    ++skipped;
+    with_inf += step.has_inf;
   }
   const bool often = static_cast<double>(skipped) >= 0.02 * static_cast<double>(run.steps.size());
   const SkipStreak& end = run.streaks.back();
@@ -175,10 +194,11 @@ std::optional<Finding> at_floor(const RunFacts& run) {
                        (!constant || end.length() >= kManySkips);
   if (!stopped && (skipped < 3 || !often)) return std::nullopt;
   Finding finding;
-  finding.problem = if_fp16(run) + count_text(skipped, "step") + " overflowed at scale " +
-                    scale_text(floor) +
-                    (constant ? ", which is constant" : ", the policy's floor") +
-                    ": the scale would have to be smaller.";
+  finding.problem =
+      if_fp16(run) + count_text(skipped, "step") +
+      (with_inf > 0 ? " overflowed at scale " : " gave NaN at scale ") + scale_text(floor) +
+      (constant ? ", which is constant" : ", the policy's floor") +
+      (with_inf > 0 ? ": the scale would have to be smaller." : ": it may be too high.");
   const double settled = run.settled < run.steps.size() ? run.steps[run.settled].scale : floor;
   if (settled >= kFarBelow * floor) {
     finding.problem += " It had settled at " + scale_text(settled) + ": the gradients have grown.";
@@ -368,7 +388,8 @@ std::optional<Finding> growth_fails(const RunFacts& run) {
     ++grown;
     const size_t end = std::min(i + 2, run.steps.size());
     bool fails = false;
-    for (size_t j = i; j < end; ++j) fails = fails || !run.steps[j].applied;
+    for (size_t j = i; j < end; ++j)
+      fails = fails || (!run.steps[j].applied && !run.blames_batch(j));
     failed += fails;
   }
   const double cost = static_cast<double>(failed) / static_cast<double>(run.steps.size());
@@ -411,7 +432,7 @@ const std::vector<Rule>& rules() {
       {{"forward-overflow",
         "the loss is inf or NaN in the last 3 steps or more; or every step until the run ends "
         "overflows while the scale falls to a millionth (from the start of a run to 2^-16; if all "
-        "bad gradients are NaN, to a thousandth)",
+        "bad gradients are NaN, to a thousandth, and from the start of a run to 1)",
         "the range watch and FP32 for the module it names, or BF16; no loss scale helps"},
        forward_overflow,
        {"bad-batches", "skips-in-row", "at-floor"}},
@@ -421,13 +442,14 @@ const std::vector<Rule>& rules() {
        {"bad-batches"}},
       {{"bad-batches",
         "5 steps and 0.5 % of all gave a loss that is inf or NaN, or gradients that are NaN, not "
-        "inf, at a scale with room for 3 doublings; the last applied step had that scale or a "
-        "higher one; fewer than 5 of them in a row",
+        "inf, at a scale with room for 3 doublings that one of the 64 steps before had; fewer than "
+        "5 of them in a row",
         "inspect the data of those steps"},
        bad_batches},
       {{"at-floor",
         "gradients overflow at the smallest scale of the policy: the last step does, or 3 steps "
-        "and 2 % of all are skipped; also at a static scale, if the last 5 steps are",
+        "and 2 % of all are skipped; also at a static scale, if the last 5 steps are, and with NaN "
+        "only, which may be overflow inside backward",
         "`--loss-scale headroom`, with a floor of 2^-24; clipping if the scale fell by 2^10"},
        at_floor,
        {"skips-in-row"}},

@@ -135,13 +135,12 @@ std::string flushed_text(const WeightTensor& tensor) {
          quoted(tensor) + " become zero";
 }
 
-// The type of a tensor by the names of safetensors ("F8_E4M3", "C64") or of Python
-// ("float8_e4m3fn").
+// The type of a tensor by the names of safetensors ("F8_E4M3", "U8") or of Python
+// ("float8_e4m3fn", "uint8"). Unknown ones may be floating-point.
 bool is_floating(const std::string& dtype) {
-  const size_t digits = dtype.find_first_of("0123456789");
-  const std::string kind = dtype.substr(0, digits);
-  return digits != std::string::npos &&
-         (kind == "F" || kind == "C" || kind == "float" || kind == "bfloat" || kind == "complex");
+  const std::string kind = dtype.substr(0, dtype.find_first_of("0123456789"));
+  return kind != "I" && kind != "U" && kind != "BOOL" && kind != "int" && kind != "uint" &&
+         kind != "bool";
 }
 
 // The share of the weights that the verdict is about, of a report that is not complete.

@@ -205,6 +205,50 @@ TEST(Diagnose, SkipsOfALoopThatNeverRecordsItsLossAreNoFailureOfForward) {
   EXPECT_EQ(broken.found(), "forward-overflow");
 }
 
+// Overflow inside backward may leave only NaN, because inf x 0 is NaN.
+TEST(Diagnose, NanAtAScaleThatMayBeTooHighIsNoFailureOfForward) {
+  Recorded search("megatron");
+  for (int i = 0; i < 16; ++i) search.skip(std::ldexp(0x1p32, -i), 0, 5);
+  EXPECT_EQ(search.found(), "");
+  for (int i = 16; i < 33; ++i) search.skip(std::ldexp(0x1p32, -i), 0, 5);
+  EXPECT_EQ(search.found(), "forward-overflow");
+  for (const double loss : {1.0, kNan}) {
+    Recorded stuck("static:1000000000");
+    for (int i = 0; i < 30; ++i) stuck.skip(1e9, 0, 5, loss);
+    ASSERT_EQ(stuck.found(), "at-floor");
+    EXPECT_EQ(stuck.diagnosis().findings[0].problem,
+              "30 steps gave NaN at scale 1e+09, which is constant: it may be too high.");
+  }
+}
+
+TEST(Diagnose, RoomIsThatOfTheLastScale) {
+  Recorded fell("dynamic");  // bad batches have lowered the scale
+  for (int i = 0; i < 12; ++i) {
+    fell.steps(30, std::ldexp(65536.0, -i), std::ldexp(4096.0, -i)).skip(65536, 1, 5, kNan);
+  }
+  fell.layers(0.5, 1.0).layers(0.5, 1.0);
+  EXPECT_NE(fell.found().find("scale-too-low"), std::string::npos);
+  Recorded rose("static:32768");  // the largest gradients of the recent steps do not fit any more
+  rose.steps(100, 2048, 2048).steps(200, 2048, 32768).steps(10, 32768, 1024).layers(0.5, 1.0);
+  EXPECT_EQ(rose.layers(0.5, 1.0).found(), "no-scale-left");
+}
+
+TEST(Diagnose, BadBatchesAreFoundWhileTheScaleClimbsBack) {
+  Recorded run("dynamic:growth_interval=5");
+  run.steps(40, 65536, 1024);
+  for (int i = 0; i < 8; ++i) {
+    run.skip(65536, 0, 5).steps(5, 32768, 512).skip(65536, 0, 5).steps(5, 32768, 512);
+    run.steps(20, 65536, 1024);
+  }
+  EXPECT_EQ(run.found(), "bad-batches");
+}
+
+TEST(Diagnose, StepsAtTheFloorThatABatchCausedAreNoGrowthOfGradients) {
+  Recorded run("headroom-retry");
+  for (int i = 0; i < 12; ++i) run.steps(20, 65536, 1024).skip(0x1p-24);
+  EXPECT_EQ(run.steps(20, 65536, 1024).found().find("at-floor"), std::string::npos);
+}
+
 TEST(Diagnose, InfiniteGradientsAtScalesThatAreSmallEnoughAreNoMatterOfTheScale) {
   const auto with = [](int applied, int from, int to) {
     Recorded run("torch");

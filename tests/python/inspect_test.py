@@ -170,3 +170,11 @@ def test_other_files_are_refused_with_a_sentence(tmp_path):
         headroom.inspect(tmp_path / "empty")
     with pytest.raises(TypeError, match="not int"):
         headroom.inspect(5)
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">f8", [("a", "<f4")]])
+def test_unusual_types_are_not_called_safe(dtype):
+    values = np.zeros(4, dtype)
+    values[...] = 1e9
+    report = headroom.inspect({"ok": np.ones(4, np.float32), "bad": values})
+    assert not report.safe and report.complete == (not isinstance(dtype, list))

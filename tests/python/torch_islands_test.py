@@ -109,3 +109,29 @@ def test_tensors_in_structures_are_cast(compiled):
 def test_the_whole_model_is_no_island():
     with pytest.raises(headroom.Error, match="the whole model"):
         headroom.torch.keep_fp32(nn.Linear(2, 2), [""])
+
+
+def test_autocast_is_off_without_tensor_arguments():
+    class Table(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.full((2, 2), 300.0))
+
+        def forward(self):
+            return self.weight @ self.weight
+
+    model = nn.ModuleDict({"table": Table()}).to(DEVICE)
+    headroom.torch.keep_fp32(model, ["table"])
+    with torch.autocast(DEVICE, torch.float16):
+        assert model["table"]().dtype is torch.float32
+
+
+def test_islands_can_be_removed_in_any_order_and_by_any_name():
+    shared = nn.Linear(2, 2)
+    model = nn.ModuleDict({"a": shared, "b": shared})
+    first = headroom.torch.keep_fp32(model, ["a"])
+    second = headroom.torch.keep_fp32(model, ["b"])
+    first.remove()
+    assert "forward" in shared.__dict__
+    second.remove()
+    assert "forward" not in shared.__dict__

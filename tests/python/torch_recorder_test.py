@@ -109,3 +109,19 @@ def test_advice_without_gradients_says_so():
     assert headroom.torch.advise(torch.nn.Linear(2, 2)).verdict == "nothing"
     with pytest.raises(headroom.Error, match="no format"):
         headroom.torch.advise(torch.nn.Linear(2, 2), format="fp12")
+
+
+def test_the_step_of_an_alarm_is_recorded(tmp_path):
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    scaler = headroom.torch.GradScaler(DEVICE, policy="dynamic:init_scale=2,min_scale=1")
+    with pytest.raises(headroom.Error), headroom.torch.Recorder(tmp_path / "run", scaler) as recorder:
+        for _ in range(9):
+            optimizer.zero_grad()
+            scaler.scale(weight.sum() * float("inf")).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            recorder.step(1.0)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "history.jsonl").read_text().splitlines()]
+    assert [line["scale"] for line in lines if "loss" in line] == [2.0, 1.0]
+    assert [finding.rule for finding in headroom.diagnose(tmp_path / "run").findings] == ["at-floor"]

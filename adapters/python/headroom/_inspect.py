@@ -66,6 +66,9 @@ def _without_mask(buffer: Any) -> Any:
 def _add(inspector: _core.WeightInspector, name: str, array: Any, is_buffer: bool = False) -> None:
     dtype = str(getattr(array, "dtype", type(array).__name__)).rpartition(".")[2]
     shape = [int(extent) for extent in getattr(array, "shape", ())]
+    if getattr(getattr(array, "dtype", None), "byteorder", "=") == ">":  # NumPy's name of it is no plain one
+        array = array.astype(array.dtype.newbyteorder("="))
+        dtype = str(array.dtype)
     if dtype not in ("float16", "bfloat16", "float32", "float64") or getattr(array, "is_sparse", False):
         inspector.leave_out(name, dtype, math.prod(shape))
         return

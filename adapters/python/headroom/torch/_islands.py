@@ -20,11 +20,10 @@ class _Fp32Forward:
         self.cast_outputs = cast_outputs
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
-        small = [each.dtype for each in tensors if _is_16_bit(each)]
+        leaves = tree_leaves((args, kwargs))
+        small = [each.dtype for each in leaves if isinstance(each, torch.Tensor) and _is_16_bit(each)]
         given = small[0] if small else None
-        device = tensors[0].device.type if tensors else "cuda"
-        with torch.autocast(device, enabled=False):
+        with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
             args, kwargs = _cast(args), _cast(kwargs)
             if self.before is not None:
                 result = self.before(*args, **kwargs)
@@ -59,9 +58,14 @@ class Fp32Modules:
 
     def remove(self) -> None:
         for forward in self._forwards:
-            if forward.module.__dict__.get("forward") is not forward:
+            outer, now = None, forward.module.__dict__.get("forward")
+            while isinstance(now, _Fp32Forward) and now is not forward:  # of later calls
+                outer, now = now, now.before
+            if now is not forward:
                 continue
-            if forward.before is None:
+            if outer is not None:
+                outer.before = forward.before
+            elif forward.before is None:
                 del forward.module.forward
             else:
                 forward.module.forward = forward.before  # type: ignore[method-assign]
@@ -84,7 +88,7 @@ def keep_fp32(model: torch.nn.Module, names: Iterable[str], *, cast_outputs: boo
     torch.float32
     >>> islands.remove()
     """
-    modules = dict(model.named_modules())
+    modules = dict(model.named_modules(remove_duplicate=False))
     forwards = []
     for name in dict.fromkeys([names] if isinstance(names, str) else names):
         if not name:

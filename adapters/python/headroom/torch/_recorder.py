@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any, Optional, Union
 
@@ -41,12 +42,14 @@ class Recorder(ArrayRecorder):
         self._next = first_step
         self._measured = -1  # the step whose layers were recorded last
         self._waiting: Optional[tuple[int, torch.Tensor, Any, dict[str, float]]] = None
+        self._alarmed = False  # update() has raised since the last step()
         scaler.recorder = self
 
     def step(self, loss: Union[torch.Tensor, float], **more: float) -> None:  # type: ignore[override]
         """Records the step that the scaler has just made. Call it after ``scaler.update()``."""
         self._open()
         self._write()
+        self._alarmed = False
         number, self._next = self._next, self._next + 1
         value, copied = _to_host(loss)
         self._waiting = (number, value, copied, more)
@@ -58,6 +61,10 @@ class Recorder(ArrayRecorder):
         self._write()
         due = self._layers_every > 0 and (self._next - 1) % self._layers_every == 0
         return due and self._measured != self._next  # not for another attempt, or another optimizer
+
+    def alarm(self) -> None:
+        """The scaler calls this when ``update()`` raises: the loop may not come to step()."""
+        self._alarmed = True
 
     def measure(self, optimizer: torch.optim.Optimizer, names: list[str], scale: float) -> None:
         """Records where gradients, which are in memory times ``scale``, lie in FP16's range."""
@@ -91,6 +98,8 @@ class Recorder(ArrayRecorder):
         super().step(number, loss.item(), report, **more)
 
     def finish(self, how: str = "finished", **results: float) -> None:
+        if self._alarmed:
+            self.step(math.nan)
         self._write()
         if self._scaler is not None:
             self._scaler.recorder = None

@@ -342,8 +342,10 @@ class GradScaler(ScalerSettings):
                 self._core.update(self._stream)
             except Error as error:
                 self._per_optimizer_states.clear()
-                if error.code != "wrong order":
-                    raise  # an alarm: the update is done
+                if error.code != "wrong order":  # an alarm: the update is done
+                    if self.recorder is not None:
+                        self.recorder.alarm()
+                    raise
                 if not self._uncounted:
                     raise AssertionError(f"No inf checks were recorded prior to update. {error}") from None
         self._uncounted = False

@@ -59,6 +59,7 @@ class Watch:
         self._entries: dict[int, tuple[str, torch.nn.Module]] = {}  # of the list of running modules, by id
         self._sharded: list[torch.nn.Module] = []  # by FSDP2
         self._forwards = 0
+        self._has_backward = False  # the step that is being watched
         self._backward: Optional[_BackwardHook] = None
         self._step_hooks: list[Any] = []
         self._stance: Any = None
@@ -107,14 +108,14 @@ class Watch:
     def _before_forward(self, model: torch.nn.Module, args: Any, kwargs: Any) -> None:
         if torch.compiler.is_compiling() or self._is_nested():
             return
-        self._steps += 1
+        self._steps += torch.is_grad_enabled()
         if self._trace is not None:
             self._forwards += 1
             if self._forwards > _MOST_FORWARDS:
                 self._finish()
         elif self._on_report is not None and self._finished is not None and self._table.ready():
             self._collect()
-        due = self._every > 0 and (self._steps - 1) % self._every == 0 and torch.is_grad_enabled()
+        due = self._every > 0 and torch.is_grad_enabled() and (self._steps - 1) % self._every == 0
         if self._trace is None and (due or self._wanted) and not self._is_captured():
             self._begin()
         if self._trace is not None:
@@ -139,6 +140,7 @@ class Watch:
             self._collect()
         self._finished = None
         self._forwards = 1
+        self._has_backward = torch.is_grad_enabled()
         self._table.begin(_core.CURRENT_STREAMS)
         modules = dict(self._model.named_modules())
         self._sharded = sharded = [module for module in modules.values() if _is_sharded(module)]
@@ -163,7 +165,7 @@ class Watch:
     def _after_forward(self, model: torch.nn.Module, args: Any, result: Any) -> None:
         if self._trace is None or torch.compiler.is_compiling():
             return
-        if not torch.is_grad_enabled():
+        if not self._has_backward:
             self._finish()
 
     def _enter_module(self, module: torch.nn.Module, args: Any) -> None:
