@@ -11,8 +11,9 @@ namespace {
 // Part of the settings that are compared, so that builds with different messages refuse each other.
 constexpr double kMessageVersion = 3.0;
 
-// A fingerprint of the names and sizes, in their order.
-double fingerprint_of(const std::vector<Parameter>& parameters) {
+// A fingerprint of the names, in their order, and of the sizes if they have to be equal, too:
+// shards may differ.
+double fingerprint_of(const std::vector<Parameter>& parameters, bool sizes) {
   double sum = 0.0;
   for (const Parameter& parameter : parameters) {
     uint64_t hash = 0xCBF29CE484222325u;  // FNV-1a
@@ -20,7 +21,7 @@ double fingerprint_of(const std::vector<Parameter>& parameters) {
       hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3u;
     }
     sum = fingerprint(sum, static_cast<double>(hash >> 12));
-    sum = fingerprint(sum, static_cast<double>(parameter.weight.count));
+    if (sizes) sum = fingerprint(sum, static_cast<double>(parameter.weight.count));
   }
   return sum;
 }
@@ -57,7 +58,7 @@ RankStatus Scaler::rank_status(const Optimizer& optimizer, OptimizerEntry* entry
   RankStatus status;
   status.gradients = options.gradients;
   if (entry->names_revision != optimizer.record_->revision) {
-    entry->names = fingerprint_of(optimizer.parameters());
+    entry->names = fingerprint_of(optimizer.parameters(), status.replicated());
     entry->names_revision = optimizer.record_->revision;
   }
   status.names = entry->names;

@@ -91,6 +91,21 @@ TEST(Agree, NormOfShardsEqualsTheGlobalNorm) {
   }
 }
 
+TEST(Agree, CulpritOfUnevenShardsIsNamedOnEveryRank) {
+  PerRank<StepReport> reports(2);
+  run_on_ranks(2, [&](std::shared_ptr<Ranks> ranks) {
+    const auto size = static_cast<size_t>(2 - ranks->rank());
+    std::vector<float> weight(size, 1.0f), grad(size, ranks->rank() == 1 ? kInf : 1.0f);
+    SGD optimizer({{"w", view(weight), view(grad)}});
+    GradScaler scaler(StaticScale{}, {.ranks = ranks, .gradients = RankGradients::kSharded});
+    scaler.scale(1.0f);
+    reports.of(*ranks) = scaler.step(optimizer);
+  });
+  for (const StepReport& report : reports.values) {
+    EXPECT_EQ(report.culprit, "rank 1: w: 1 inf, 0 nan");
+  }
+}
+
 TEST(Agree, CulpritIsNamedOnItsRankAndNumberedOnOthers) {
   PerRank<StepReport> reports(3);
   run_on_ranks(3, [&](std::shared_ptr<Ranks> ranks) {

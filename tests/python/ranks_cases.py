@@ -13,6 +13,7 @@ import torch.distributed as dist
 from ranks_job import INF, WIDTH, gather, local, mesh_of
 from torch import nn
 from torch.distributed import pipelining
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import headroom.torch
@@ -168,6 +169,16 @@ def a_loss_that_nobody_scaled():
     return "stepped"
 
 
+def state_of_a_sharded_optimizer(kind):
+    """torch.distributed.checkpoint makes the state to load into by a step without a scaler."""
+    parameter = matrix(mesh_of(4), Shard(0))
+    model = nn.ParameterDict({"sharded": parameter})
+    options = {"max_norm": 1.0} if kind == "headroom" else {}
+    optimizer = {"torch": torch.optim.AdamW, "headroom": headroom.torch.AdamW}[kind](model.parameters(), **options)
+    saved = get_optimizer_state_dict(model, optimizer)
+    return sorted(saved["state"]["sharded"]) + [bool((parameter.full_tensor() == matrix()).all())]
+
+
 def main():
     dist.init_process_group("gloo")
     found = {"a_loss_that_nobody_scaled": gather(a_loss_that_nobody_scaled())}
@@ -180,6 +191,7 @@ def main():
         found[f"late_group {kind}"] = gather(late_group(kind))
         found[f"counted {kind}"] = gather(under_another_scaler_before(kind))
         found[f"other_placements {kind}"] = gather(other_placements(kind))
+        found[f"state {kind}"] = gather(state_of_a_sharded_optimizer(kind))
         takes = inspect.signature(pipelining.ScheduleGPipe).parameters  # PyTorch 2.6 has no scale_grads
         for schedule in ("ScheduleGPipe", "Schedule1F1B") if "scale_grads" in takes else ():
             found[f"pipeline {kind} {schedule}"] = gather(pipeline(kind, schedule))

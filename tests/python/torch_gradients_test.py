@@ -226,3 +226,27 @@ def test_a_disabled_scaler_passes_on_what_only_torch_takes():
     assert weights[1].tolist() == [0.5, 0.5] and scaler.last_step_applied
     with pytest.raises(headroom.Error, match="complex64"):
         scaler.step(optimizer, max_norm=1.0)
+
+
+@pytest.mark.parametrize("dtype, unscale", [(torch.float32, False), (torch.float32, True), (torch.float16, False)])
+def test_hooks_of_the_step_may_replace_gradients_and_change_options(dtype, unscale):
+    """As gradient centralization, or a warm-up of the learning rate in a hook."""
+    weight = torch.nn.Parameter(torch.zeros(1000, dtype=dtype))
+    kept = torch.nn.Parameter(torch.zeros(2, dtype=dtype))
+    optimizer = headroom.torch.SGD([weight, kept], lr=1.0)
+    scaler = headroom.torch.GradScaler(DEVICE, init_scale=4.0)
+
+    def change(optimizer, args, kwargs):
+        weight.grad = torch.full_like(weight, 2.0 if unscale else 8.0)
+        kept.grad = None
+        optimizer.param_groups[0]["lr"] = 0.5
+
+    optimizer.register_step_pre_hook(change)
+    for _ in range(2):
+        optimizer.zero_grad()
+        scaler.scale(weight.float().sum() + kept.float().sum()).backward()
+        if unscale:
+            scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+    assert torch.equal(weight, torch.full_like(weight, -2.0)) and kept.tolist() == [0.0, 0.0]

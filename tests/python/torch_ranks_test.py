@@ -129,6 +129,11 @@ def test_a_pipeline_whose_loss_is_not_scaled_is_refused(cases):
     assert cases["a_loss_that_nobody_scaled"] == ["No process has scaled a loss; "] * 4
 
 
+@pytest.mark.parametrize("kind", ["torch", "headroom"])
+def test_state_to_load_into_is_made_without_a_scaler(cases, kind):
+    assert cases[f"state {kind}"] == [["exp_avg", "exp_avg_sq", "step", True]] * 4
+
+
 @pytest.mark.parametrize("ranks", ["all", 5, 0.0, "none", object()])
 def test_unknown_ranks_are_refused(ranks):
     with pytest.raises(ValueError, match="ranks is"):

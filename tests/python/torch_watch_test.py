@@ -561,3 +561,20 @@ def test_reentrant_checkpoints_do_not_hide_where_the_overflow_is():
         model(torch.ones(3, 4, device=DEVICE, requires_grad=True)).float().mean().backward()
     assert str(watch.report().first_bad) == "0.second: linear" and watch.report().islands() == ["0.second"]
     watch.remove()
+
+
+def test_watches_of_two_models_may_end_in_any_order():
+    models = [nn.Linear(2, 2).to(DEVICE) for _ in range(2)]
+    watches = [headroom.torch.watch(model, every=1) for model in models]
+    x = torch.ones(1, 2, device=DEVICE)
+    for _ in range(5):
+        loss = sum(model(x).sum() for model in models)
+        watches[0].report()
+        loss.backward()
+    for watch in watches:
+        watch.remove()
+
+
+def test_a_scaler_with_the_watch_as_alarm_can_be_copied():
+    scaler = headroom.torch.GradScaler("cpu", on_alarm=headroom.torch.watch(nn.Linear(2, 2)).on_alarm)
+    assert copy.deepcopy(scaler).state_dict() == scaler.state_dict()

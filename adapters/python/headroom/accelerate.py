@@ -18,6 +18,7 @@ from accelerate.optimizer import AcceleratedOptimizer
 
 from headroom._errors import Error, make
 from headroom.torch import GradScaler
+from headroom.torch._memory import all_zero
 
 
 def plug(accelerator: Any, *, max_norm: Optional[float] = None, **options: Any) -> GradScaler:
@@ -92,7 +93,8 @@ class ScaledOptimizer(AcceleratedOptimizer):
             self.scaler.step(self.optimizer, closure, max_norm=self.max_norm)
         except Error as error:
             # torch.distributed.checkpoint makes the optimizer's state by a step with gradients of zero.
-            if error.code != "wrong order" or not _all_zero(self.optimizer):
+            params = (param for group in self.optimizer.param_groups for param in group["params"])
+            if error.code != "wrong order" or not all_zero(params):
                 raise
             self.optimizer.step(closure)
             return
@@ -104,8 +106,3 @@ class ScaledOptimizer(AcceleratedOptimizer):
     @property
     def step_was_skipped(self) -> bool:
         return not self.scaler.was_applied(self.optimizer)
-
-
-def _all_zero(optimizer: torch.optim.Optimizer) -> bool:
-    gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    return not any(getattr(grad, "_local_tensor", grad).count_nonzero() for grad in gradients)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Iterable
 from typing import Any, Optional
 
 import torch
@@ -135,6 +136,11 @@ def check_whole(name: str, param: torch.Tensor, grad: Optional[torch.Tensor]) ->
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """As local_of(), for parameters, which are never Partial."""
     return getattr(tensor, "_local_tensor", tensor)
+
+
+def all_zero(parameters: Iterable[torch.Tensor]) -> bool:
+    """Whether this process has no gradient other than 0."""
+    return not any(param.grad is not None and local(param.grad).count_nonzero() for param in parameters)
 
 
 def placed_like(param: Any, value: Any) -> Any:

@@ -15,6 +15,7 @@ from headroom.torch._arguments import check_torch_arguments, not_ours, plain_opt
 from headroom.torch._binding import Call, Names
 from headroom.torch._memory import (
     View,
+    all_zero,
     check_whole,
     increment_versions,
     keep_eager,
@@ -81,7 +82,7 @@ class FusedOptimizer(TorchState):
         self._scaler: Optional[_core.GradScaler] = None  # measures, decides and applies without ours
         self._call: Optional[Call] = None  # of our scaler, while its step runs
         self._names_revision = -1
-        refresh = weakref.WeakMethod(self._refresh)
+        refresh = weakref.WeakMethod(self._bind)
         self._core.on_refresh = lambda: (refresh() or (lambda: None))()
         self._start_state()
 
@@ -136,9 +137,9 @@ class FusedOptimizer(TorchState):
     def _stream(params: list[torch.Tensor]) -> int:
         return stream_of(params[0].device) if params else 0
 
-    def bind(self, names: Names, counted: Optional[list[bool]]) -> _core.FusedOptimizer:
-        """What our scaler steps, with everything as it is now. Reports use these names. ``counted``: which gradients
-        this process counts in the norm, if several decide together."""
+    def core_for(self, names: Names, counted: Optional[list[bool]]) -> _core.FusedOptimizer:
+        """What our scaler steps. Reports use these names. ``counted``: which gradients this process counts in the norm,
+        if several decide together."""
         self._follow_groups()
         if counted is not self._counted:
             self._counted, self._settled = counted, False
@@ -146,12 +147,7 @@ class FusedOptimizer(TorchState):
             self._names_revision = names.revision
             self._labels = names.of_all(self)
             self._settled = False
-        self._prepare()
         return self._core
-
-    def _refresh(self) -> None:
-        if self._call is None:  # else step() has just bound everything
-            self._bind()
 
     def step_under(self, call: Call) -> Any:
         """A step under our scaler. It goes through step(), for the sake of hooks and of those who patched it."""
@@ -172,11 +168,9 @@ class FusedOptimizer(TorchState):
         return self._params[0].device if self._params else None
 
     def _bind(self) -> None:
+        """Shows the core memory and options as they are now, and gives it memory for state that it has none for. The
+        core calls it in every step and unscale_: hooks may have replaced gradients."""
         self._follow_groups()
-        self._prepare()
-
-    def _prepare(self) -> None:
-        """Shows the core memory and options as they are now, and gives it memory for state that it has none for."""
         self._show()
         self._core.allocate(self._stream(self._params))
 
@@ -203,7 +197,7 @@ class FusedOptimizer(TorchState):
         with FSDP2."""
         if self._places.same([param for group in self.param_groups for param in group["params"]], self._params):
             return
-        if self._core.allocated() > 0:
+        if self._core.allocated() > 0 or self._call is not None:
             raise make("unsupported", "The parameters of a group were changed after the first step; add new ones as a new "
                        "group, or make a new optimizer.")
         self._start()
@@ -347,23 +341,24 @@ class FusedOptimizer(TorchState):
         stream = self._stream(self._params)
         scale = self._number(getattr(self, "grad_scale", None))
         found = self._number(getattr(self, "found_inf", None))
-        call = self._call
+        call, max_norm = self._call, self.max_norm
+        if call is None and self._sharded and max_norm > 0.0 and all_zero(self._params):
+            max_norm = 0.0  # torch.distributed.checkpoint makes state by such a step
         if call is not None and (scale is not None or found is not None):
             raise make("unsupported", "The optimizer has a grad_scale or found_inf of its own beside that of headroom.torch."
                        "GradScaler; set them to None, or multiply the loss by the factor.")
-        if call is None and self._sharded and (scale is not None or found is not None or self.max_norm > 0.0):
+        if call is None and self._sharded and (scale is not None or found is not None or max_norm > 0.0):
             raise make("unsupported", "The parameters are sharded, and this step would be skipped or clipped by this "
                        "process's shards alone; use headroom.torch.GradScaler, which asks all processes.")
         if call is not None:
-            max_norm = call.max_norm or self.max_norm
-            call.scaler.step(self._core, max_norm, call.skip_above_norm, "never", call.stream)
+            call.scaler.step(self._core, call.max_norm or max_norm, call.skip_above_norm, "never", call.stream)
             call.counted = True
-        elif scale is None and found is None and self.max_norm == 0.0:
+        elif scale is None and found is None and max_norm == 0.0:
             self._core.apply(1.0, stream=stream)
         else:
             self._own_scaler().step(
                 self._core,
-                self.max_norm,
+                max_norm,
                 clear_grads="never",
                 stream=stream,
                 external_scale=0 if scale is None else scale.data_ptr(),

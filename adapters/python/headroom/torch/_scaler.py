@@ -280,7 +280,7 @@ class GradScaler(ScalerSettings):
         counted = self._together.counted(optimizer)
         core: Any
         if isinstance(optimizer, FusedOptimizer):
-            core = optimizer.bind(self._names, counted)
+            core = optimizer.core_for(self._names, counted)
             devices = {optimizer.device} - {None}
         else:
             core = self._bindings.get(optimizer)

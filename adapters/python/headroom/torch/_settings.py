@@ -98,7 +98,7 @@ class ScalerSettings(torch.amp.GradScaler):
                 "of an iteration, or at the end after scaler.update()."
             )
         kept = {name: value for name, value in self.__dict__.items() if name not in self._made_anew}
-        return kept | {"state": self._core.state()}
+        return kept | {"state": self._core.state(), "_on_alarm": None}  # which may be of a watch, or a lambda
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         saved = state.pop("state")

@@ -292,21 +292,24 @@ class _ModelHook:
 
 class _BackwardHook:
     """Calls ``before`` and ``after`` the next backward pass that this thread starts. Torch has no hook for that which
-    runs in the thread of the program: until then it replaces the functions that start one."""
+    runs in the thread of the program: until then it replaces the functions that start one. Several watches may do so,
+    and end in any order."""
+
+    _lock = threading.Lock()
 
     def __init__(self, before: Callable[[], None], after: Callable[[], None]) -> None:
         self._before, self._after = before, after
         self._thread = threading.get_ident()
-        self._places: list[tuple[Any, Any]] = [
-            (torch.Tensor, torch.Tensor.backward), (torch.autograd, torch.autograd.backward)]
-        self._replacements = [self._replacement(original) for _, original in self._places]
-        for (place, _), replacement in zip(self._places, self._replacements):
-            place.backward = replacement
+        self._active = True
+        self._replacements: list[Any] = []
+        with self._lock:
+            for place in _HAVE_BACKWARD:
+                place.backward = self._replacement(place.backward)
 
     def _replacement(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def backward(*args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() != self._thread:
+            if not self._active or threading.get_ident() != self._thread:
                 return original(*args, **kwargs)
             self.remove()
             self._before()
@@ -315,13 +318,24 @@ class _BackwardHook:
             finally:
                 self._after()
 
+        backward._headroom_hook = self  # type: ignore[attr-defined]
+        self._replacements.append(backward)
         return backward
 
+    def _has_ended(self, function: Any) -> bool:
+        return not self._active and any(function is each for each in self._replacements)
+
     def remove(self) -> None:
-        for (place, original), replacement in zip(self._places, self._replacements):
-            if place.__dict__["backward"] is replacement:
-                place.backward = original
-        self._replacements.clear()
+        self._active = False
+        with self._lock:
+            for place in _HAVE_BACKWARD:
+                function: Any = place.backward
+                while hasattr(function, "_headroom_hook") and function._headroom_hook._has_ended(function):
+                    function = function.__wrapped__
+                place.backward = function
+
+
+_HAVE_BACKWARD: tuple[Any, ...] = (torch.Tensor, torch.autograd)
 
 
 # The mode stays on after the forward pass, to see the loss. It is put at the bottom of torch's stack of modes, so
