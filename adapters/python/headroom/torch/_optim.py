@@ -10,7 +10,7 @@ import torch
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from headroom import _core
-from headroom._errors import make
+from headroom._errors import Error, make
 from headroom.torch._arguments import check_torch_arguments, not_ours, plain_option
 from headroom.torch._binding import Call, Names
 from headroom.torch._memory import (
@@ -75,6 +75,7 @@ class FusedOptimizer(TorchState):
         self._layouts: list[tuple[Any, Any]] = []  # shapes and strides, which are the order of the core's memory
         self._places = places()
         self._written: list[int] = []  # parameters that others have written to
+        self._prepared = False  # the core has memory for the state of all parameters
         self._settled = False  # the core's views are up to date
         self._weights_moved = False  # since the core's views were made
         self._changes = 0  # steps, loads and groups
@@ -82,7 +83,7 @@ class FusedOptimizer(TorchState):
         self._scaler: Optional[_core.GradScaler] = None  # measures, decides and applies without ours
         self._call: Optional[Call] = None  # of our scaler, while its step runs
         self._names_revision = -1
-        refresh = weakref.WeakMethod(self._bind)
+        refresh = weakref.WeakMethod(self._refresh)
         self._core.on_refresh = lambda: (refresh() or (lambda: None))()
         self._start_state()
 
@@ -120,6 +121,7 @@ class FusedOptimizer(TorchState):
         self._sharded = self._sharded or any(map(is_sharded, group["params"]))
         self._held += self._with_masters(group["params"])
         self._look()
+        self._prepared = False
         self._changes += 1
 
     def _options_of(self, group: dict[str, Any]) -> dict[str, Any]:
@@ -140,13 +142,18 @@ class FusedOptimizer(TorchState):
     def core_for(self, names: Names, counted: Optional[list[bool]]) -> _core.FusedOptimizer:
         """What our scaler steps. Reports use these names. ``counted``: which gradients this process counts in the norm,
         if several decide together."""
-        self._follow_groups()
+        if not self._prepared:
+            self._follow_groups()
         if counted is not self._counted:
             self._counted, self._settled = counted, False
         if names.revision != self._names_revision:
             self._names_revision = names.revision
             self._labels = names.of_all(self)
             self._settled = False
+        if not self._prepared or self._has_moved():
+            self._prepare()
+        else:
+            self._follow_state()
         return self._core
 
     def step_under(self, call: Call) -> Any:
@@ -168,41 +175,70 @@ class FusedOptimizer(TorchState):
         return self._params[0].device if self._params else None
 
     def _bind(self) -> None:
-        """Shows the core memory and options as they are now, and gives it memory for state that it has none for. The
-        core calls it in every step and unscale_: hooks may have replaced gradients."""
         self._follow_groups()
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Shows the core memory and options as they are now, and gives it memory for state that it has none for."""
         self._show()
         self._core.allocate(self._stream(self._params))
+        self._prepared = True
 
-    def _show(self) -> None:
+    def _refresh(self) -> None:
+        """The core calls this at the beginning of each step and unscale_, after hooks that may have replaced gradients or
+        changed options. What would need another core, or another state, is not followed here."""
+        if not self._has_present_parameters():
+            raise self._parameters_changed()
+        self._look()
+        if self._has_moved():
+            raise make("unsupported", "A hook has moved the parameters to another device during the step.")
+        self._show_present()
+
+    def _has_moved(self) -> bool:
+        return bool(self._params) and self._params[0].device != self._device
+
+    def _follow_state(self) -> None:
         self._adopt()
         if self._is_compact:
             self._forget_copies()
+
+    def _show(self) -> None:
+        self._follow_state()
+        self._look()
+        if self._has_moved():
+            self._device = self._params[0].device
+            if self._core.allocated() > 0:
+                self._move()
+        self._show_present()
+
+    def _show_present(self) -> None:
         for g, group in enumerate(self.param_groups):
             options = self._options_of(group)
             if options != self._options[g]:
                 self._core.set_options(g + 1, options)  # group 0 of the core is empty
                 self._options[g] = options
-        self._look()
-        if self._weights_moved and self._params and self._params[0].device != self._device:
-            self._device = self._params[0].device
-            if self._core.allocated() > 0:
-                self._move()
         if not self._settled:
             self._rebind(with_gradients=True)
         self._follow_written()
 
+    def _has_present_parameters(self) -> bool:
+        return self._places.same([param for group in self.param_groups for param in group["params"]], self._params)
+
     def _follow_groups(self) -> None:
         """Takes the parameters that a framework has put in place of others before the first step, as Accelerate does
         with FSDP2."""
-        if self._places.same([param for group in self.param_groups for param in group["params"]], self._params):
+        if self._has_present_parameters():
             return
-        if self._core.allocated() > 0 or self._call is not None:
-            raise make("unsupported", "The parameters of a group were changed after the first step; add new ones as a new "
-                       "group, or make a new optimizer.")
+        if self._core.allocated() > 0:
+            raise self._parameters_changed()
         self._start()
         for group in self.param_groups:
             self._add_to_core(group)
+
+    @staticmethod
+    def _parameters_changed() -> Error:
+        return make("unsupported", "The parameters of a group were changed after the first step; add new ones as a new "
+                    "group, or make a new optimizer.")
 
     def _move(self) -> None:
         """Moves masters, moments and steps to the device where the parameters are now, as after ``model.to()``."""
