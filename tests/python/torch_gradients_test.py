@@ -143,6 +143,8 @@ def test_gradients_replaced_in_inference_mode_are_stepped():
     assert weight.tolist() == [0.75, 0.75]
 
 
+@pytest.mark.skipif(torch.__version__.split(".")[:2] == ["2", "6"],
+                    reason="compiled autograd of PyTorch 2.6 has no callback at the end of backward")
 def test_compiled_autograd_runs_backward_after_unscale():
     (weight, other), (optimizer, second), scaler = make_pair("plain")
     with torch._dynamo.config.patch(compiled_autograd=True):
