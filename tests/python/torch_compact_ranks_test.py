@@ -40,4 +40,5 @@ def test_shards_are_loaded_by_one_rank_with_the_documented_loss(found, state, st
             assert np.all(np.abs(after - before) <= np.maximum(np.abs(before) * 2.0**-4, np.abs(before).max() * 2.0**-18)), name
     for name, values in saved["end"].items():  # the random bits depend on the place in a shard
         if "exp_avg" not in name:
-            np.testing.assert_allclose(loaded["end"][name], values, atol=2e-3, err_msg=name)
+            # By what one step moves them at most.
+            np.testing.assert_allclose(loaded["end"][name], values, atol=0.01, err_msg=name)
