@@ -1,6 +1,5 @@
 """The range watch."""
 
-import copy
 import gc
 import io
 import os
