@@ -27,7 +27,7 @@ inline constexpr size_t kFirstSize<hr_precision> = 24;
 template <typename Struct>
 void check_size(size_t size, const char* name) {
   static_assert(std::is_trivially_copyable_v<Struct>);
-  if (size >= kFirstSize<Struct> && size <= sizeof(Struct)) return;
+  if (size == kFirstSize<Struct> || size == sizeof(Struct)) return;
   throw Failure{HR_ERROR_VERSION, "'" + std::string(name) + "' has size " + std::to_string(size) +
                                       ", and this library (" + HEADROOM_VERSION + ") expects " +
                                       std::to_string(sizeof(Struct)) +

@@ -178,6 +178,7 @@ FusedState FusedBody::state() {
   const OptimizerState core_state = fused().state();
   FusedState state;
   state.steps = core_state.steps;
+  state.format = core_state.format;
   for (const NamedTensor& named : core_state.tensors) {
     const torch::Tensor& like = tensors_[named.parameter];
     // "embed.weight/exp_avg" becomes "exp_avg": parameters are known by index here.
@@ -211,6 +212,7 @@ void FusedBody::load_state(const FusedState& state) {
   }
   OptimizerState core_state = fused().state();
   core_state.steps = state.steps;
+  core_state.format = state.format;
   std::vector<torch::Tensor> held;  // copies in the core's element order
   for (size_t i = 0; i < present.size(); ++i) {
     held.push_back(torch::empty_like(present[i].tensor).copy_(state.tensors[i].tensor));
@@ -253,9 +255,8 @@ torch::Tensor FusedOptimizer::step(LossClosure closure) {
 }
 
 void FusedOptimizer::save(torch::serialize::OutputArchive& archive) const {
-  const internal::TorchStream stream;
-  body_->refresh(false);
-  body_->save(*this, archive);
+  // Groups may have been added since the last step.
+  const_cast<FusedOptimizer*>(this)->bind(false)->save(*this, archive);
 }
 
 void FusedOptimizer::load(torch::serialize::InputArchive& archive) {
@@ -284,8 +285,7 @@ void FusedOptimizer::load_fused_state(const FusedState& state) { bind(false)->lo
 void FusedOptimizer::refresh_masters() { bind(false)->fused().refresh_masters(); }
 
 int64_t FusedOptimizer::steps(size_t index) const {
-  const internal::TorchStream stream;
-  return body_->fused().steps(index);
+  return const_cast<FusedOptimizer*>(this)->bind(false)->fused().steps(index);
 }
 
 }  // namespace headroom::libtorch

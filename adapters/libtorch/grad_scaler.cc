@@ -48,8 +48,12 @@ class Bindings {
       if (shared) theirs->forget_gradients();
       other = shared || theirs == nullptr ? entries_.erase(other) : std::next(other);
     }
-    entry.round = round;
     return *binding;
+  }
+
+  /// Records a call that the core has accepted.
+  void used(torch::optim::Optimizer& optimizer, int64_t round) {
+    entries_[&optimizer].round = round;
   }
 
  private:
@@ -82,16 +86,23 @@ namespace {
 class Bound {
  public:
   Bound(torch::optim::Optimizer& optimizer, Bindings& bindings, const headroom::GradScaler& scaler)
-      : binding_(bindings.bind(optimizer, ScalerAccess::round(scaler))) {}
+      : optimizer_(optimizer),
+        bindings_(bindings),
+        round_(ScalerAccess::round(scaler)),
+        binding_(bindings.bind(optimizer, round_)) {}
   ~Bound() { binding_.release(); }
   Bound(const Bound&) = delete;
   Bound& operator=(const Bound&) = delete;
 
   Binding* operator->() { return &binding_; }
   headroom::Optimizer& core() { return binding_.core(); }
+  void used() { bindings_.used(optimizer_, round_); }
 
  private:
   TorchStream stream_;
+  torch::optim::Optimizer& optimizer_;
+  Bindings& bindings_;
+  int64_t round_;
   Binding& binding_;
 };
 
@@ -206,7 +217,9 @@ std::vector<torch::Tensor> GradScaler::scale(const std::vector<torch::Tensor>& l
 GradStats GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   if (!is_enabled()) return {};
   Bound bound(optimizer, *bindings_, *core_);
-  return core_->unscale_(bound.core());
+  const GradStats stats = core_->unscale_(bound.core());
+  bound.used();
+  return stats;
 }
 
 // Torch's optimizers need the verdict on the host, so their step waits; fused ones do not.
@@ -216,6 +229,7 @@ StepReport GradScaler::step(torch::optim::Optimizer& optimizer, const StepOption
   }
   Bound bound(optimizer, *bindings_, *core_);
   const StepReport report = core_->step(bound.core(), options);
+  bound.used();
   // A pending step may turn out to be skipped; an unneeded version increment does no harm.
   if (report.applied || report.pending) bound->weights_written();
   return report;

@@ -136,6 +136,7 @@ class FusedOf : public FusedBody {
       this->set_allocator(torch_memory);
     }
     void refresh() override { body_->refresh(true); }
+    bool follows_weights() const override { return true; }
     void gradients_changed() override { body_->gradients_changed(); }
 
    private:
@@ -156,6 +157,7 @@ void FusedOf<Rule>::save(const torch::optim::Optimizer& optimizer,
   const FusedState state = this->state();
   torch::serialize::OutputArchive ours(archive.compilation_unit());
   ours.write("steps", torch::tensor(state.steps));
+  ours.write("format", torch::tensor(static_cast<int64_t>(state.format)));
   std::vector<std::vector<Tensor>> buffers(tensors_.size());
   for (const StateTensor& item : state.tensors) {
     if (item.name == kMaster) {
@@ -187,15 +189,22 @@ void FusedOf<Rule>::load(torch::optim::Optimizer& optimizer,
 
   core_.allocate();
   FusedState state = this->state();
-  Tensor steps;
+  Tensor steps = torch::empty({0}, torch::kLong), format;
   if (has_ours) ours.read("steps", steps);
-  const bool counted = steps.defined() && steps.numel() == static_cast<int64_t>(tensors_.size());
+  state.format = StateFormat::kFull;
+  if (has_ours && ours.try_read("format", format)) {
+    const auto read = format.item<int64_t>();
+    if (read >= 0 && read <= static_cast<int64_t>(StateFormat::kByte)) {
+      state.format = static_cast<StateFormat>(read);
+    }
+  }
   std::vector<std::vector<Tensor>> buffers(tensors_.size());
   for (size_t i = 0; i < tensors_.size(); ++i) {
     const auto* const saved = static_cast<const State*>(snapshot.of(tensors_[i]).get());
     if (saved != nullptr) buffers[i] = Rule::tensors(*saved);
     state.steps[i] = saved == nullptr ? 0 : Rule::steps(*saved);
-    if (counted) state.steps[i] = steps[static_cast<int64_t>(i)].template item<int64_t>();
+    const auto place = static_cast<int64_t>(i);
+    if (place < steps.numel()) state.steps[i] = steps[place].template item<int64_t>();
   }
   // The state's tensors are in the core's order, and Rule::tensors() lists moments in that order.
   std::vector<size_t> next_buffer(tensors_.size(), 0);

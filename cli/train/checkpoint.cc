@@ -259,6 +259,8 @@ void Checkpoints::load(const Checkpoint& checkpoint, const Training& training,
     // All tensors have been validated by now. The next three calls validate their own input.
     if (same) training.scaler.load(state.at("scaler").get<std::string>());
     training.task.set_data_position(random.at("data").get<std::string>());
+    for (size_t i = 0; i < tensors.size(); ++i) tensors[i].second.data().copy_(values[i]);
+    optimizer.format = StateFormat::kFull;  // of the checkpoint: not recorded, but the weights are
     training.optimizer.load_fused_state(optimizer);
     torch::Generator generator = torch_generator("cpu");
     set_random_state(generator, random.at("torch").get<std::string>());
@@ -269,7 +271,6 @@ void Checkpoints::load(const Checkpoint& checkpoint, const Training& training,
     result->injected = state.at("injected").get<int64_t>();
     result->retries = state.value("retries", int64_t{0});
     result->lost = {lost.at("values").get<int64_t>(), lost.at("zeroed").get<int64_t>()};
-    for (size_t i = 0; i < tensors.size(); ++i) tensors[i].second.data().copy_(values[i]);
   });
 }
 

@@ -150,6 +150,9 @@ struct OptimizerState {
   std::vector<int64_t> steps;  // applied steps of each parameter
   std::vector<NamedTensor> tensors;
   std::shared_ptr<void> copies;  // the memory of the tensors; null if it is the optimizer's
+  // Of the optimizer that it was saved from, so that masters halfway between two weights get the
+  // same weight again; kFull also where it is not known.
+  StateFormat format = StateFormat::kFull;
 };
 
 namespace internal {

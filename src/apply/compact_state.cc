@@ -57,11 +57,11 @@ std::vector<float> join(const TensorView& weight, const Slot& slot) {
   return values;
 }
 
-// Splits a master, rounded to nearest, into a 16-bit weight and its remainder. The weight stays
-// `present` if the master is at most half a unit from it. So a weight that was rounded to even in a
-// tie, as state "full" and torch do, keeps its value.
+// Splits a master, rounded to nearest, into a 16-bit weight and its remainder. In a tie the weight
+// is the one above, whose remainder is exact; but a weight that is already the even one below, as
+// state "full" and torch round, keeps its value if `keep_even`.
 template <typename W, int kBits>
-SplitMaster<W, kBits> split_near(float master, W present) {
+SplitMaster<W, kBits> split_near(float master, W present, bool keep_even) {
   using Split = SplitMaster<W, kBits>;
   constexpr int32_t kHalfUnit = Split::kHalfUnit, kStep = 1 << (16 - kBits);
   constexpr int32_t kMostBelow = (1 << (kBits - 1)) - 1;
@@ -70,10 +70,9 @@ SplitMaster<W, kBits> split_near(float master, W present) {
   const auto distance = [whole](uint32_t weight) {
     return static_cast<int32_t>(whole) - static_cast<int32_t>((weight & 0x7FFFu) << 16);
   };
-  uint32_t weight = present.bits;
-  if ((weight & 0x8000u) != sign || std::abs(int64_t{distance(weight)}) > kHalfUnit) {
-    weight = sign | (whole + kHalfUnit) >> 16;
-  }
+  uint32_t weight = sign | (whole + kHalfUnit) >> 16;
+  const bool even_below = (present.bits & 1) == 0 && present.bits + 1u == weight;
+  if (keep_even && even_below && distance(weight) == -kHalfUnit) weight = present.bits;
   // Half a unit above the weight has no code; the largest one is next to it.
   const int32_t below = std::min((distance(weight) + (kStep >> 1)) >> (16 - kBits), kMostBelow);
   return {W::from_bits(static_cast<uint16_t>(weight)),
@@ -81,13 +80,14 @@ SplitMaster<W, kBits> split_near(float master, W present) {
 }
 
 template <typename W, int kBits>
-void split(const std::vector<float>& values, const Slot& slot, const TensorView& weight) {
+void split(const std::vector<float>& values, const Slot& slot, const TensorView& weight,
+           bool compact) {
   using Split = SplitMaster<W, kBits>;
   auto weights = fetch<W>(weight.data, values.size(), weight.device);
   std::vector<typename Split::Remainder> below(values.size());
   for_parts(values.size(), [&](size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i) {
-      const Split both = split_near<W, kBits>(values[i], weights[i]);
+      const Split both = split_near<W, kBits>(values[i], weights[i], !compact);
       weights[i] = both.weight;
       below[i] = both.remainder;
     }
@@ -142,12 +142,15 @@ std::vector<float> decode_master(const TensorView& weight, const Slot& slot) {
   return byte ? join<bf16, 8>(weight, slot) : join<bf16, 16>(weight, slot);
 }
 
-void encode_master(const std::vector<float>& values, const Slot& slot, const TensorView& weight) {
+void encode_master(const std::vector<float>& values, const Slot& slot, const TensorView& weight,
+                   bool compact) {
   const bool byte = slot.format == StateFormat::kByte;
   if (weight.dtype == DType::kF16) {
-    byte ? split<f16, 8>(values, slot, weight) : split<f16, 16>(values, slot, weight);
+    byte ? split<f16, 8>(values, slot, weight, compact)
+         : split<f16, 16>(values, slot, weight, compact);
   } else {
-    byte ? split<bf16, 8>(values, slot, weight) : split<bf16, 16>(values, slot, weight);
+    byte ? split<bf16, 8>(values, slot, weight, compact)
+         : split<bf16, 16>(values, slot, weight, compact);
   }
 }
 

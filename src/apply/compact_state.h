@@ -14,8 +14,10 @@ std::vector<float> decode_master(const TensorView& weight, const Slot& slot);
 std::vector<float> decode_moment(const TensorView& weight, const Slot& slot, size_t moment);
 
 /// Store values rounded to nearest; those that came from decode_...() stay exact. encode_master()
-/// also writes the weight, unless the value is at most half a unit from it.
-void encode_master(const std::vector<float>& values, const Slot& slot, const TensorView& weight);
+/// also writes the weight. `compact`: the values came from decode_master(); others are in a tie
+/// where FP32 masters were rounded to even.
+void encode_master(const std::vector<float>& values, const Slot& slot, const TensorView& weight,
+                   bool compact);
 void encode_moment(const std::vector<float>& values, const Slot& slot, size_t moment,
                    const TensorView& weight);
 

@@ -118,6 +118,7 @@ using namespace internal;
 OptimizerState FusedOptimizer::state() const {
   fetch_steps(parameters(), &own());
   OptimizerState state;
+  state.format = own().precision.state;
   for (const Slot& slot : own().slots) state.steps.push_back(slot.steps);
   const auto copies = std::make_shared<std::vector<std::vector<float>>>();
   for (const Entry& entry : entries_of(parameters(), own())) {
@@ -162,7 +163,8 @@ void FusedOptimizer::load_state(const OptimizerState& saved) {
     const TensorView& from = saved.tensors[i].tensor;
     const Slot& slot = own().slots[parameter];
     if (slot.format != StateFormat::kFull) {
-      if (moment == kMaster) encode_master(host_copy(from), slot, weight);
+      const bool compact = saved.format != StateFormat::kFull;
+      if (moment == kMaster) encode_master(host_copy(from), slot, weight, compact);
       if (moment != kMaster) encode_moment(host_copy(from), slot, moment, weight);
       continue;
     }

@@ -91,14 +91,19 @@ GradAccumulator::~GradAccumulator() = default;
 GradAccumulator::GradAccumulator(GradAccumulator&&) noexcept = default;
 GradAccumulator& GradAccumulator::operator=(GradAccumulator&&) noexcept = default;
 
-const std::vector<Parameter>& GradAccumulator::summed() const { return impl_->summed; }
+const std::vector<Parameter>& GradAccumulator::summed() const {
+  internal::check_not_moved_from(impl_ != nullptr);
+  return impl_->summed;
+}
 
 void GradAccumulator::apply(float multiplier, bool clear_grads) {
+  internal::check_not_moved_from(impl_ != nullptr);
   impl_->begin();
   FusedOptimizer::apply(multiplier, clear_grads);
 }
 
 void GradAccumulator::set_grad(size_t index, const TensorView& grad) {
+  internal::check_not_moved_from(impl_ != nullptr);
   impl_->check_sum(index, grad);
   FusedOptimizer::set_grad(index, grad);
 }
@@ -114,6 +119,7 @@ void GradAccumulator::rebind(std::vector<Parameter> changed) {
 }
 
 void GradAccumulator::skipped(const std::string& culprit) {
+  internal::check_not_moved_from(impl_ != nullptr);
   impl_->begin();
   impl_->bad = true;
   impl_->culprit = culprit;

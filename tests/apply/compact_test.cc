@@ -178,6 +178,37 @@ TEST(CompactState, ResumesBitForBit) {
   }
 }
 
+// A master halfway between two weights belongs to the upper one in compact state, and to the even
+// one in "full". What the weight was before does not matter.
+TEST(CompactState, TiesAreLoadedAsTheSavedFormatRounds) {
+  for (const StateFormat format : {StateFormat::kHalf, StateFormat::kByte}) {
+    for (const uint16_t even : std::initializer_list<uint16_t>{0x3F80, 0x0000, 0x3F82}) {
+      const auto odd = static_cast<uint16_t>(even + 1);
+      std::vector<float> masters = {internal::bits_float(uint32_t{even} << 16 | 0x8000u)},
+                         zeros = {0.0f};
+      for (const uint16_t present : {even, odd, uint16_t{0x4040}}) {
+        std::vector<bf16> weight = {bf16::from_bits(present)}, grad = {bf16(0.0f)};
+        AdamW optimizer({{"w", view(weight), view(grad)}}, {}, {.state = format});
+        OptimizerState saved = optimizer.state();
+        for (NamedTensor& named : saved.tensors) {
+          named.tensor = view(named.name.ends_with("master") ? masters : zeros);
+        }
+        saved.format = format;
+        optimizer.load_state(saved);
+        EXPECT_EQ(weight[0].bits, odd);
+        for (const NamedTensor& named : optimizer.state().tensors) {
+          if (!named.name.ends_with("master")) continue;
+          EXPECT_EQ(bytes_of(floats_of(named.tensor)), bytes_of(masters));
+        }
+        weight[0] = bf16::from_bits(even);
+        saved.format = StateFormat::kFull;
+        optimizer.load_state(saved);
+        EXPECT_EQ(weight[0].bits, even);
+      }
+    }
+  }
+}
+
 // The largest difference between two states, relative to the larger of value and `floor` of the
 // largest one in a group of 32.
 double largest_difference(const std::vector<float>& a, const std::vector<float>& b, double floor) {

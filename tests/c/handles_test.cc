@@ -180,6 +180,9 @@ TEST(Versions, UnknownStructSizeIsRejectedWithoutEffect) {
   report.size = 0;  // not initialised
   EXPECT_EQ(hr_scaler_step(training.scaler, training.optimizer, nullptr, &report),
             HR_ERROR_VERSION);
+  hr_precision precision;
+  EXPECT_EQ(hr_precision_init(&precision, sizeof(precision) - 1), HR_ERROR_VERSION);
+  EXPECT_OK(hr_precision_init(&precision, 24));  // of version 0.1
   auto options = sized<hr_step_options>();
   options.size = 1;
   EXPECT_EQ(hr_scaler_step(training.scaler, training.optimizer, &options, nullptr),

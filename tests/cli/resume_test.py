@@ -111,7 +111,10 @@ def test_resumed_run_is_bit_identical(temp):
               ["--precision", "fp16", "--opt-level", "O3", "--optimizer", "sgd", "--lr", 0.01],
               ["--precision", "bf16", "--opt-level", "O2", "--accumulate", 2],
               ["--precision", "fp16", "--loss-scale", "dynamic", "--clip", 1])
+    states = [["--precision", precision, "--opt-level", "O2", "--state", state]
+              for precision in ("fp16", "bf16") for state in ("half", "byte")]
     cases = [(model, [*options, *level]) for model, options in small.items() for level in levels]
+    cases += [("gpt", ["--batch", 2, "--context", 16, "--width", 32, "--lr", 1e-4, *state]) for state in states]
     cases += [("field", ["--data", image, "--precision", "fp16", "--batch", 32]),
               ("mlp", ["--tensorboard", "--layers", 2])]
     for number, (model, options) in enumerate(cases):

@@ -324,6 +324,26 @@ TEST(FusedFiles, OfAnotherModelAreRejected) {
   expect_error(ErrorCode::kBadState, "another model", [&] { torch::load(wrong, state); });
 }
 
+TEST(FusedFiles, CountsAreKeptWhenAGroupIsNew) {
+  const auto options = SGDOptions(0.01).momentum(0.9);
+  torch::Tensor old = leaf({1.0f, 2.0f}), late = leaf({3.0f});
+  FusedSGD optimizer({old}, options);
+  for (int step = 0; step < 5; ++step) {
+    old.mutable_grad() = torch::ones({2});
+    optimizer.step();
+  }
+  optimizer.add_param_group(torch::optim::OptimizerParamGroup({late}));
+  std::stringstream file;
+  torch::save(optimizer, file);
+  EXPECT_EQ(optimizer.steps(1), 0);
+  FusedSGD loaded(
+      {torch::optim::OptimizerParamGroup({old}), torch::optim::OptimizerParamGroup({late})},
+      options);
+  torch::load(loaded, file);
+  EXPECT_EQ(loaded.steps(0), 5);
+  EXPECT_EQ(loaded.steps(1), 0);
+}
+
 TEST(FusedState, TransfersToAnotherOptimizerBitwise) {
   auto a = small_model(), b = small_model();
   a->to(torch::kHalf);

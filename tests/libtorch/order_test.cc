@@ -248,6 +248,21 @@ TEST(SeveralOptimizers, SharedParameterIsRejected) {
   EXPECT_EQ(value(w), 0.0);
 }
 
+TEST(SeveralOptimizers, FusedOptimizersOfTheSameParametersMayTakeTurns) {
+  GradScaler scaler(GradScalerOptions().init_scale(4.0));
+  torch::Tensor w = leaf({4.0f});
+  FusedSGD first({w}, torch::optim::SGDOptions(1.0)), second({w}, torch::optim::SGDOptions(1.0));
+  for (FusedSGD* const optimizer : {&first, &second, &first}) {
+    optimizer->zero_grad();
+    scaler.scale(w.sum()).backward();
+    EXPECT_TRUE(scaler.step(*optimizer).applied);
+    FusedSGD& other = optimizer == &first ? second : first;
+    expect_error(ErrorCode::kInvalidArgument, "another optimizer", [&] { scaler.step(other); });
+    scaler.update();
+  }
+  EXPECT_EQ(value(w), 1.0);
+}
+
 TEST(SeveralOptimizers, NewOptimizerCanReplaceADestroyedOne) {
   for (const bool fused : {false, true}) {
     GradScaler scaler;

@@ -191,6 +191,18 @@ TEST(Accumulator, RejectsAnOptimizerOnOtherGradients) {
   expect_error(ErrorCode::kInvalidArgument, "summed()", [&] { loop.sums.step(other); });
 }
 
+TEST(Accumulator, MovedFromOneIsRefused) {
+  AccumulationLoop loop;
+  const GradAccumulator moved = std::move(loop.sums);
+  const auto refused = [](const auto& call) {
+    expect_error(ErrorCode::kInvalidArgument, "moved from", call);
+  };
+  refused([&] { loop.sums.set_grad(0, view(loop.grad)); });
+  refused([&] { loop.sums.summed(); });
+  refused([&] { loop.sums.apply(1.0f, false); });
+  refused([&] { loop.sums.skipped("w"); });
+}
+
 TEST(Accumulator, WorksWithScaleLoss) {
   AccumulationLoop loop;
   GradScaler a(StaticScale{8.0f}), b(StaticScale{1024.0f});

@@ -26,6 +26,7 @@ struct StateTensor {
 struct FusedState {
   std::vector<int64_t> steps;  // applied steps of each parameter
   std::vector<StateTensor> tensors;
+  StateFormat format = StateFormat::kFull;  // as OptimizerState::format
 };
 
 namespace internal {
