@@ -103,8 +103,7 @@ void MagnitudeCounter::add_slots(const char* data, size_t count) {
     ChunkRange range;
     to_slots(from, now, slots, &range);
     count16<kCopies>(reinterpret_cast<const char*>(slots), now, 0xFFFF, slots_, table_.data());
-    range_.largest = std::max(range_.largest, range.largest);
-    range_.smallest = std::min(range_.smallest, range.smallest);
+    range_.add(range);
     if (dtype_ == DType::kF32 && range.smallest < 0x00800000u) add_f32_subnormals(from, now);
   }
 }

@@ -44,6 +44,16 @@ class MagnitudeCounter {
   std::vector<int64_t> f32_subnormals_;  // by key, from that of 2^-149 on; empty if there are none
 };
 
+/// What a cast of elements times `scale` to a format depends on.
+BitLimits bit_limits(DType dtype, Format format, double scale);
+
+/// Counts the outcomes of elements at `data`, of any alignment.
+void count_fates(const void* data, int64_t count, DType dtype, const BitLimits& limits,
+                 Fates* fates);
+
+/// The same for a tensor in host memory, on several threads.
+Fates fates_of(const TensorView& tensor, Format format, double scale);
+
 }  // namespace headroom::internal
 
 #endif  // HEADROOM_SRC_INSPECT_COUNTER_H_

@@ -28,25 +28,31 @@ HWY_INLINE Bits magnitude_at(const char* p, size_t i) {
   return static_cast<Bits>(bits & std::numeric_limits<Bits>::max());
 }
 
+// For the largest finite and the smallest nonzero magnitude. Masks instead of conditions, which
+// keep GCC from vectorising.
+template <typename Bits>
+HWY_INLINE Bits finite_or_zero(Bits bits, Bits inf) {
+  return static_cast<Bits>(bits & -static_cast<Bits>(bits < inf));
+}
+template <typename Bits>
+HWY_INLINE Bits nonzero_or_max(Bits bits) {
+  return static_cast<Bits>(bits |
+                           (-static_cast<Bits>(bits == 0) & std::numeric_limits<Bits>::max()));
+}
+
 // Bits is a signed integer, which every target can compare.
 template <typename Bits, int kBits, Bits kInf>
 void slots(const void* from, size_t count, uint16_t* slot, ChunkRange* range) {
-  constexpr Bits kMax = std::numeric_limits<Bits>::max();
   const char* p = static_cast<const char*>(from);
-  Bits largest = 0;
-  Bits smallest = kMax;
+  Bits largest = 0, smallest = std::numeric_limits<Bits>::max();
   for (size_t i = 0; i < count; ++i) {
     const Bits bits = magnitude_at<Bits>(p, i);
     const Bits mantissa = bits & ((Bits{1} << kBits) - 1);
     slot[i] = static_cast<uint16_t>((bits >> kBits << 4) + mantissa_class<kBits>(mantissa));
-    // Masks instead of conditions, which keep GCC from vectorising.
-    const Bits finite = bits & -static_cast<Bits>(bits < kInf);
-    const Bits nonzero = bits | (-static_cast<Bits>(bits == 0) & kMax);
-    largest = std::max(largest, finite);
-    smallest = std::min(smallest, nonzero);
+    largest = std::max(largest, finite_or_zero(bits, kInf));
+    smallest = std::min(smallest, nonzero_or_max(bits));
   }
-  range->largest = std::max(range->largest, static_cast<uint64_t>(largest));
-  range->smallest = std::min(range->smallest, static_cast<uint64_t>(smallest));
+  range->add({static_cast<uint64_t>(largest), static_cast<uint64_t>(smallest)});
 }
 
 size_t repeats16(const void* from, size_t count) {
@@ -70,7 +76,8 @@ void fates(const void* from, size_t count, const BitLimits& limits, Fates* out) 
   const char* p = static_cast<const char*>(from);
   const auto flush = static_cast<Bits>(limits.flush), normal = static_cast<Bits>(limits.normal),
              overflow = static_cast<Bits>(limits.overflow), inf = static_cast<Bits>(limits.inf);
-  Counter up_to_flush = 0, zeros = 0, below_normal = 0, below_overflow = 0, finite = 0;
+  Counter up_to_flush = 0, zeros = 0, below_normal = 0, below_overflow = 0, finite = 0, numbers = 0;
+  Bits largest = 0, smallest = std::numeric_limits<Bits>::max();
   for (size_t i = 0; i < count; ++i) {
     const Bits bits = magnitude_at<Bits>(p, i);
     zeros = static_cast<Counter>(zeros + (bits == 0));
@@ -78,10 +85,17 @@ void fates(const void* from, size_t count, const BitLimits& limits, Fates* out) 
     below_normal = static_cast<Counter>(below_normal + (bits < normal));
     below_overflow = static_cast<Counter>(below_overflow + (bits < overflow));
     finite = static_cast<Counter>(finite + (bits < inf));
+    numbers = static_cast<Counter>(numbers + (bits <= inf));
+    largest = std::max(largest, finite_or_zero(bits, inf));
+    smallest = std::min(smallest, nonzero_or_max(bits));
   }
   out->flushed += static_cast<int64_t>(up_to_flush - zeros);
   out->subnormal += static_cast<int64_t>(below_normal - up_to_flush);
   out->overflow += static_cast<int64_t>(finite - below_overflow);
+  out->zeros += static_cast<int64_t>(zeros);
+  out->infs += static_cast<int64_t>(numbers - finite);
+  out->nans += static_cast<int64_t>(count - numbers);
+  out->range.add({static_cast<uint64_t>(largest), static_cast<uint64_t>(smallest)});
 }
 
 const InspectKernels* inspect_kernels_for_target() {

@@ -2,6 +2,7 @@
 #ifndef HEADROOM_SRC_INSPECT_KERNELS_H_
 #define HEADROOM_SRC_INSPECT_KERNELS_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -10,10 +11,15 @@ namespace headroom::internal {
 
 constexpr size_t kChunk = 1024;  // elements that are classified before they are counted
 
-/// The range of the magnitudes in a chunk of f32 or f64, as bits.
+/// A range of magnitudes, as bits.
 struct ChunkRange {
   uint64_t largest = 0;                                      // that is finite
   uint64_t smallest = std::numeric_limits<uint64_t>::max();  // that is not zero
+
+  void add(const ChunkRange& other) {
+    largest = std::max(largest, other.largest);
+    smallest = std::min(smallest, other.smallest);
+  }
 };
 
 /// Magnitudes, as bits, at which the outcome changes: |x| <= flush, < normal, >= overflow, >= inf.
@@ -24,10 +30,25 @@ struct BitLimits {
   uint64_t inf;
 };
 
+/// What a cast makes of elements, and the elements that are special already.
 struct Fates {
   int64_t flushed = 0;
   int64_t subnormal = 0;
   int64_t overflow = 0;
+  int64_t zeros = 0;
+  int64_t infs = 0;
+  int64_t nans = 0;
+  ChunkRange range;
+
+  void add(const Fates& other) {
+    flushed += other.flushed;
+    subnormal += other.subnormal;
+    overflow += other.overflow;
+    zeros += other.zeros;
+    infs += other.infs;
+    nans += other.nans;
+    range.add(other.range);
+  }
 };
 
 struct InspectKernels {

@@ -51,7 +51,12 @@ uint64_t first_bits(DType dtype, const Predicate& yes) {
   return low;
 }
 
-internal::BitLimits bit_limits(DType dtype, Format format, double scale) {
+}  // namespace
+
+namespace internal {
+
+BitLimits bit_limits(DType dtype, Format format, double scale) {
+  const DefaultFloatEnvironment environment;
   const FormatLimits& limit = limits(format);
   // fma rounds once, so the sign of its result is that of the exact difference.
   const auto above = [&](double x, double bound) { return std::fma(x, scale, -bound); };
@@ -65,7 +70,33 @@ internal::BitLimits bit_limits(DType dtype, Format format, double scale) {
           kInfBits[static_cast<size_t>(dtype)]};
 }
 
-}  // namespace
+void count_fates(const void* data, int64_t count, DType dtype, const BitLimits& limits,
+                 Fates* fates) {
+  constexpr int64_t kPart = 32768;
+  const InspectKernels& kernels = inspect_kernels();
+  const size_t size = size_of(dtype);
+  const auto kernel = size == 2 ? kernels.fates16 : size == 4 ? kernels.fates32 : kernels.fates64;
+  for (int64_t i = 0; i < count; i += kPart) {
+    kernel(static_cast<const char*>(data) + static_cast<size_t>(i) * size,
+           static_cast<size_t>(std::min(count - i, kPart)), limits, fates);
+  }
+}
+
+Fates fates_of(const TensorView& tensor, Format format, double scale) {
+  check_host(tensor);
+  const BitLimits limits = bit_limits(tensor.dtype, format, scale);
+  std::mutex mutex;
+  Fates all;
+  for_pieces(tensor, [&](const char* data, int64_t count) {
+    Fates fates;
+    count_fates(data, count, tensor.dtype, limits, &fates);
+    const std::lock_guard lock(mutex);
+    all.add(fates);
+  });
+  return all;
+}
+
+}  // namespace internal
 
 const FormatLimits& limits(Format format) {
   // The ends of the ranges lie halfway between two numbers of the format.
@@ -144,27 +175,8 @@ Outcome outcome_at(const TensorView& grads, Format format, float scale) {
       scale >= kSmallestScale && scale <= kLargestScale, ErrorCode::kInvalidArgument, [&] {
         return "Scale " + internal::number(scale) + " is out of range; take 2^-126 to 2^126.";
       });
-  const internal::DefaultFloatEnvironment environment;
-  const internal::BitLimits bits = bit_limits(grads.dtype, format, scale);
-  const internal::InspectKernels& kernels = internal::inspect_kernels();
-  const size_t size = size_of(grads.dtype);
-  const auto count_fates = size == 2   ? kernels.fates16
-                           : size == 4 ? kernels.fates32
-                                       : kernels.fates64;
-  std::mutex mutex;
-  Outcome outcome;
-  for_pieces(grads, [&](const char* data, int64_t count) {
-    internal::Fates fates;
-    for (int64_t i = 0; i < count; i += 32768) {
-      count_fates(data + static_cast<size_t>(i) * size,
-                  static_cast<size_t>(std::min<int64_t>(count - i, 32768)), bits, &fates);
-    }
-    const std::lock_guard lock(mutex);
-    outcome.flushed += fates.flushed;
-    outcome.subnormal += fates.subnormal;
-    outcome.overflow += fates.overflow;
-  });
-  return outcome;
+  const internal::Fates fates = internal::fates_of(grads, format, scale);
+  return {fates.flushed, fates.subnormal, fates.overflow};
 }
 
 }  // namespace headroom

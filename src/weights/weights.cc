@@ -11,8 +11,10 @@
 #include <tuple>
 
 #include "core/check.h"
+#include "core/float_environment.h"
 #include "files/pieces.h"
 #include "files/tensor_file.h"
+#include "inspect/cells.h"
 #include "inspect/counter.h"
 #include "inspect/numbers.h"
 #include "record/text.h"
@@ -28,17 +30,17 @@ using internal::three_digits;
 
 constexpr size_t kNamesInVerdict = 5;
 
-// Magnitudes of single tensors are not kept: with 100,000 tensors they would need hundreds of
-// megabytes.
-WeightTensor counts_of(const Magnitudes& seen) {
+WeightTensor counts_of(const internal::Fates& fates, DType dtype, int64_t count) {
+  const internal::DefaultFloatEnvironment environment;
   WeightTensor counts;
-  counts.count = seen.count();
-  counts.zeros = seen.zeros();
-  counts.infs = seen.infs();
-  counts.nans = seen.nans();
-  counts.largest = seen.largest();
-  counts.smallest = seen.smallest();
-  counts.fp16 = seen.at(Format::kFP16, 0);
+  counts.count = count;
+  counts.zeros = fates.zeros;
+  counts.infs = fates.infs;
+  counts.nans = fates.nans;
+  counts.fp16 = {fates.flushed, fates.subnormal, fates.overflow};
+  if (counts.nonzero() == 0) return counts;
+  counts.largest = internal::magnitude_value(dtype, fates.range.largest);
+  counts.smallest = internal::magnitude_value(dtype, fates.range.smallest);
   return counts;
 }
 
@@ -238,15 +240,15 @@ struct WeightInspector::Collected {
     }
     std::mutex mutex;
     files::for_each_piece(tensors, [&](size_t i, int64_t first, int64_t count) {
-      internal::MagnitudeCounter counter(tensors[i]->dtype);
+      const DType dtype = tensors[i]->dtype;
+      const internal::BitLimits limits = internal::bit_limits(dtype, Format::kFP16, 1.0);
+      internal::Fates fates;
       files::read_plain(file, *tensors[i], first, count, [&](const void* data, int64_t elements) {
-        counter.add(data, elements);
-        progress(static_cast<uint64_t>(elements) * size_of(tensors[i]->dtype));
+        internal::count_fates(data, elements, dtype, limits, &fates);
+        progress(static_cast<uint64_t>(elements) * size_of(dtype));
       });
-      Magnitudes seen;
-      counter.finish(&seen);
       const std::lock_guard lock(mutex);
-      add_counts(counts_of(seen), &report.tensors[first_row + i]);
+      add_counts(counts_of(fates, dtype, count), &report.tensors[first_row + i]);
     });
   }
 };
@@ -263,13 +265,12 @@ WeightInspector::~WeightInspector() = default;
 
 void WeightInspector::add(const std::string& name, const TensorView& weights,
                           std::vector<int64_t> shape) {
-  Magnitudes seen;
-  seen.add(weights);
+  const internal::Fates fates = internal::fates_of(weights, Format::kFP16, 1.0);
   WeightTensor& row = collected_->report.tensors.emplace_back();
   row.name = name;
   row.dtype = weights.dtype;
   row.shape = std::move(shape);
-  add_counts(counts_of(seen), &row);
+  add_counts(counts_of(fates, weights.dtype, weights.count), &row);
 }
 
 void WeightInspector::leave_out(const std::string& name, const std::string& dtype, int64_t count) {

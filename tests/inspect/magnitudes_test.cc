@@ -1,6 +1,7 @@
 // Compares the counts with a slow reference that converts every element.
 #include <gtest/gtest.h>
 #include <headroom/inspect.h>
+#include <headroom/weights.h>
 #include <rapidcheck/gtest.h>
 
 #include "tests/inspect/reference.h"
@@ -13,6 +14,16 @@ void expect_counts_of_reference(const std::vector<T>& values, const std::vector<
   Magnitudes seen;
   seen.add(view(values));
   ASSERT_EQ(seen.count(), static_cast<int64_t>(values.size()));
+  WeightInspector inspector;
+  inspector.add("w", view(values));
+  const WeightTensor weights = inspector.finish().tensors.at(0);
+  EXPECT_EQ(weights.count, seen.count());
+  EXPECT_EQ(weights.zeros, seen.zeros());
+  EXPECT_EQ(weights.infs, seen.infs());
+  EXPECT_EQ(weights.nans, seen.nans());
+  EXPECT_EQ(weights.largest, seen.largest());
+  EXPECT_EQ(weights.smallest, seen.smallest());
+  EXPECT_EQ(to_text(weights.fp16), to_text(count_by_conversion(values, Format::kFP16, 1.0)));
   for (const Format format : kFormats) {
     for (const int power : powers) {
       const double scale = std::ldexp(1.0, power);
