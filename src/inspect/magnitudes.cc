@@ -170,7 +170,6 @@ Outcome Magnitudes::at(Format format, int power) const {
 }
 
 Outcome outcome_at(const TensorView& grads, Format format, float scale) {
-  check_host(grads);
   internal::require(
       scale >= kSmallestScale && scale <= kLargestScale, ErrorCode::kInvalidArgument, [&] {
         return "Scale " + internal::number(scale) + " is out of range; take 2^-126 to 2^126.";

@@ -66,7 +66,7 @@ def _without_mask(buffer: Any) -> Any:
 def _add(inspector: _core.WeightInspector, name: str, array: Any, is_buffer: bool = False) -> None:
     dtype = str(getattr(array, "dtype", type(array).__name__)).rpartition(".")[2]
     shape = [int(extent) for extent in getattr(array, "shape", ())]
-    if getattr(getattr(array, "dtype", None), "byteorder", "=") == ">":  # NumPy's name of it is no plain one
+    if getattr(getattr(array, "dtype", None), "byteorder", "=") == ">":  # whose name in NumPy is ">f4", not "float32"
         array = array.astype(array.dtype.newbyteorder("="))
         dtype = str(array.dtype)
     if dtype not in ("float16", "bfloat16", "float32", "float64") or getattr(array, "is_sparse", False):
