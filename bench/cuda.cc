@@ -1,4 +1,5 @@
 // Scaled steps on a CUDA device, compared with a device-to-device copy of the same bytes.
+//     headroom_cuda_bench [MODEL [STATE]]
 #include <cuda_runtime.h>
 #include <headroom/headroom.h>
 
@@ -100,7 +101,7 @@ class Tensor {
     }
     float* wide = nullptr;
     const int64_t most = static_cast<int64_t>(noise.size());
-    std::vector<float> sized(noise);
+    std::vector<float> sized(noise.begin(), noise.begin() + std::min(count, most));
     for (float& x : sized) x *= size;
     cudaMalloc(&wide, sized.size() * 4);
     cudaMemcpy(wide, sized.data(), sized.size() * 4, cudaMemcpyDefault);
@@ -183,7 +184,7 @@ void run(const Model& model, hr::DType type, hr::StateFormat state, double copy_
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::string only = argc > 1 ? argv[1] : "";
+  const std::string only = argc > 1 ? argv[1] : "", only_state = argc > 2 ? argv[2] : "";
   cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
   const hr::StreamScope scope(stream);
   double speed = 0.0;
@@ -207,6 +208,7 @@ int main(int argc, char** argv) {
     if (!only.empty() && only != model.name) continue;
     for (const auto state :
          {hr::StateFormat::kFull, hr::StateFormat::kHalf, hr::StateFormat::kByte}) {
+      if (!only_state.empty() && only_state != hr::to_string(state)) continue;
       for (const hr::DType type : {hr::DType::kF32, hr::DType::kF16, hr::DType::kBF16}) {
         run(model, type, state, speed);
       }

@@ -181,10 +181,9 @@ void encode_moments(const float* HWY_RESTRICT from, const uint32_t* HWY_RESTRICT
   }
 }
 
-// Moments of StateFormat::kHalf. kFirst: the first bit of dither_word() that rounds them.
-template <int kFirst>
-void encode_halves(const float* HWY_RESTRICT from, const uint32_t* HWY_RESTRICT random,
-                   size_t count, bf16* HWY_RESTRICT to) {
+// Moments of StateFormat::kHalf.
+HWY_INLINE void encode_halves(const float* HWY_RESTRICT from, const uint32_t* HWY_RESTRICT random,
+                              size_t count, bf16* HWY_RESTRICT to) {
   const DF d;
   const hn::Rebind<uint32_t, DF> du;
   for (size_t j = 0; j < count; j += kGroup) {
@@ -193,8 +192,7 @@ void encode_halves(const float* HWY_RESTRICT from, const uint32_t* HWY_RESTRICT 
     HEADROOM_UNROLL
     for (size_t k = 0; k < kVectors; ++k) {
       const size_t at = j + k * kFloatLanes;
-      const auto dither = hn::ShiftRight<kFirst>(hn::Load(du, random + at));
-      bits[k] = encode_half(d, hn::Load(d, from + at), hn::And(dither, hn::Set(du, 0xFFFFu)));
+      bits[k] = encode_half(d, hn::Load(d, from + at), hn::Load(du, random + at));
     }
     store_parts<2, 2>(d, bits, to + j);
   }
@@ -258,13 +256,13 @@ HWY_INLINE void encode_block(const CompactArrays<W, kFormat>& a, size_t i, size_
                                     a.exponents[1] + group);
     }
   } else {
-    if constexpr (kStates > 0) encode_halves<4>(moments[0], random, count, a.state[0] + i);
-    if constexpr (kStates > 1) encode_halves<16>(moments[1], random, count, a.state[1] + i);
+    if constexpr (kStates > 0) encode_halves(moments[0], random, count, a.state[0] + i);
+    if constexpr (kStates > 1) encode_halves(moments[1], random, count, a.state[1] + i);
   }
 }
 
-// Applies the rule to decoded elements.
-template <Rule kRule, bool kInPlace, typename G>
+// Applies the rule to decoded elements. kDecay: n.l2 is not 0.
+template <Rule kRule, bool kInPlace, bool kDecay, typename G>
 void update_block(const RuleNumbers& n, const G* HWY_RESTRICT grad, float* HWY_RESTRICT weight,
                   size_t count, Block& block) {
   const DF d;
@@ -272,8 +270,9 @@ void update_block(const RuleNumbers& n, const G* HWY_RESTRICT grad, float* HWY_R
     prefetch_ahead(grad + j);
     if constexpr (kInPlace) prefetch_ahead(weight + j);
     for (size_t k = j; k < j + kGroup; k += kFloatLanes) {
-      const auto g = hn::Mul(load_float(d, grad + k), hn::Set(d, n.multiplier));
       const auto w = load_float(d, weight + k);
+      auto g = hn::Mul(load_float(d, grad + k), hn::Set(d, n.multiplier));
+      if constexpr (kDecay) g = hn::Add(g, hn::Mul(hn::Set(d, n.l2), w));
       auto* const s0 = block.moments[0] + k;
       auto* const s1 = block.moments[1] + k;
       store_float(d, updated<kRule, true>(d, n, g, w, s0, s1), weight + k);
@@ -296,10 +295,13 @@ void update_groups(const ApplySpan& span, const ApplyJob job) {
     auto* const grad = static_cast<char*>(span.grad) + i * size_of(span.grad_type);
     with_type<f16, bf16, float>(span.grad_type, [&](auto element) HWY_ATTR {
       const auto* const from = reinterpret_cast<const decltype(element)*>(grad);
-      if constexpr (A::kNarrow) {
-        update_block<kRule, false>(n, from, block.weight, count, block);
+      float* weight;
+      if constexpr (A::kNarrow) weight = block.weight;
+      if constexpr (!A::kNarrow) weight = a.master + i;
+      if (n.l2 != 0.0f) {
+        update_block<kRule, !A::kNarrow, true>(n, from, weight, count, block);
       } else {
-        update_block<kRule, true>(n, from, a.master + i, count, block);
+        update_block<kRule, !A::kNarrow, false>(n, from, weight, count, block);
       }
     });
     encode_block<kStates>(a, i, count, block);

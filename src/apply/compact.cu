@@ -2,9 +2,9 @@
 // block updates one piece; a thread updates eight elements, and four threads share a group of
 // moments.
 //
-// Arithmetic bounds these kernels as much as memory does: in the time of the 12 bytes of an element
-// there is room for some 80 instructions. So everything is loaded before anything is used, bytes
-// are converted in words, and only what is not whole takes a path of its own.
+// In the time of the 12 bytes of an element there is room for some 80 instructions. So everything
+// is loaded before anything is used, bytes are converted in words, there is a kernel of its own for
+// gradients of the type of the weight, and what is not whole takes a path of its own.
 #include "apply/cuda.cuh"
 #include "apply/formats.h"
 #include "core/cuda.cuh"
@@ -12,8 +12,8 @@
 namespace headroom::internal {
 namespace {
 
-// Tuned on an H200: of 4 to 9 blocks of 128 threads on a multiprocessor, and 3 to 5 of 256 threads
-// that update only one set of elements each, this is the fastest by 10 % or more.
+// Tuned on an H200, see docs/performance.md: more blocks on a multiprocessor, larger pieces and
+// loads of only one set of elements at a time are all slower.
 constexpr int kEach = 8;      // elements of a thread at a time
 constexpr int kResident = 6;  // blocks on a multiprocessor; limits registers
 static_assert(kPiece % (kCompactThreads * kEach) == 0);
@@ -63,6 +63,9 @@ __device__ inline uint32_t bytes_of(const uint32_t* words) {
                      0x5410);
 }
 
+// Bytes 1 and 3 of two words.
+__device__ inline uint32_t odd_bytes(uint32_t a, uint32_t b) { return __byte_perm(a, b, 0x7531); }
+
 // Byte i of a word, signed, times 256. (__byte_perm() cannot extend a sign.)
 __device__ inline uint32_t signed_byte(uint32_t word, unsigned i) {
   const unsigned sign = i | 8;
@@ -81,16 +84,34 @@ __device__ inline uint32_t upper_halves(const uint32_t* words) {
   return __byte_perm(words[0], words[1], 0x7632);
 }
 
-// Bits with the sign of others, in one instruction that the compiler does not find.
-__device__ inline uint32_t with_sign(uint32_t bits, uint32_t sign) {
+// `bits` where the mask is 1 and `others` elsewhere, in one instruction that the compiler does not
+// find.
+template <uint32_t kMask>
+__device__ inline uint32_t merge(uint32_t bits, uint32_t others) {
   uint32_t result;
-  asm("lop3.b32 %0, %1, %2, 0x7FFFFFFF, 0xE4;" : "=r"(result) : "r"(bits), "r"(sign));
+  asm("lop3.b32 %0, %1, %2, %3, 0xE4;" : "=r"(result) : "r"(bits), "r"(others), "n"(kMask));
   return result;
 }
+__device__ inline uint32_t with_sign(uint32_t bits, uint32_t sign) {
+  return merge<kMagnitude>(bits, sign);
+}
 
-// moment_magnitude() in one instruction, which takes NaN for the limit as well.
-__device__ inline float limited(float moment) {
-  return fminf(fabsf(moment), bits_float(kLargestMoment));
+// The larger of a magnitude and that of `b`, or NaN if one is.
+__device__ inline float larger_magnitude(float a, float b) {
+#if __CUDA_ARCH__ >= 800
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(fabsf(b)));
+  return result;
+#else
+  return bits_float(larger(float_bits(a), float_bits(b) & kMagnitude));
+#endif
+}
+
+// HalfRange::place() without the dither, and unplace(): the exponents differ by 112, and numbers
+// below 2^-14 become subnormal ones, which cost nothing on a GPU. The sign stays.
+__device__ inline uint32_t place_half_range(float x) { return float_bits(x * 0x1p-112f); }
+__device__ inline float unplace_half_range(uint32_t placed) {
+  return bits_float(placed) * 0x1p112f;
 }
 
 // 16-bit number i of a pack, in the upper half of the result.
@@ -135,20 +156,34 @@ struct ByteMoments {
     }
   }
 
-  template <bool kWhole>
-  __device__ void store(const float* values, uint32_t hash, int count) {
+  // The largest magnitude, or NaN if there is one.
+  __device__ static float largest_of(const float* values) {
     float largest = 0.0f;
 #pragma unroll
-    for (int e = 0; e < kEach; ++e) largest = fmaxf(largest, limited(values[e]));
+    for (int e = 0; e < kEach; ++e) largest = larger_magnitude(largest, values[e]);
+    return largest;
+  }
+
+  // As moment_magnitude(), for values that are not ordinary.
+  __device__ static void limit(float* values, float* largest) {
+    constexpr float kLimit = 0x1p126f;
+    *largest = fminf(*largest, kLimit);
+#pragma unroll
+    for (int e = 0; e < kEach; ++e)
+      values[e] = copysignf(fminf(fabsf(values[e]), kLimit), values[e]);
+  }
+
+  template <bool kWhole>
+  __device__ void store(const float* values, float largest, uint32_t hash, int count) {
     const uint32_t shared = Code::exponent(largest_of_group(float_bits(largest)));
+    uint32_t placed[kEach];
 #pragma unroll
-    for (int i = 0; i < kEach / 4; ++i) {
-      uint32_t words[4];
+    for (int e = 0; e < kEach; ++e) placed[e] = place(values[e], shared, hash * dither_factor(e));
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        words[e] = encode(values[4 * i + e], shared, hash * dither_factor(4 * i + e));
-      }
-      set_word(&loaded, i, bytes_of<3>(words));
+    for (int e = 0; e < kEach; e += 4) {
+      const uint32_t lower = codes_of(upper_halves(placed + e));
+      const uint32_t upper = codes_of(upper_halves(placed + e + 2));
+      set_word(&loaded, e / 4, odd_bytes(lower, upper));
     }
     store_elements<kWhole>(codes, loaded, count);
     if ((kWhole || count > 0) && threadIdx.x % 4 == 0) *exponents = static_cast<uint8_t>(shared);
@@ -176,16 +211,21 @@ struct ByteMoments {
     }
   }
 
-  // The code in the upper byte.
-  __device__ static uint32_t encode(float value, uint32_t exponent, uint32_t random) {
+  // The code, from bit 20 on, with a first moment's sign in bit 31; other bits are not part of it.
+  __device__ static uint32_t place(float value, uint32_t exponent, uint32_t random) {
     if constexpr (kFirst) {
-      const float scaled = limited(value) * bits_float((254 - exponent) << 23);
-      const uint32_t code = Code::Range::place(scaled, first_dither(random));
-      return with_sign(code * 16, float_bits(value));
+      const float scaled = value * bits_float((254 - exponent) << 23);
+      return place_half_range(scaled) + dither_of<kMomentBits>(random);
     } else {
-      const uint32_t bits = float_bits(limited(value));
-      return larger(bits + second_dither(random) - Code::first_bits(exponent), 0) * 16;
+      const uint32_t rounded = float_bits(value) + dither_of<kMomentBits>(random);
+      return larger(rounded - Code::first_bits(exponent), 0);
     }
+  }
+
+  // The codes of two placed values, from their upper halves, in the odd bytes.
+  __device__ static uint32_t codes_of(uint32_t halves) {
+    const uint32_t codes = halves << 4;
+    return kFirst ? merge<0x7FFF7FFFu>(codes, halves) : codes;
   }
 };
 
@@ -208,13 +248,15 @@ struct HalfMoments {
     for (int e = 0; e < kEach; ++e) values[e] = bits_float(upper_half(loaded, e));
   }
 
+  __device__ static float largest_of(const float* /*values*/) { return 0.0f; }
+  __device__ static void limit(float* /*values*/, float* /*largest*/) {}
+
   template <bool kWhole>
-  __device__ void store(const float* values, uint32_t hash, int count) {
+  __device__ void store(const float* values, float /*largest*/, uint32_t hash, int count) {
 #pragma unroll
     for (int e = 0; e < kEach; ++e) {
-      const uint32_t random = hash * dither_factor(e);
-      const uint32_t dither = kFirst ? first_dither(random) : second_dither(random);
-      loaded.at[e] = encode_moment(values[e], half_dither(dither));
+      const uint32_t dither = dither_of<kHalfMomentBits>(hash * dither_factor(e));
+      loaded.at[e] = encode_moment(values[e], dither);
     }
     store_elements<kWhole>(stored, loaded, count);
   }
@@ -248,7 +290,7 @@ struct Weights {
       } else {
         below = static_cast<uint32_t>(static_cast<int32_t>(static_cast<int16_t>(lower.at[e])));
       }
-      values[e] = Split::join(upper_half(upper, e), below);
+      values[e] = join(upper_half(upper, e), below);
     }
   }
 
@@ -257,7 +299,7 @@ struct Weights {
     uint32_t bits[kEach], rounded[kEach];
 #pragma unroll
     for (int e = 0; e < kEach; ++e) {
-      bits[e] = aligned(values[e], master_dither<Split::kDropped>(hash * dither_factor(e)));
+      bits[e] = aligned(values[e], dither_of<Split::kDropped>(hash * dither_factor(e)));
       rounded[e] = bits[e] + Split::kHalfUnit;
       if constexpr (Split::kHalf) rounded[e] = with_sign(rounded[e], float_bits(values[e]));
     }
@@ -275,10 +317,21 @@ struct Weights {
   }
 
  private:
-  // Split::aligned(), with fewer instructions. NaN that arithmetic makes has no sign.
+  // As in Split, with fewer instructions.
+  __device__ static float join(uint32_t weight, uint32_t below) {
+    if constexpr (Split::kHalf && kBits == 8) {
+      const uint32_t whole = larger((weight & kMagnitude) + below, 0);
+      return bits_float(with_sign(float_bits(unplace_half_range(whole >> 3)), weight));
+    } else {
+      return Split::join(weight, below);
+    }
+  }
+  // NaN that arithmetic makes has no sign.
   __device__ static uint32_t aligned(float master, uint32_t dither) {
     if constexpr (Split::kHalf) {
-      return Split::aligned_half(fminf(fabsf(master), Split::kHalfInf), dither);
+      const float magnitude = fminf(fabsf(master), Split::kHalfInf);
+      if constexpr (kBits == 8) return (place_half_range(magnitude) + dither) * 8;
+      return Split::aligned_half(magnitude, dither);
     } else {
       return smaller(float_bits(master), Split::kQuietNan) + dither;
     }
@@ -307,33 +360,48 @@ struct Weights<float, kFormat> {
   }
 };
 
-// Gradients of a thread, of any type. The branches go the same way for a whole block.
+// Gradients of a thread.
+template <typename G>
 struct Grads {
+  Pack<G, kEach> loaded;
+
+  template <bool kWhole>
+  __device__ void load(const CudaSlot& slot, int64_t at, int count) {
+    loaded = load_elements<kWhole>(static_cast<const G*>(slot.grad) + at, count);
+  }
+
+  __device__ void decode(float* values) const {
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) {
+      if constexpr (std::is_same_v<G, bf16>) {
+        values[e] = bits_float(upper_half(loaded, e));
+      } else {
+        values[e] = to_float(loaded.at[e]);
+      }
+    }
+  }
+};
+
+// Of any type. The branches go the same way for a whole block.
+template <>
+struct Grads<void> {
   DType type;
-  Pack<float, kEach> wide;
-  Pack<uint16_t, kEach> narrow;
+  Grads<float> of_f32;
+  Grads<f16> of_f16;
+  Grads<bf16> of_bf16;
 
   template <bool kWhole>
   __device__ void load(const CudaSlot& slot, int64_t at, int count) {
     type = slot.kind.grad;
-    if (type == DType::kF32) {
-      wide = load_elements<kWhole>(static_cast<const float*>(slot.grad) + at, count);
-    } else {
-      narrow = load_elements<kWhole>(static_cast<const uint16_t*>(slot.grad) + at, count);
-    }
+    if (type == DType::kF32) return of_f32.load<kWhole>(slot, at, count);
+    if (type == DType::kF16) return of_f16.load<kWhole>(slot, at, count);
+    of_bf16.load<kWhole>(slot, at, count);
   }
 
   __device__ void decode(float* values) const {
-    if (type == DType::kF32) {
-#pragma unroll
-      for (int e = 0; e < kEach; ++e) values[e] = wide.at[e];
-    } else if (type == DType::kBF16) {
-#pragma unroll
-      for (int e = 0; e < kEach; ++e) values[e] = bits_float(upper_half(narrow, e));
-    } else {
-#pragma unroll
-      for (int e = 0; e < kEach; ++e) values[e] = to_float(f16::from_bits(narrow.at[e]));
-    }
+    if (type == DType::kF32) return of_f32.decode(values);
+    if (type == DType::kF16) return of_f16.decode(values);
+    of_bf16.decode(values);
   }
 };
 
@@ -346,14 +414,14 @@ __device__ inline uint32_t hash_of(const CudaNumbers& numbers, int64_t at) {
 }
 
 // Everything of kEach elements of a thread.
-template <Rule kRule, typename W, StateFormat kFormat, bool kWhole>
+template <Rule kRule, typename G, typename W, StateFormat kFormat, bool kWhole>
 struct Elements {
   static constexpr size_t kStates = state_buffers(kRule);
   static constexpr bool kByte = kFormat == StateFormat::kByte;
   std::conditional_t<kByte, ByteMoments<FirstMoment>, HalfMoments<FirstMoment>> first;
   std::conditional_t<kByte, ByteMoments<SecondMoment>, HalfMoments<SecondMoment>> second;
   Weights<W, kFormat> weights;
-  Grads grads;
+  Grads<G> grads;
   int64_t at;
   int count;
 
@@ -361,7 +429,7 @@ struct Elements {
     at = index;
     const int64_t left = slot.count - index;
     count = kWhole ? kEach : static_cast<int>(left < 0 ? 0 : left < kEach ? left : kEach);
-    grads.load<kWhole>(slot, at, count);
+    grads.template load<kWhole>(slot, at, count);
     weights.template load<kWhole>(slot, at, count);
     if constexpr (kStates > 0) first.template load<kWhole>(slot.state, at, count);
     if constexpr (kStates > 1) second.template load<kWhole>(slot.state, at, count);
@@ -376,37 +444,52 @@ struct Elements {
     if constexpr (kStates > 0) first.template decode<kWhole>(count, m);
     if constexpr (kStates > 1) second.template decode<kWhole>(count, v);
 #pragma unroll
-    for (int e = 0; e < kEach; ++e) {
-      w[e] = updated<kRule, true>(n, g[e] * multiplier, w[e], &m[e], &v[e]);
+    for (int e = 0; e < kEach; ++e) g[e] *= multiplier;
+    if (n.l2 != 0.0f) {
+#pragma unroll
+      for (int e = 0; e < kEach; ++e) g[e] += n.l2 * w[e];
     }
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) w[e] = updated<kRule, true>(n, g[e], w[e], &m[e], &v[e]);
     weights.template store<kWhole>(w, hash, count);
-    if constexpr (kStates > 0) first.template store<kWhole>(m, hash, count);
-    if constexpr (kStates > 1) second.template store<kWhole>(v, hash, count);
+    float largest_m = 0.0f, largest_v = 0.0f;
+    if constexpr (kStates > 0) largest_m = first.largest_of(m);
+    if constexpr (kStates > 1) largest_v = second.largest_of(v);
+    if (larger(float_bits(largest_m), float_bits(largest_v)) > kLargestMoment) {
+      if constexpr (kStates > 0) first.limit(m, &largest_m);
+      if constexpr (kStates > 1) second.limit(v, &largest_v);
+    }
+    if constexpr (kStates > 0) first.template store<kWhole>(m, largest_m, hash, count);
+    if constexpr (kStates > 1) second.template store<kWhole>(v, largest_v, hash, count);
   }
 };
 
-// The piece from element `begin` on. A thread loads its next elements before it updates those that
-// it has.
-template <Rule kRule, typename W, StateFormat kFormat, bool kWhole>
-__device__ void update_piece(const CudaSlot& slot, const CudaNumbers& numbers, float multiplier,
-                             int64_t begin) {
+// The piece from element `begin` on, if the step is applied. A thread loads its next elements
+// before it updates those that it has, and the first ones before it knows the verdict.
+template <Rule kRule, typename G, typename W, StateFormat kFormat, bool kWhole>
+__device__ void update_piece(const CudaTables& tables, uint32_t index, int64_t begin) {
   constexpr int kRound = kCompactThreads * kEach;  // elements of the block
   constexpr int kRounds = kPiece / kRound;
+  const CudaSlot& slot = tables.slots[index];
+  const CudaNumbers& numbers = tables.numbers[index];
   const int64_t at = begin + static_cast<int>(threadIdx.x) * kEach;
   if constexpr (kWhole) {
-    Elements<kRule, W, kFormat, true> elements[kRounds];
+    Elements<kRule, G, W, kFormat, true> elements[kRounds];
     elements[0].load(slot, at);
+    const DeviceVerdict verdict = *tables.verdict;
+    if (!verdict.apply) return;
 #pragma unroll
     for (int i = 0; i < kRounds; ++i) {
       if (i + 1 < kRounds) elements[i + 1].load(slot, at + (i + 1) * kRound);
-      elements[i].update(numbers, multiplier);
+      elements[i].update(numbers, verdict.multiplier);
     }
   } else {
+    const DeviceVerdict verdict = *tables.verdict;
 #pragma unroll 1
-    for (int i = 0; i < kRounds; ++i) {
-      Elements<kRule, W, kFormat, false> elements;
+    for (int i = 0; i < kRounds && verdict.apply; ++i) {
+      Elements<kRule, G, W, kFormat, false> elements;
       elements.load(slot, at + i * kRound);
-      elements.update(numbers, multiplier);
+      elements.update(numbers, verdict.multiplier);
     }
   }
 }
@@ -420,7 +503,7 @@ __device__ void clear_piece(const CudaSlot& slot, int64_t begin) {
 }
 
 // As step_kernel() of cuda.cu. All threads of a block get to the end, for the shuffles.
-template <Rule kRule, typename W, StateFormat kFormat>
+template <Rule kRule, typename G, typename W, StateFormat kFormat>
 __global__ void __launch_bounds__(kCompactThreads, kResident)
     compact_kernel(CudaTables tables, int64_t last_piece, ApplyJob job, bool clear_skipped) {
   const int64_t piece = last_piece - static_cast<int64_t>(blockIdx.x);
@@ -430,32 +513,35 @@ __global__ void __launch_bounds__(kCompactThreads, kResident)
   const bool whole = slot.count - begin >= kPiece && aligned_16(slot.grad) &&
                      aligned_16(slot.weight) && aligned_16(slot.state.master);
   wait_for_kernel_before();
-  const DeviceVerdict verdict = *tables.verdict;
-  if (verdict.apply) {
-    const CudaNumbers& numbers = tables.numbers[index];
-    if (whole) {
-      update_piece<kRule, W, kFormat, true>(slot, numbers, verdict.multiplier, begin);
-    } else {
-      update_piece<kRule, W, kFormat, false>(slot, numbers, verdict.multiplier, begin);
-    }
+  if (whole) {
+    update_piece<kRule, G, W, kFormat, true>(tables, index, begin);
+  } else {
+    update_piece<kRule, G, W, kFormat, false>(tables, index, begin);
   }
+  const DeviceVerdict verdict = *tables.verdict;
   if (verdict.apply ? job.clear_grads : clear_skipped) {
     __syncthreads();
     clear_piece(slot, begin);
   }
 }
 
-struct PickCompactKernel {  // for select_compact_kernel(); nvcc warns about a lambda
+// For select_compact_kernel(); nvcc warns about a lambda. `own`: gradients have the type of
+// weights.
+struct PickCompactKernel {
+  bool own;
   template <Rule kRule, typename W, StateFormat kFormat>
   StepKernel operator()() const {
-    return compact_kernel<kRule, W, kFormat>;
+    return own ? compact_kernel<kRule, W, W, kFormat> : compact_kernel<kRule, void, W, kFormat>;
   }
 };
 
 }  // namespace
 
 StepKernel compact_step_kernel(const KernelKind& kind) {
-  return select_compact_kernel(kind, PickCompactKernel());
+  const DType weight = kind.weight == WeightKind::kF16Master    ? DType::kF16
+                       : kind.weight == WeightKind::kBF16Master ? DType::kBF16
+                                                                : DType::kF32;
+  return select_compact_kernel(kind, PickCompactKernel{kind.grad == weight});
 }
 
 }  // namespace headroom::internal

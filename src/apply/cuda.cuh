@@ -34,10 +34,11 @@ __device__ inline float ordinary_reciprocal(float x) {
 }
 
 /// The rules, with the same operations in the same order as update-inl.h. The files are compiled
-/// with --fmad=false, so that the results are the same bits as on the CPU.
+/// with --fmad=false, so that the results are the same bits as on the CPU. kCompact: see
+/// RuleNumbers; the caller adds the weight decay of l2.
 template <Rule kRule, bool kCompact>
 __device__ inline float updated(const RuleNumbers& n, float g, float w, float* s0, float* s1) {
-  g = g + n.l2 * w;
+  if constexpr (!kCompact) g = g + n.l2 * w;
   if constexpr (kRule == Rule::kSgd) {
     return w - n.lr * g;
   } else if constexpr (kRule == Rule::kSgdMomentum) {
@@ -55,7 +56,7 @@ __device__ inline float updated(const RuleNumbers& n, float g, float w, float* s
     *s0 = m;
     *s1 = v;
     const float root = kCompact ? ordinary_sqrt(fmaxf(v, kSmallestVariance)) : sqrtf(v);
-    const float denominator = root * n.correction2 + n.eps;
+    const float denominator = root + n.eps;
     const float direction = kCompact ? m * ordinary_reciprocal(denominator) : m / denominator;
     return n.keep * w - n.step_size * direction;
   }

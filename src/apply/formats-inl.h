@@ -256,7 +256,7 @@ struct FirstMoments {
     const hn::Rebind<uint32_t, D> du;
     const auto limit = hn::Set(di, static_cast<int32_t>(kLargestMoment));
     const auto limited = hn::BitCast(d, hn::Min(magnitude_bits(d, value), limit));
-    const auto dither = hn::And(random, hn::Set(du, 0xFFFFFu));
+    const auto dither = hn::ShiftRight<32 - kMomentBits>(random);
     const auto placed = place_half_range(d, hn::Mul(limited, hn::Set(d, encoder)), kLowest, dither);
     const auto code = hn::BitCast(d, hn::ShiftLeft<4>(placed));
     return hn::BitCast(du, hn::CopySignToAbs(code, value));
@@ -288,18 +288,19 @@ struct SecondMoments {
     const hn::Rebind<int32_t, D> di;
     const hn::Rebind<uint32_t, D> du;
     const auto limited = hn::Min(magnitude(d, value), hn::Set(du, kLargestMoment));
-    const auto sum = hn::Add(limited, hn::ShiftRight<12>(random));
+    const auto sum = hn::Add(limited, hn::ShiftRight<32 - kMomentBits>(random));
     const auto above = hn::BitCast(di, hn::Sub(sum, hn::Set(du, first)));
     return hn::ShiftLeft<4>(hn::BitCast(du, hn::Max(above, hn::Zero(di))));
   }
 };
 
-// Moments in bf16, see encode_moment(), in the upper half. `dither`: 16 bits.
+// Moments in bf16, see encode_moment(), in the upper half.
 template <class D>
-HWY_INLINE BitsOf<D> encode_half(D d, hn::Vec<D> value, BitsOf<D> dither) {
+HWY_INLINE BitsOf<D> encode_half(D d, hn::Vec<D> value, BitsOf<D> random) {
   const hn::Rebind<int32_t, D> di;
   const auto limit = hn::Set(di, 0x7F7F0000);
   const auto magnitude = hn::Min(magnitude_bits(d, value), limit);
+  const auto dither = hn::ShiftRight<32 - kHalfMomentBits>(random);
   const auto sum = hn::Min(hn::Add(magnitude, hn::BitCast(di, dither)), limit);
   return hn::BitCast(hn::Rebind<uint32_t, D>(), hn::CopySignToAbs(hn::BitCast(d, sum), value));
 }

@@ -41,16 +41,17 @@ inline uint32_t dither_word(uint32_t index, uint32_t key) {
   return dither_hash(index, key) * dither_factor(index % 8);
 }
 
-/// The bits of a dither_word() that round the first moment, the second one, and the master. The
-/// last two share their upper bits, so their rounding errors are correlated, which is harmless.
-HEADROOM_HOST_DEVICE constexpr uint32_t first_dither(uint32_t word) { return word & 0xFFFFFu; }
-HEADROOM_HOST_DEVICE constexpr uint32_t second_dither(uint32_t word) { return word >> 12; }
+/// A dither of kBits bits from a dither_word(). Master and moments use the same bits, so their
+/// rounding errors are correlated. That is harmless: an update by moments in 8 bits is larger by 2
+/// parts in 10,000 on average, and with independent bits by 5.
 template <int kBits>
-HEADROOM_HOST_DEVICE constexpr uint32_t master_dither(uint32_t word) {
+HEADROOM_HOST_DEVICE constexpr uint32_t dither_of(uint32_t word) {
   return kBits == 0 ? 0 : word >> (32 - kBits) % 32;
 }
 
-/// A dither of 20 bits that rounds to nearest, ties away from zero.
+/// Bits that are cut off a moment in 8 and in 16 bits, and the dither of kMomentBits bits that
+/// rounds to nearest, ties away from zero.
+constexpr int kMomentBits = 20, kHalfMomentBits = 16;
 constexpr uint32_t kNearestMoment = 0x80000u;
 
 /// Numbers without sign with exponents from that of kMin = 2^-14 on, and subnormal ones below: f16
@@ -101,7 +102,7 @@ struct SplitMaster {
   W weight;
   Remainder remainder;
 
-  /// `dither`: master_dither<kDropped>(), or 0 with kBits = 16, where nothing is rounded but f16
+  /// `dither`: dither_of<kDropped>(), or 0 with kBits = 16, where nothing is rounded but f16
   /// below 2^-14, at 2^-40.
   HEADROOM_HOST_DEVICE static SplitMaster split(float master, uint32_t dither) {
     const uint32_t bits = aligned(master, dither);
@@ -227,17 +228,14 @@ struct SecondMoment {
   }
 };
 
-/// A moment in 16 bits: bf16. `dither`: 16 bits; 0x8000 rounds to nearest. Inf and NaN are stored
-/// as the largest finite number.
+/// A moment in 16 bits: bf16. `dither`: kHalfMomentBits; 0x8000 rounds to nearest. Inf and NaN are
+/// stored as the largest finite number.
 HEADROOM_HOST_DEVICE inline bf16 encode_moment(float value, uint32_t dither) {
   constexpr uint32_t kLargest = 0x7F7F0000u;
   const uint32_t bits = float_bits(value);
   const uint32_t kept = smaller(smaller(bits & kMagnitude, kLargest) + dither, kLargest) >> 16;
   return bf16::from_bits(static_cast<uint16_t>((bits >> 16 & 0x8000u) | kept));
 }
-
-/// The part of first_dither() or second_dither() for 16 bits.
-HEADROOM_HOST_DEVICE constexpr uint32_t half_dither(uint32_t dither) { return dither >> 4; }
 
 }  // namespace headroom::internal
 

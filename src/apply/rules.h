@@ -50,11 +50,13 @@ struct RuleSettings {
 ///               w -= lr x (from_grad x g + from_buffer x b)
 ///     Adam      m += beta1_rest x (g - m)
 ///               v = beta2 x v + beta2_rest x g x g
-///               w = keep x w - step_size x m / (sqrt(v) x correction2 + eps)
+///               w = keep x w - step_size x m / (sqrt(v) + eps)
 ///               with compact state (StateFormat), which GPUs compute faster:
-///               w = keep x w - step_size x (m x (1 / (sqrt(max(v, 2^-96)) x correction2 + eps)))
+///               w = keep x w - step_size x (m x (1 / (sqrt(max(v, 2^-96)) + eps)))
 ///     Lion      w = keep x w - lr x sign(beta1 x m + beta1_rest x g)
 ///               m = beta2 x m + beta2_rest x g
+///
+/// With compact state an l2 of 0 is not added.
 struct RuleNumbers {
   float multiplier;  // unscales and clips the gradient
   float l2;          // weight decay that is added to the gradient
@@ -63,10 +65,10 @@ struct RuleNumbers {
   float beta1;
   float beta1_rest;  // 1 - beta1
   float beta2;
-  float beta2_rest;   // 1 - beta2
-  float correction2;  // 1 / sqrt(1 - beta2^t)
-  float step_size;    // lr / (1 - beta1^t)
-  float eps;
+  float beta2_rest;  // 1 - beta2
+  // Adam, with the square root of 1 - beta2^t as a factor: sqrt(v) is divided by it
+  float step_size;  // lr / (1 - beta1^t) x factor
+  float eps;        // x factor
   // SGD and Lion
   float lr;
   float momentum;
@@ -103,10 +105,9 @@ HEADROOM_HOST_DEVICE inline RuleNumbers rule_numbers(const RuleSettings& setting
   n.beta2_rest = static_cast<float>(1.0 - settings.beta2);
   if (settings.rule == Rule::kAdam) {
     const double rest1 = 1.0 - power(settings.beta1, steps + 1);
-    const double rest2 = 1.0 - power(settings.beta2, steps + 1);
-    n.correction2 = static_cast<float>(1.0 / std::sqrt(rest2));
-    n.step_size = static_cast<float>(settings.lr / rest1);
-    n.eps = static_cast<float>(settings.eps);
+    const double factor = std::sqrt(1.0 - power(settings.beta2, steps + 1));
+    n.step_size = static_cast<float>(settings.lr / rest1 * factor);
+    n.eps = static_cast<float>(settings.eps * factor);
   } else {
     n.momentum = static_cast<float>(settings.momentum);
     n.damped = steps == 0 ? 1.0f : static_cast<float>(1.0 - settings.dampening);

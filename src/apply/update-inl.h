@@ -19,10 +19,10 @@ namespace HWY_NAMESPACE {
 
 // Applies a rule to one vector: updates the state buffers and returns the new weight. Numbers are
 // broadcast where they are used; the compiler hoists that out of the loop. cuda.cuh has the same
-// operations in the same order. kCompact: see RuleNumbers.
+// operations in the same order. kCompact: see RuleNumbers; the caller adds the weight decay of l2.
 template <Rule kRule, bool kCompact, class D, class V = hn::Vec<D>>
 HWY_INLINE V updated(D d, const RuleNumbers& n, V g, V w, float* s0, float* s1) {
-  g = hn::Add(g, hn::Mul(hn::Set(d, n.l2), w));
+  if constexpr (!kCompact) g = hn::Add(g, hn::Mul(hn::Set(d, n.l2), w));
   if constexpr (kRule == Rule::kSgd) {
     return hn::Sub(w, hn::Mul(hn::Set(d, n.lr), g));
   } else if constexpr (kRule == Rule::kSgdMomentum) {
@@ -48,7 +48,7 @@ HWY_INLINE V updated(D d, const RuleNumbers& n, V g, V w, float* s0, float* s1) 
     store_float(d, m, s0);
     store_float(d, v, s1);
     const V root = hn::Sqrt(kCompact ? hn::Max(v, hn::Set(d, kSmallestVariance)) : v);
-    const V denominator = hn::Add(hn::Mul(root, hn::Set(d, n.correction2)), hn::Set(d, n.eps));
+    const V denominator = hn::Add(root, hn::Set(d, n.eps));
     const V direction =
         kCompact ? hn::Mul(m, hn::Div(hn::Set(d, 1.0f), denominator)) : hn::Div(m, denominator);
     return hn::Sub(hn::Mul(hn::Set(d, n.keep), w), hn::Mul(hn::Set(d, n.step_size), direction));

@@ -8,7 +8,7 @@
 namespace headroom {
 namespace {
 
-// One SGD step: w - lr x (0 + l2 x w).
+// One SGD step with gradients of 0: w - lr x l2 x w.
 struct WeightStep {
   float lr, l2;
 };
@@ -55,8 +55,9 @@ struct Stored {
     const Split before{W::from_bits(static_cast<uint16_t>(i)), static_cast<Remainder>(below)};
     const float master = before.join();
     const uint32_t word = internal::dither_word(static_cast<uint32_t>(i), kKey);
-    return Split::split(master - by.lr * (0.0f + by.l2 * master),
-                        internal::master_dither<Split::kDropped>(word));
+    const float decay = by.l2 == 0.0f ? 0.0f : by.l2 * master;  // 0 x inf would be NaN
+    return Split::split(master - by.lr * (0.0f + decay),
+                        internal::dither_of<Split::kDropped>(word));
   }
 };
 

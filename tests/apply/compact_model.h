@@ -106,7 +106,7 @@ struct CompactModel {
     for (size_t i = 0; i < masters.size(); ++i) {
       float g = static_cast<float>(grads[i]) * n.multiplier;
       float& w = masters[i];
-      g = g + n.l2 * w;
+      if (n.l2 != 0.0f) g = g + n.l2 * w;
       if (settings.rule == Rule::kSgd) {
         w = w - n.lr * g;
       } else if (settings.rule == Rule::kSgdMomentum) {
@@ -120,7 +120,7 @@ struct CompactModel {
         first[i] = first[i] + n.beta1_rest * (g - first[i]);
         second[i] = n.beta2 * second[i] + n.beta2_rest * (g * g);
         const float root = std::sqrt(std::max(second[i], 0x1p-96f));
-        const float reciprocal = 1.0f / (root * n.correction2 + n.eps);
+        const float reciprocal = 1.0f / (root + n.eps);
         w = n.keep * w - n.step_size * (first[i] * reciprocal);
       }
     }
@@ -138,11 +138,13 @@ struct CompactModel {
       const int e2 = buffers > 1 ? group_exponent(second, begin, end) : 0;
       for (size_t i = begin; i < end; ++i) {
         const uint32_t word = internal::dither_word(static_cast<uint32_t>(i), key);
-        const uint32_t d1 = word & 0xFFFFFu, d2 = word >> 12;
-        if (buffers > 0)
-          first[i] = byte ? model_first(first[i], e1, d1) : model_half(first[i], d1 >> 4);
+        const uint32_t dither20 = word >> 12, dither16 = word >> 16;
+        if (buffers > 0) {
+          first[i] = byte ? model_first(first[i], e1, dither20) : model_half(first[i], dither16);
+        }
         if (buffers > 1) {
-          second[i] = byte ? model_second(second[i], e2, d2) : model_half(second[i], d2 >> 4);
+          second[i] =
+              byte ? model_second(second[i], e2, dither20) : model_half(second[i], dither16);
         }
         if constexpr (!std::is_same_v<W, float>) {
           const uint32_t dither = word >> (std::is_same_v<W, f16> ? 27 : 24);  // 5 and 8 bits
