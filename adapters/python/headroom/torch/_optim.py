@@ -71,7 +71,7 @@ class FusedOptimizer(TorchState):
         self._sharded = False  # this process has parts of parameters only
         self._counted: Optional[list[bool]] = None
         self._labels: list[str] = []
-        self._held: list[torch.Tensor] = []  # memory of weights with masters, so that it is not reused
+        self._held: list[torch.Tensor] = []  # memory of weights that FP32 masters follow, so that it is not reused
         self._layouts: list[tuple[Any, Any]] = []  # shapes and strides, which are the order of the core's memory
         self._places = places()
         self._written: list[int] = []  # parameters that others have written to
@@ -119,7 +119,7 @@ class FusedOptimizer(TorchState):
         self._params += group["params"]
         self._layouts += [(param.shape, param.stride()) for param in map(local, group["params"])]
         self._sharded = self._sharded or any(map(is_sharded, group["params"]))
-        self._held += self._with_masters(group["params"])
+        self._held += self._followed(group["params"])
         self._look()
         self._prepared = False
         self._changes += 1
@@ -222,7 +222,10 @@ class FusedOptimizer(TorchState):
         self._follow_written()
 
     def _has_present_parameters(self) -> bool:
-        return self._places.same([param for group in self.param_groups for param in group["params"]], self._params)
+        present: list[torch.Tensor] = []
+        for group in self.param_groups:
+            present += group["params"]
+        return self._places.same(present, self._params)
 
     def _follow_groups(self) -> None:
         """Takes the parameters that a framework has put in place of others before the first step, as Accelerate does
@@ -308,17 +311,20 @@ class FusedOptimizer(TorchState):
             self._reorder()
         self._core.rebind(bound, self._stream(self._params))
         if self._weights_moved:
-            self._held = self._with_masters(self._params)
+            self._held = self._followed(self._params)
         self._weights_moved = False
         self._settled = with_gradients and not replaced
         if with_gradients:
             self._stepped = [i for i, param in enumerate(self._params) if _has_gradient(param)]
 
     def _with_masters(self, params: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The memory of weights with masters. It is kept alive so that after ``.data = other`` no new weight can
-        have the same address."""
         kept = params if self._precision[0] else []
         return [local(param).detach() for param in kept if param.dtype is not torch.float32]
+
+    def _followed(self, params: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The memory of weights whose masters are separate numbers. It is kept alive so that after ``.data = other`` no
+        new weight can have the same address."""
+        return [] if self._is_compact else self._with_masters(params)
 
     def _reorder(self) -> None:
         """Permutes masters and moments of weights whose strides have changed."""

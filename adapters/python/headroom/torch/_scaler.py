@@ -144,7 +144,8 @@ class GradScaler(ScalerSettings):
         if self._scale_view is None:
             self._lazy_init_scale_growth_tracker(loss.device)
         assert self._scale_view is not None
-        wide = loss.float() if loss.is_floating_point() and loss.element_size() < 4 else loss
+        # A product with the scale is FP32 already if the loss has no dimensions.
+        wide = loss.float() if loss.dim() > 0 and loss.is_floating_point() and loss.element_size() < 4 else loss
         # A copy: backward needs the factor after an update may have moved the scale.
         scaled = wide * self._scale_view.clone().to(loss.device, non_blocking=True)
         self._core.loss_scaled()
