@@ -159,7 +159,7 @@ def test_the_norm_of_fp16_gradients_can_be_logged():
     accelerator = accelerator_of(True, max_norm=1e3, init_scale=2.0**14)
     scaler, model = accelerator.scaler, model_of().half()
     model, optimizer = accelerator.prepare(model, headroom.torch.AdamW(model.parameters(), lr=0.1))
-    x = torch.ones(4, next(model.parameters()).shape[1], dtype=torch.float16)
+    x = torch.ones(4, next(model.parameters()).shape[1], dtype=torch.float16, device=accelerator.device)
     for _ in range(2):
         optimizer.zero_grad()
         accelerator.backward(model(x).float().mean() / 64)

@@ -9,6 +9,7 @@ from typing import Any, Optional, Union
 import torch
 
 from headroom import _core
+from headroom._errors import Error
 from headroom._tools import Path
 from headroom._tools import Recorder as ArrayRecorder
 from headroom.torch._memory import local, stream_of, view_of
@@ -92,10 +93,16 @@ class Recorder(ArrayRecorder):
             return
         (number, loss, copied, more), self._waiting = self._waiting, None
         assert self._scaler is not None
-        report = self._scaler.report()
+        alarm = None
+        try:
+            report = self._scaler.report()
+        except Error as error:  # an alarm from the device, which is raised once
+            alarm, report = error, self._scaler.report()
         if copied is not None:
             copied.synchronize()
         super().step(number, loss.item(), report, **more)
+        if alarm is not None:
+            raise alarm
 
     def finish(self, how: str = "finished", **results: float) -> None:
         if self._alarmed:
