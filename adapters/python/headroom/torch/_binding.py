@@ -113,6 +113,10 @@ class Binding(_core.CallbackOptimizer):
         self._labels: list[str] = []
         self._counted: Optional[list[bool]] = None
         self._places = places()
+        self._present: list[torch.Tensor] = []  # parameters at the last look
+        self._moved = False  # a gradient has since the views were made
+        self._looked = False  # since the last step
+        self._devices: Optional[set[torch.device]] = None
         self._views: list[View] = []
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # gradients, and dense copies of them
         self._call: Optional[Call] = None  # while step() runs
@@ -132,6 +136,20 @@ class Binding(_core.CallbackOptimizer):
         if counted is not self._counted:
             self._counted, self._params = counted, []
 
+    def devices(self) -> set[torch.device]:
+        """Where the gradients are. Ask before each step."""
+        self._look()
+        self._looked = not self.wants_scaler  # those step before the core looks
+        if self._devices is None:
+            self._devices = {param.grad.device for param in self._present if param.grad is not None}
+        return self._devices
+
+    def _look(self) -> None:
+        self._present = [param for group in self.optimizer.param_groups for param in group["params"]]
+        moved, _, _ = self._places.look(self._present, False)
+        if moved or not self._places.same(self._present, self._params):
+            self._moved, self._devices = True, None
+
     def step(self, call: Call) -> Any:
         """One step under the scaler. Returns what the optimizer's own step() did, None if it was skipped."""
         self._call = call
@@ -148,13 +166,15 @@ class Binding(_core.CallbackOptimizer):
     def refresh(self) -> None:
         optimizer = self._optimizer()
         if optimizer is None:  # its gradients cannot be rescaled any more
-            self._params, self._views, self._copies = [], [], []
+            self._params, self._present, self._views, self._copies = [], [], [], []
             self.rebind([], 0)
             return
-        params = [param for group in optimizer.param_groups for param in group["params"]]
-        moved, _, _ = self._places.look(params, False)
+        if self._call is None or not self._looked:
+            self._look()
+        self._looked = False
+        params = self._present
         same = self._places.same(params, self._params) and self._names_revision == self._names.revision
-        if same and not moved and not self._copies:
+        if same and not self._moved and not self._copies:
             return
         self._params, self._views, self._copies = [], [], []  # if this raises, the next call binds everything
         counted = self._counted or [True] * len(params)
@@ -165,7 +185,7 @@ class Binding(_core.CallbackOptimizer):
             view = None if param.grad is None else self._view(param, name)
             bound.append((name, None, view, counted[len(bound)]))
         self.rebind(bound, 0)
-        self._params, self._names_revision = params, self._names.revision
+        self._params, self._names_revision, self._moved = params, self._names.revision, False
 
     def _view(self, param: torch.Tensor, name: str) -> View:
         grad = local_grad(param, name)

@@ -288,8 +288,7 @@ class GradScaler(ScalerSettings):
             if core is None:
                 core = self._bindings[optimizer] = Binding(optimizer, self._names)
             core.count(counted)
-            devices = {param.grad.device for group in optimizer.param_groups for param in group["params"]
-                       if param.grad is not None}
+            devices = core.devices()
         if devices - {self._place}:
             self._decide_on_host()
         return core
