@@ -14,9 +14,7 @@ bool rounded_at_random(const Slot& slot, const Precision& precision) {
 }  // namespace
 
 void find_written(const std::vector<Parameter>& parameters, FusedState* state) {
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    state->follow[i] = parameters[i].weight.count <= CpuSamples::kWhole ? 1 : 0;
-  }
+  for (const FusedState::SampleJob& job : state->sample_jobs) state->follow[job.owner] = 0;
   // 64 samples of 64 elements each: an FP32 master and a 16-bit weight.
   constexpr size_t kJobBytes = 64 * CpuSamples::kSize * (sizeof(float) + sizeof(uint16_t));
   parallel_for(state->sample_jobs.size(), state->sample_jobs.size() * kJobBytes, [&](size_t i) {

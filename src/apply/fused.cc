@@ -282,23 +282,25 @@ void FusedOptimizer::rebind(std::vector<Parameter> changed) {
 void FusedOptimizer::apply(float multiplier, bool clear_grads) {
   const DefaultFloatEnvironment environment;
   allocate();
-  if (!own().planned) make_plan(parameters(), &own());
-  prepare_numbers(parameters(), multiplier, &own());
-  find_written(parameters(), &own());
-  prepare_devices(parameters(), &own());  // the last call that can throw before weights change
-  const ApplyJob job{clear_grads, own().precision.stochastic_rounding};
-  parallel_for(own().jobs.size(), own().bytes, [&](size_t i) {
-    const FusedState::Job& work = own().jobs[i];
+  FusedState& state = own();
+  const std::vector<Parameter>& all = parameters();
+  if (!state.planned) make_plan(all, &state);
+  prepare_numbers(all, multiplier, &state);
+  find_written(all, &state);
+  prepare_devices(all, &state);  // the last call that can throw before weights change
+  const ApplyJob job{clear_grads, state.precision.stochastic_rounding};
+  parallel_for(state.jobs.size(), state.bytes, [&](size_t i) {
+    const FusedState::Job& work = state.jobs[i];
     const ApplyFunction function = apply_function(work.kind);
-    function(own().spans.data() + work.begin, work.end - work.begin, job);
+    function(state.spans.data() + work.begin, work.end - work.begin, job);
   });
-  for (auto& [device, cuda] : own().cuda) {
+  for (auto& [device, cuda] : state.cuda) {
     cuda.prepare(multiplier);
     cuda.step(job, false);
   }
   // The devices have counted the step as well, so that both counts stay equal.
-  for (size_t i = 0; i < own().slots.size(); ++i) {
-    if (parameters()[i].grad.data != nullptr) ++own().slots[i].steps;
+  for (size_t i = 0; i < state.slots.size(); ++i) {
+    if (all[i].grad.data != nullptr) ++state.slots[i].steps;
   }
 }
 

@@ -108,6 +108,7 @@ struct Arrays {
   float* HWY_RESTRICT s1;
   uint32_t first_index;
   uint32_t random_key;
+  bool follow;  // masters follow weights that others have written
 };
 
 // Distance of software prefetching, in elements. The arithmetic takes about as long as the memory
@@ -132,6 +133,12 @@ template <Rule kRule, bool kMaster, class D, typename G, typename W>
 HWY_INLINE void update_vector(D d, const RuleNumbers& n, const ApplyJob job, const Arrays<G, W>& a,
                               size_t i) {
   hn::Vec<D> w;
+  if constexpr (kMaster && !std::is_same_v<W, float>) {
+    const bool stochastic = std::is_same_v<W, bf16> && job.stochastic_rounding;
+    if (a.follow && !came_from_masters(d, a.master + i, a.weight + i, stochastic)) {
+      follow_weights<W>(a.master + i, a.weight + i, hn::Lanes(d), stochastic);
+    }
+  }
   if constexpr (kMaster) {
     w = load_float(d, a.master + i);
   } else {
@@ -165,11 +172,8 @@ HWY_INLINE void update_span(const ApplySpan& span, const ApplyJob job) {
                           static_cast<float*>(span.state.moments[0]),
                           static_cast<float*>(span.state.moments[1]),
                           span.first_index,
-                          span.random_key};
-  if constexpr (kMaster && !std::is_same_v<W, float>) {
-    const bool stochastic = std::is_same_v<W, bf16> && job.stochastic_rounding;
-    if (*span.follow != 0) follow_weights<W>(a.master, a.weight, span.count, stochastic);
-  }
+                          span.random_key,
+                          *span.follow != 0};
   using D4 = hn::CappedTag<float, 4>;
   size_t i = 0;
   for (; i + kLine <= span.count; i += kLine) {
@@ -190,12 +194,12 @@ HWY_INLINE void update_span(const ApplySpan& span, const ApplyJob job) {
   const auto copy = [rest](auto* to, const auto* from)
                         HWY_ATTR { std::memcpy(static_cast<void*>(to), from, rest * sizeof(*to)); };
   if (kMaster) copy(master, a.master + i);
-  if (!kMaster) copy(weight, a.weight + i);
+  if (!std::is_same_v<W, float>) copy(weight, a.weight + i);
   if (kStates > 0) copy(s0, a.s0 + i);
   if (kStates > 1) copy(s1, a.s1 + i);
   copy(grad, a.grad + i);
-  const Arrays<G, W> padded = {
-      master, weight, grad, s0, s1, a.first_index + static_cast<uint32_t>(i), a.random_key};
+  const uint32_t index = a.first_index + static_cast<uint32_t>(i);
+  const Arrays<G, W> padded = {master, weight, grad, s0, s1, index, a.random_key, a.follow};
   update_vector<kRule, kMaster>(D4(), n, job, padded, 0);
   if (kMaster) copy(a.master + i, master);
   if (!std::is_same_v<W, float>) copy(a.weight + i, weight);

@@ -61,7 +61,7 @@ void make_plan(const std::vector<Parameter>& parameters, FusedState* state) {
   state->owners.clear();
   state->sample_jobs.clear();
   state->numbers.resize(parameters.size());
-  state->follow.resize(parameters.size());
+  state->follow.assign(parameters.size(), 1);  // find_written() changes those that it samples
   state->bytes = 0;
   size_t room = 0;  // elements that still fit into the last job
   for (size_t i = 0; i < parameters.size(); ++i) {

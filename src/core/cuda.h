@@ -35,6 +35,9 @@ struct MemoryPlace {
   int device = 0;  // except for kPageable and kUnknown
 };
 
+/// Whether this process has loaded CUDA's driver. If not, all its memory is host memory.
+bool cuda_loaded();
+
 /// Where the memory of a view with elements is. Takes a fraction of a microsecond. For a view on
 /// the CPU it neither loads nor initialises CUDA.
 MemoryPlace memory_place(const TensorView& view);

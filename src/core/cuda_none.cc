@@ -22,6 +22,7 @@ namespace {
 }  // namespace
 
 bool built_with_cuda() { return false; }
+bool cuda_loaded() { return false; }
 MemoryPlace memory_place(const TensorView&) { return {}; }
 bool reads_pageable_memory(int) { return false; }
 

@@ -89,6 +89,8 @@ MemoryPlace query_runtime(const void* data, int device) {
 
 }  // namespace
 
+bool cuda_loaded() { return loaded_query() != nullptr; }
+
 MemoryPlace memory_place(const TensorView& view) {
   const MemoryPlace place = query_driver(view.data);
   if (place.kind != MemoryKind::kUnknown || view.device.type == DeviceType::kCPU) return place;
