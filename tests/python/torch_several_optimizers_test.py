@@ -217,6 +217,21 @@ def test_gradients_that_several_optimizers_wait_for_are_rescaled_once(kind, unsc
     assert scaler.get_scale() == 32.0 and shared.grad.tolist() == [32.0] * 4
 
 
+@kinds
+def test_gradients_that_replace_others_after_a_refused_step_are_rescaled(kind):
+    first, second = (nn.Parameter(torch.ones(4)) for _ in range(2))
+    one, other = KINDS[kind]([first]), KINDS[kind]([second])
+    scaler = headroom.torch.GradScaler(first.device.type, init_scale=2.0, growth_interval=1)
+    scaler.scale((first + second).sum()).backward()
+    scaler.step(one)
+    scaler.unscale_(other)
+    with pytest.raises(headroom.Error, match="max_norm"):
+        scaler.step(other, max_norm=-1.0)
+    second.grad = second.grad.clone()
+    scaler.update()
+    assert scaler.get_scale() == 4.0 and second.grad.tolist() == [4.0] * 4  # for a step in the next round
+
+
 def test_fused_optimizers_of_the_same_weights_are_refused_in_one_round():
     model = nn.Linear(5, 4)
     optimizers = [headroom.torch.SGD(model.parameters(), lr=0.5) for _ in range(2)]
