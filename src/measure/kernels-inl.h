@@ -20,6 +20,8 @@
 #include <cstring>
 #include <limits>
 
+#include <hwy/cache_control.h>
+
 #include "measure/kernels.h"
 #include "measure/scalar.h"
 #include "measure/squares-inl.h"
@@ -28,6 +30,10 @@ HWY_BEFORE_NAMESPACE();
 namespace headroom {
 namespace internal {
 namespace HWY_NAMESPACE {
+
+// Distance of software prefetching, in bytes. The hardware prefetcher stops at the end of each page
+// of 4096 bytes. Measured on Zen 5: 5,120 to 16,384 are good, 1,024 is slower than none.
+constexpr size_t kPrefetchAhead = 8192;
 
 // Totals of one range: 32 lanes of sums, and the largest magnitudes.
 template <typename T>
@@ -132,11 +138,22 @@ struct Block {
     return group;
   }
 
-  // Adds `count` elements, which must fit into the block. The last group may be partial.
+  // Adds `count` elements, which must fit into the block. The last group may be partial. kPrefetch:
+  // what is kPrefetchAhead behind them will be read, too.
+  template <bool kPrefetch = false>
   HWY_INLINE void add(const T* p, size_t count) {
     const T* const end = p + count;
     const size_t rest = count % kGroup;
-    for (size_t i = count / kGroup; i > 0; --i, p += kGroup) add_group(load(p));
+    for (size_t i = count / kGroup; i > 0; --i, p += kGroup) {
+      if constexpr (kPrefetch) {
+        constexpr size_t kCacheLine = 64;
+        const char* const ahead = reinterpret_cast<const char*>(p) + kPrefetchAhead;
+        for (size_t line = 0; line < kGroup * sizeof(T); line += kCacheLine) {
+          hwy::Prefetch(ahead + line);
+        }
+      }
+      add_group(load(p));
+    }
     if (rest == 0) return;
     if (count > kGroup) return add_group(load_tail(end, rest));
     T padded[kGroup] = {};  // too few to read 32 before the end
@@ -260,6 +277,7 @@ template <typename T>
 void measure_range(const TensorView* list, const Range& range, const MeasureJob& job,
                    GradStats* stats, GradDetail* detail) {
   constexpr size_t kBlockGroups = kBlock / kGroup;
+  constexpr size_t kReach = kBlock * sizeof(T) + kPrefetchAhead;
   const bool extras = detail != nullptr || job.unscale;
   Totals<T> totals;
   Block<T> block(totals);
@@ -288,7 +306,11 @@ void measure_range(const TensorView* list, const Range& range, const MeasureJob&
       const auto left = static_cast<size_t>(end - begin);
       const size_t room = (kBlockGroups - block.groups) * kGroup;
       const size_t take = left < room ? left : room;
-      block.add(data + begin, take);
+      if (static_cast<size_t>(list[tensor].count - begin) * sizeof(T) > kReach) {
+        block.template add<true>(data + begin, take);
+      } else {
+        block.add(data + begin, take);
+      }
       begin += static_cast<int64_t>(take);
       if (block.groups == kBlockGroups) close(tensor, begin);
     }
