@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "decide/headroom_rule.h"
 #include "record/text.h"
 
 namespace headroom::internal {
@@ -299,12 +300,15 @@ std::optional<Finding> at_ceiling(const RunFacts& run) {
 }
 
 // The policy that raises the scale of this run. HeadroomScale follows the gradients at once up to
-// 2^16 and by one doubling in 256 steps above it; a run that is too short for that has to start
-// higher.
+// 2^16 and slowly above it; a run that is too short for that has to start higher.
 std::string raising_policy(const RunFacts& run) {
-  constexpr double kFollowed = 16.0, kInterval = 256.0, kHighest = 31.0;
+  constexpr double kHighest = 31.0;
   const double target = std::floor(std::log2(run.last_scale()) + *run.room - kMuchRoom);
-  if (kInterval * (target - kFollowed) <= static_cast<double>(run.steps.size())) return "headroom";
+  int64_t steps = 0;
+  for (int32_t exponent = internal::kUsualExponent; exponent < target; ++exponent) {
+    steps += internal::steps_to_grow({}, exponent);
+  }
+  if (steps <= static_cast<int64_t>(run.steps.size())) return "headroom";
   return "headroom:init_scale=" + scale_value(std::exp2(std::min(target, kHighest)));
 }
 

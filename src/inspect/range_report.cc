@@ -295,22 +295,24 @@ std::vector<std::string> RangeReport::advice() const {
 
 std::string RangeReport::to_string() const {
   std::vector<int64_t> shown = near_overflow();
-  if (first_bad_ >= 0) shown.insert(shown.begin(), first_bad_);
+  if (first_bad_ >= 0) {
+    std::erase(shown, first_bad_);
+    shown.insert(shown.begin(), first_bad_);
+  }
   std::string text = std::to_string(rows_.size()) + " tensors measured\n";
   if (!shown.empty()) {
     text += "     row  type      amax    bits  zero %  subn. %       inf       nan  operation\n";
   }
-  std::set<int64_t> printed_rows;
-  for (const int64_t i : shown) {
-    if (printed_rows.size() == 12) {
-      text += "     ... " + std::to_string(shown.size() - 12) + " more\n";
+  constexpr size_t kMostRows = 12;
+  for (size_t i = 0; i < shown.size(); ++i) {
+    if (i == kMostRows) {
+      text += "     ... " + std::to_string(shown.size() - kMostRows) + " more\n";
       break;
     }
-    if (!printed_rows.insert(i).second) continue;
-    const RangeRow& row = rows_[static_cast<size_t>(i)];
+    const RangeRow& row = rows_[static_cast<size_t>(shown[i])];
     char line[160];
     std::snprintf(line, sizeof(line), "%8lld  %-5s%9.4g%8.1f%8s%9s%10lld%10lld  ",
-                  static_cast<long long>(i), headroom::to_string(row.dtype), row.stats.amax,
+                  static_cast<long long>(shown[i]), headroom::to_string(row.dtype), row.stats.amax,
                   row.stats.headroom_bits(), percent(row.stats.zeros, row.stats.count).c_str(),
                   percent(row.stats.subnormal, row.stats.count).c_str(),
                   static_cast<long long>(row.stats.inf()), static_cast<long long>(row.stats.nan));

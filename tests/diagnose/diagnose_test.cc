@@ -46,17 +46,17 @@ TEST(Diagnose, ScaleTooLowNeedsRoomAndUnderflow) {
 }
 
 TEST(Diagnose, ShortRunHasToBeginWithAHigherScale) {
-  // Above 2^16 the policy doubles the scale in 256 steps: it would need 13 * 256.
+  // From 2^16 on the policy doubles the scale after 256, 512, 768 ... steps: it would need 91 * 256.
   const double far = std::ldexp(65504.0, -16);
   const auto with = [&](const char* policy, int steps) {
     return Recorded(policy).steps(steps, 65536, far).layers(0.5, far).diagnosis();
   };
   EXPECT_EQ(with("dynamic", 200).findings.at(0).command,
             "--loss-scale headroom:init_scale=536870912");
-  EXPECT_EQ(with("headroom", 200).findings.at(0).command,
+  EXPECT_EQ(with("headroom", 91 * 256 - 1).findings.at(0).command,
             "--loss-scale headroom:init_scale=536870912");
-  EXPECT_EQ(with("dynamic", 4000).findings.at(0).command, "--loss-scale headroom");
-  EXPECT_TRUE(with("headroom", 4000).findings.empty());
+  EXPECT_EQ(with("dynamic", 91 * 256).findings.at(0).command, "--loss-scale headroom");
+  EXPECT_TRUE(with("headroom", 91 * 256).findings.empty());
 }
 
 // Overflow inside backward may leave only NaN, because inf x 0 is NaN.

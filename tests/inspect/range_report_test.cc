@@ -51,6 +51,16 @@ TEST(RangeReport, NamesTheFirstResultThatIsNotFinite) {
   EXPECT_NE(report.advice()[0].find("keep_fp32(model, [\"b.mlp\"])"), std::string::npos);
 }
 
+TEST(RangeReport, PrintsEachRowOnce) {
+  std::vector<RangeRow> rows(13, row("a", "mul", 6e4));
+  rows[5] = with_inf(row("bad", "mul", 6e4), 1);
+  const std::string text = RangeReport(rows).to_string();
+  EXPECT_NE(text.find("... 1 more"), std::string::npos) << text;
+  EXPECT_LT(text.find("bad"), text.find(" a: mul")) << text;
+  rows.pop_back();
+  EXPECT_EQ(RangeReport(rows).to_string().find(" more\n"), std::string::npos);
+}
+
 TEST(RangeReport, BlamesInputsAndParametersOnlyIfAResultIsBad) {
   const RangeRow bad =
       with_inf(from(row("embed", "", 1.0), RangeSource::kParameter, "weight"), 0, 0, 4);

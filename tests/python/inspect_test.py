@@ -1,5 +1,6 @@
 """headroom.inspect: counts against NumPy's conversion, verdicts, files and their limits."""
 
+import array
 import json
 import struct
 
@@ -112,6 +113,14 @@ def test_integers_are_left_out_and_views_are_copied():
     report = headroom.inspect({"t": table.T, "every_second": table[0, ::2], "step": np.zeros(1, np.int64)})
     assert [tensor.count for tensor in report.tensors] == [12, 2] and report.tensors[0].shape == [4, 3]
     assert report.left_out == [("", "step", "int64")]
+
+
+def test_a_dict_may_hold_views_arrays_of_the_standard_library_and_settings():
+    weights = {"view": headroom.tensor(np.ones(2, np.float32)), "array": array.array("f", [1, 2, 3])}
+    report = headroom.inspect({**weights, "step": 3, "lr": 0.1, "name": "a", "extra_state": None})
+    assert report.safe and [tensor.count for tensor in report.tensors] == [2, 3]
+    nested = headroom.inspect({**weights, "model": {"w": np.array([1e9])}})
+    assert not nested.safe and nested.left_out == [("", "model", "dict")], "its weights were not read"
 
 
 def test_the_report_prints_as_the_command_does(tmp_path):

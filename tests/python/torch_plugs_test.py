@@ -313,6 +313,8 @@ def test_policies_that_the_loop_cannot_follow_are_refused(make):
 def test_plugs_say_when_there_is_no_dynamic_scaler():
     with pytest.raises(ValueError, match="no dynamic grad_scaler"):
         headroom.megatron.plug(MegatronOptimizer(None))
+    with pytest.raises(ValueError, match="no dynamic grad_scaler"):
+        headroom.megatron.plug(ChainedOptimizer(torch.optim.SGD([torch.zeros(1)], lr=1.0)))  # as Megatron's for FP32
     plugged = MegatronOptimizer(MegatronScaler())
     first = headroom.megatron.plug(plugged)
     assert headroom.megatron.plug(plugged).state == first.state

@@ -80,6 +80,22 @@ def test_alarm_is_raised_or_passed_on():
     assert [alarm.skips_in_row for alarm in alarms] == [3]
 
 
+def test_an_exception_of_on_alarm_ends_the_round():
+    def stop(alarm):
+        raise KeyboardInterrupt
+
+    weight, optimizer, scaler = make_run("torch:max_skips_in_row=3", on_alarm=stop)
+    for _ in range(2):
+        run_step(weight, optimizer, scaler, INF)
+    with pytest.raises(KeyboardInterrupt):
+        run_step(weight, optimizer, scaler, INF)
+        scaler.report()  # on a device the alarm comes later
+    assert pickle.loads(pickle.dumps(scaler)).get_scale() == scaler.get_scale()
+    before = weight.tolist()
+    run_step(weight, optimizer, scaler, 1.0)
+    assert scaler.last_step_applied and weight.tolist() != before
+
+
 @pytest.mark.parametrize("policy", ["headroom", "megatron", headroom.DynamicScale(growth_interval=2)])
 def test_state_round_trips(policy):
     weight, optimizer, scaler = make_run(policy)

@@ -17,10 +17,11 @@ def inspect(weights: Union[Path, Iterable[Path], Mapping[str, Any], Any], *, los
 
     ``weights`` is a safetensors file, an index of shards, a folder of them, a list of such paths, a PyTorch module,
     or a dict of arrays or tensors. Weights are unsafe if one overflows, if there is inf or NaN, or if more than the
-    share ``lose`` of a tensor's nonzero weights become zero. Tensors of integers are left out; a floating-point type
-    that is not read (FP8) leaves the verdict open: ``safe`` and ``complete`` are False. Tensors on a device are copied
-    to host memory, one at a time; of a DTensor the local shard is read. Of a module's buffers, those that are not
-    saved are left out, and -inf and the lowest number of a type count as zero: attention masks have them on purpose.
+    share ``lose`` of a tensor's nonzero weights become zero. Tensors of integers are left out, and so are numbers,
+    text and None in a dict. A floating-point type that is not read (FP8) and other objects leave the verdict open:
+    ``safe`` and ``complete`` are False. Tensors on a device are copied to host memory, one at a time; of a DTensor
+    the local shard is read. Of a module's buffers, those that are not saved are left out, and -inf and the lowest
+    number of a type count as zero: attention masks have them on purpose.
 
     >>> import numpy as np
     >>> report = inspect({"w": np.array([1.0, 7e4], np.float32), "b": np.zeros(2, np.float32)})
@@ -64,9 +65,19 @@ def _without_mask(buffer: Any) -> Any:
 
 
 def _add(inspector: _core.WeightInspector, name: str, array: Any, is_buffer: bool = False) -> None:
-    dtype = str(getattr(array, "dtype", type(array).__name__)).rpartition(".")[2]
-    shape = [int(extent) for extent in getattr(array, "shape", ())]
-    if getattr(getattr(array, "dtype", None), "byteorder", "=") == ">":  # whose name in NumPy is ">f4", not "float32"
+    if array is None or isinstance(array, (str, bytes, bool, int, float)):
+        return  # a setting that is saved beside the weights
+    if isinstance(array, _core.Tensor) or not hasattr(array, "dtype"):
+        try:
+            view = tensor(array)
+        except (TypeError, ValueError):
+            inspector.leave_out(name, type(array).__name__, 0)
+        else:
+            inspector.add(name, view, [len(view)])
+        return
+    dtype = str(array.dtype).rpartition(".")[2]
+    shape = [int(extent) for extent in array.shape]
+    if getattr(array.dtype, "byteorder", "=") == ">":  # whose name in NumPy is ">f4", not "float32"
         array = array.astype(array.dtype.newbyteorder("="))
         dtype = str(array.dtype)
     if dtype not in ("float16", "bfloat16", "float32", "float64") or getattr(array, "is_sparse", False):

@@ -23,8 +23,11 @@ def plug(optimizer: Any, policy: Union[ScalePolicy, str, None] = None, *, on_ala
     Without ``policy`` it has the settings of Megatron's scaler. The optimizers of a ChainedOptimizer (dense and
     expert parameters) share one scaler: an overflow in any of them lowers the one scale that the loss has. With
     Megatron's scalers, the scales part, and later gradients are divided by the wrong one."""
+    def is_dynamic(scaler: Any) -> bool:
+        return isinstance(scaler, GradScaler) or hasattr(scaler, "hysteresis")
+
     chained = [each for each in getattr(optimizer, "chained_optimizers", [optimizer])
-               if isinstance(getattr(each, "grad_scaler", None), GradScaler) or hasattr(each.grad_scaler, "hysteresis")]
+               if is_dynamic(getattr(each, "grad_scaler", None))]
     if not chained:
         raise ValueError("This optimizer has no dynamic grad_scaler; configure fp16 without a constant loss scale.")
     old = chained[0].grad_scaler

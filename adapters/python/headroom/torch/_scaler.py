@@ -340,17 +340,21 @@ class GradScaler(ScalerSettings):
         else:
             try:
                 self._core.update(self._stream)
-            except Error as error:
-                self._per_optimizer_states.clear()
-                if error.code != "wrong order":  # an alarm: the update is done
+            except BaseException as error:
+                if not isinstance(error, Error) or error.code != "wrong order":
+                    self._end_round()  # an alarm, or on_alarm has raised: the update is done
                     if self.recorder is not None:
                         self.recorder.alarm()
                     raise
                 if not self._uncounted:
+                    self._per_optimizer_states.clear()
                     raise AssertionError(f"No inf checks were recorded prior to update. {error}") from None
+        self._end_round()
+
+    def _end_round(self) -> None:
         self._uncounted = False
         self._unscaled.end_round()
-        self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
+        self._per_optimizer_states.clear()
 
     def update_later(self) -> None:
         """For loops that call ``update()`` after the step of each optimizer: makes one update for all that step after
