@@ -28,7 +28,7 @@ TEST(Diagnose, ScaleTooLowNeedsRoomAndUnderflow) {
   run.steps(40, 1024, far).layers(0.999, far).steps(4000, 1024, far).layers(0.999, far);
   ASSERT_EQ(run.found(), "scale-too-low");
   const Finding finding = run.diagnosis().findings[0];
-  EXPECT_EQ(finding.command, "--loss-scale headroom");
+  EXPECT_EQ(finding.command, "--loss-scale headroom:init_scale=268435456");
   EXPECT_EQ(finding.problem,
             "At scale 2^10 99.90 % of the nonzero gradients are subnormal in FP16, and there is "
             "room for 21 doublings of the scale.");
