@@ -50,33 +50,17 @@ void bind_stats(py::module_& m) {
 
 void bind_measure(py::module_& m) {
   bind_stats(m);
-  // Views are converted with the interpreter lock, and read without it.
-  m.def(
-      "measure",
-      [](const py::sequence& grads, uintptr_t stream) {
-        const std::vector<TensorView> views = views_of(grads);
-        const Work work(stream);
-        return measure(views);
-      },
-      py::arg("grads"), py::arg("stream") = 0);
-  m.def(
-      "measure_detail",
-      [](const py::sequence& grads, uintptr_t stream) {
-        const std::vector<TensorView> views = views_of(grads);
-        const Work work(stream);
-        GradDetail detail;
-        const GradStats stats = measure(views, &detail);
-        return std::make_pair(stats, detail);
-      },
-      py::arg("grads"), py::arg("stream") = 0);
-  m.def(
-      "unscale_",
-      [](const py::sequence& grads, float inverse_scale, uintptr_t stream) {
-        const std::vector<TensorView> views = views_of(grads);
-        const Work work(stream);
-        return unscale_(views, inverse_scale);
-      },
-      py::arg("grads"), py::arg("inverse_scale"), py::arg("stream") = 0);
+  using Views = std::vector<TensorView>;
+  m.def("measure", with_stream([](const Views& grads) { return measure(grads); }), py::arg("grads"),
+        py::arg("stream") = 0);
+  m.def("measure_detail", with_stream([](const Views& grads) {
+          GradDetail detail;
+          const GradStats stats = measure(grads, &detail);
+          return std::make_pair(stats, detail);
+        }),
+        py::arg("grads"), py::arg("stream") = 0);
+  m.def("unscale_", on_stream<&unscale_>, py::arg("grads"), py::arg("inverse_scale"),
+        py::arg("stream") = 0);
 }
 
 }  // namespace headroom::python

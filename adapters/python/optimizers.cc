@@ -7,21 +7,20 @@
 
 #include "tensors.h"
 
+/// From tuples (name, weight, gradient or None), optionally with whether this rank counts the
+/// gradient in the norm.
+template <>
+struct headroom::python::bind::Converter<headroom::Parameter> {
+  static Parameter from(handle from) {
+    const auto fields = from.cast<tuple>();
+    Parameter parameter{fields[0].cast<std::string>(), view_of(fields[1]), view_of(fields[2])};
+    if (fields.size() > 3) parameter.counted = fields[3].cast<bool>();
+    return parameter;
+  }
+};
+
 namespace headroom::python {
 namespace {
-
-// Converts tuples (name, weight, gradient or None), optionally with whether this rank counts the
-// gradient in the norm.
-std::vector<Parameter> parameters_of(const py::sequence& items) {
-  std::vector<Parameter> parameters;
-  parameters.reserve(items.size());
-  for (const py::handle item : items) {
-    const auto fields = item.cast<py::sequence>();
-    parameters.push_back({fields[0].cast<std::string>(), view_of(fields[1]), view_of(fields[2])});
-    if (fields.size() > 3) parameters.back().counted = fields[3].cast<bool>();
-  }
-  return parameters;
-}
 
 // The second parameter selects the overload.
 SGDOptions options_of(const py::dict& from, const SGDOptions&) {
@@ -87,16 +86,10 @@ py::tuple state_of(const py::object& self, uintptr_t stream) {
   return py::make_tuple(state.steps, tensors);
 }
 
-void load_state(FusedOptimizer& self, const std::vector<int64_t>& steps,
-                const py::sequence& tensors, uintptr_t stream) {
-  OptimizerState state;
-  state.steps = steps;
-  for (const py::handle item : tensors) {
-    const auto fields = item.cast<py::tuple>();
-    state.tensors.push_back(
-        {fields[0].cast<std::string>(), view_of(fields[1]), fields[2].cast<size_t>()});
-  }
-  const Work work(stream);
+void load_state(FusedOptimizer& self, std::vector<int64_t> steps,
+                const std::vector<std::tuple<std::string, TensorView, size_t>>& tensors) {
+  OptimizerState state{.steps = std::move(steps)};
+  for (const auto& [name, tensor, index] : tensors) state.tensors.push_back({name, tensor, index});
   self.load_state(state);
 }
 
@@ -115,14 +108,14 @@ void bind_one(py::module_& m, const char* name) {
           },
           py::arg("master_weights"), py::arg("stochastic_rounding"), py::arg("seed"),
           py::arg("state"), py::arg("allocator") = py::none())
-      .template def_readwrite<&Refreshed<Core>::on_refresh>("on_refresh")
+      .def("set_on_refresh",
+           [](Refreshed<Core>& self, const py::object& call) { self.on_refresh = call; })
       .def("add_group",
-           [](Refreshed<Core>& self, const py::sequence& parameters, const py::dict& options,
+           [](Refreshed<Core>& self, std::vector<Parameter> parameters, const py::dict& options,
               uintptr_t stream) {
-             auto list = parameters_of(parameters);
              const Options made = options_of(options, Options{});
              const Work work(stream);
-             return self.add_group(std::move(list), made);
+             return self.add_group(std::move(parameters), made);
            })
       .def("set_options", [](Refreshed<Core>& self, size_t group, const py::dict& options) {
         self.set_options(options_of(options, Options{}), group);
@@ -134,15 +127,8 @@ void bind_one(py::module_& m, const char* name) {
 void bind_optimizers(py::module_& m) {
   py::class_<Optimizer>(m, "Optimizer", py::dynamic_attr())
       .def("zero_grad", on_stream<&Optimizer::zero_grad>, py::arg("stream") = 0)
-      .def("rebind",
-           [](Optimizer& self, const py::sequence& parameters, uintptr_t stream) {
-             auto list = parameters_of(parameters);
-             const Work work(stream);
-             self.rebind(std::move(list));
-           })
-      .def("set_grad", [](Optimizer& self, size_t index, const py::object& grad) {
-        self.set_grad(index, view_of(grad));
-      });
+      .def("rebind", on_stream<&Optimizer::rebind>)
+      .def("set_grad", py::fn<&Optimizer::set_grad>);
   py::class_<FusedOptimizer, Optimizer>(m, "FusedOptimizer")
       .def("apply", on_stream<&FusedOptimizer::apply>, py::arg("multiplier"),
            py::arg("clear_grads") = false, py::arg("stream") = 0)
@@ -156,7 +142,7 @@ void bind_optimizers(py::module_& m) {
            "Steps of each parameter, and a list of (name, tensor, index of the parameter). The "
            "tensors are views of this optimizer's memory and keep it alive; if its state is 'half' "
            "or 'byte' they are copies in FP32 on the CPU.")
-      .def("load_state", py::fn<&load_state>);
+      .def("load_state", on_stream<&load_state>);
   bind_one<SGD, SGDOptions>(m, "SGD");
   bind_one<Adam, AdamOptions>(m, "Adam");
   bind_one<AdamW, AdamWOptions>(m, "AdamW");

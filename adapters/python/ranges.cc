@@ -78,26 +78,16 @@ void bind_ranges(py::module_& m) {
   bind_report(m);
   py::class_<RangeTable>(m, "RangeTable")
       .def_constructor<int64_t>()
-      .def("prepare",
-           [](RangeTable& self, int device, uintptr_t stream) {
-             const Work work(stream);
+      .def("prepare", with_stream([](RangeTable& self, int device) {
              self.prepare({DeviceType::kCUDA, device});
-           })
-      .def("begin",
-           [](RangeTable& self, uintptr_t stream) {
-             const Work work(stream);
-             self.begin();
-           })
+           }))
+      .def("begin", with_stream([](RangeTable& self) { self.begin(); }))
       .def("measure",
-           [](RangeTable& self, py::handle tensor, uintptr_t stream) {
+           [](RangeTable& self, const TensorView& tensor, uintptr_t stream) {
              const StreamScope scope(stream_from(stream));
-             return self.measure(view_of(tensor));
+             return self.measure(tensor);
            })
-      .def("finish",
-           [](RangeTable& self, uintptr_t stream) {
-             const Work work(stream);
-             self.finish();
-           })
+      .def("finish", with_stream([](RangeTable& self) { self.finish(); }))
       .def("ready", py::fn<&RangeTable::ready>);
 }
 

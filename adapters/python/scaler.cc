@@ -90,16 +90,6 @@ void bind_reports(py::module_& m) {
       .def("__str__", [](const AlarmReport& a) { return a.sentence; });
 }
 
-void set_scale(GradScaler& scaler, float scale, uintptr_t stream) {
-  const Work work(stream);
-  ScalerAccess::set_scale(scaler, scale, "update(new_scale)");
-}
-
-std::string state_text(const GradScaler& scaler, uintptr_t stream) {
-  const Work work(stream);
-  return scaler.state().save();
-}
-
 }  // namespace
 
 // Methods that may wait for a device or for memory release the interpreter lock. on_alarm acquires
@@ -131,32 +121,26 @@ void bind_scaler(py::module_& m) {
       .def_property_readonly("enabled", py::fn<&GradScaler::enabled>)
       .def("get_scale", on_stream<&GradScaler::get_scale>, waits)
       .def("scale", [](GradScaler& self, float loss) { return self.scale(loss); })
-      .def("scale_into",
-           [](GradScaler& self, const Tensor& loss, const Tensor& scaled, uintptr_t stream) {
-             const Work work(stream);
-             self.scale(loss.view, scaled.view);
-           })
-      .def("unscale_",
-           [](GradScaler& self, Optimizer& optimizer, uintptr_t stream) {
-             const Work work(stream);
+      .def("scale_into", with_stream([](GradScaler& self, const TensorView& loss,
+                                        const TensorView& scaled) { self.scale(loss, scaled); }))
+      .def("unscale_", with_stream([](GradScaler& self, Optimizer& optimizer) {
              return self.unscale_(optimizer);
-           })
+           }))
       .def("step", py::fn<&step>, py::arg("optimizer"), py::arg("max_norm") = 0.0f,
            py::arg("skip_above_norm") = 0.0f, py::arg("clear_grads") = "on_skip",
            py::arg("stream") = 0, py::arg("external_scale") = 0, py::arg("external_found_inf") = 0)
       .def("report", on_stream<kReport>, waits)
       .def("try_report", on_stream<kTryReport>, waits)
-      .def("update",
-           [](GradScaler& self, uintptr_t stream) {
-             const Work work(stream);
-             self.update();
-           })
-      .def("set_scale", py::fn<&set_scale>)
+      .def("update", with_stream([](GradScaler& self) { self.update(); }))
+      .def("set_scale", with_stream([](GradScaler& self, float scale) {
+             ScalerAccess::set_scale(self, scale, "update(new_scale)");
+           }))
       .def("retry", on_stream<&GradScaler::retry>, waits)
       .def("discard", on_stream<&GradScaler::discard>, waits)
       .def("save", on_stream<&GradScaler::save>, waits)
       .def("load", on_stream<&GradScaler::load>, py::arg("json"), waits)
-      .def("state", py::fn<&state_text>, waits, "save(), at any time.");
+      .def("state", with_stream([](const GradScaler& self) { return self.state().save(); }), waits,
+           "save(), at any time.");
 }
 
 }  // namespace headroom::python

@@ -154,18 +154,11 @@ TensorView view_of(py::handle item) {
   return view;
 }
 
-std::vector<TensorView> views_of(const py::sequence& items) {
-  std::vector<TensorView> views;
-  views.reserve(items.size());
-  for (const py::handle item : items) views.push_back(view_of(item));
-  return views;
-}
-
 Tensor owned_by(py::object owner, const TensorView& view) { return {view, hold(std::move(owner))}; }
 
 void bind_tensors(py::module_& m) {
   py::class_<Tensor>(
-      m, "Tensor", py::buffer{&memory_of},
+      m, "Tensor", py::buffer_of<&memory_of>,
       "A view of memory: a type, a count and a device. NumPy and every framework with "
       "DLPack can access it without a copy.")
       .def_static("from_buffer",

@@ -35,7 +35,6 @@ DType dtype_named(const std::string& name);
 /// view does not own the memory: the caller must keep the Tensor, or the memory of the tuple,
 /// alive.
 TensorView view_of(py::handle item);
-std::vector<TensorView> views_of(const py::sequence& items);
 
 /// A Tensor that keeps `owner` alive.
 Tensor owned_by(py::object owner, const TensorView& view);
@@ -56,25 +55,23 @@ class Work {
   StreamScope stream_;
 };
 
-/// A Python method of a C++ method: its arguments followed by `stream`, during Work.
-template <auto method, typename = decltype(method)>
+/// A function of C++ whose Python form has one more argument, `stream`, and that runs during Work.
+/// Its arguments are converted before, with the interpreter lock.
+template <typename F, typename = typename py::Traits<F>::Parameters>
 struct OnStream;
-template <auto method, typename Result, typename Class, typename... Arguments>
-struct OnStream<method, Result (Class::*)(Arguments...)> {
-  Result operator()(Class& self, Arguments... arguments, uintptr_t stream) const {
+template <typename F, typename... Arguments>
+struct OnStream<F, std::tuple<Arguments...>> {
+  typename py::Traits<F>::Result operator()(Arguments... arguments, uintptr_t stream) const {
     const Work work(stream);
-    return (self.*method)(std::forward<Arguments>(arguments)...);
+    return F{}(std::forward<Arguments>(arguments)...);
   }
 };
-template <auto method, typename Result, typename Class, typename... Arguments>
-struct OnStream<method, Result (Class::*)(Arguments...) const> {
-  Result operator()(const Class& self, Arguments... arguments, uintptr_t stream) const {
-    const Work work(stream);
-    return (self.*method)(std::forward<Arguments>(arguments)...);
-  }
-};
-template <auto method>
-inline constexpr OnStream<method> on_stream{};
+template <auto f>
+inline constexpr OnStream<py::Function<f>> on_stream{};
+template <typename F>
+constexpr OnStream<F> with_stream(F) {
+  return {};
+}
 
 void bind_tensors(py::module_& m);
 void bind_policy(py::module_& m);
@@ -89,5 +86,11 @@ void bind_ranges(py::module_& m);
 void bind_trace(py::module_& m);
 
 }  // namespace headroom::python
+
+/// As view_of(): the caller keeps the memory alive.
+template <>
+struct headroom::python::bind::Converter<headroom::TensorView> {
+  static TensorView from(handle from) { return view_of(from); }
+};
 
 #endif  // HEADROOM_ADAPTERS_PYTHON_TENSORS_H_

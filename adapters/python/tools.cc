@@ -130,11 +130,10 @@ void bind_weights(py::module_& m) {
   py::class_<WeightInspector>(m, "WeightInspector")
       .def_constructor<double>()
       .def("add",
-           [](WeightInspector& self, const std::string& name, py::handle weights,
+           [](WeightInspector& self, const std::string& name, const TensorView& weights,
               std::vector<int64_t> shape) {
-             const TensorView view = view_of(weights);
              const Work work(kCurrentStreams);
-             self.add(name, view, std::move(shape));
+             self.add(name, weights, std::move(shape));
            })
       .def("leave_out", py::fn<&WeightInspector::leave_out>)
       .def("add_files",
@@ -170,10 +169,9 @@ void bind_tools(py::module_& m) {
   py::class_<Magnitudes>(m, "Magnitudes")
       .def_constructor<>()
       .def("add",
-           [](Magnitudes& self, py::handle grad) {
-             const TensorView view = view_of(grad);
+           [](Magnitudes& self, const TensorView& grad) {
              const Work work(0);
-             self.add(view);
+             self.add(grad);
            })
       .def("advise",
            [](const Magnitudes& self, const std::string& format, double lose, int margin) {

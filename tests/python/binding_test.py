@@ -29,7 +29,7 @@ def test_wrong_arguments_name_the_argument():
         (lambda: state.applies(True, amx=1.0), r"applies\(\) has no argument 'amx'"),
         (lambda: state.applies(True, 1.0, amax=1.0), r"applies\(\) got two values for argument 'amax'"),
         (lambda: state.applies(True, 1.0, 2.0), r"applies\(\) takes 2 arguments, but 3 were given"),
-        (lambda: _core.measure([1]), r"measure\(\): a value must be Tensor, not int"),
+        (lambda: _core.measure([1]), r"measure\(\): argument 'grads' must be Tensor, not int"),
         (lambda: _core.Adam(True, False, -1, "full"), r"argument 'seed' must be int from 0 to 2\^64 - 1, not int"),
         (lambda: _core.set_num_threads(2**40), r"argument 'threads' must be int of this size, not int"),
         (lambda: headroom.GradStats(), "cannot be created by itself"),

@@ -1,8 +1,8 @@
 """headroom.inspect: counts against NumPy's conversion, verdicts, files and their limits."""
 
-import array
 import json
 import struct
+from array import array as plain_array
 
 import numpy as np
 import pytest
@@ -116,7 +116,7 @@ def test_integers_are_left_out_and_views_are_copied():
 
 
 def test_a_dict_may_hold_views_arrays_of_the_standard_library_and_settings():
-    weights = {"view": headroom.tensor(np.ones(2, np.float32)), "array": array.array("f", [1, 2, 3])}
+    weights = {"view": headroom.tensor(np.ones(2, np.float32)), "array": plain_array("f", [1, 2, 3])}
     report = headroom.inspect({**weights, "step": 3, "lr": 0.1, "name": "a", "extra_state": None})
     assert report.safe and [tensor.count for tensor in report.tensors] == [2, 3]
     nested = headroom.inspect({**weights, "model": {"w": np.array([1e9])}})

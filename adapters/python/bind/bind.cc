@@ -161,12 +161,12 @@ std::string string_from(handle from) {
   return {letters, static_cast<size_t>(size)};
 }
 
-sequence sequence_from(handle from) {
+tuple items_of(handle from) {
   if (PySequence_Check(from.ptr()) == 0 || PyUnicode_Check(from.ptr()) ||
       PyBytes_Check(from.ptr())) {
     refuse("sequence", from);
   }
-  return sequence(object::borrow(from));
+  return tuple(object::steal(PySequence_Tuple(from.ptr())));
 }
 
 Instance& instance_of(handle from, PyTypeObject* type) {
@@ -214,12 +214,6 @@ std::string Signature::parameter(size_t i) const {
   return std::to_string(i - first + 1);
 }
 
-void Signature::wrong_count(size_t count, Py_ssize_t positional) const {
-  const size_t first = has_self ? 1 : 0;
-  PyErr_Format(PyExc_TypeError, "%s() takes %zu arguments, but %zd were given", name, count - first,
-               positional);
-}
-
 bool Signature::assign_keyword(PyObject* key, PyObject* value, size_t first, size_t count,
                                handle* out, object* more) const {
   for (size_t i = 0; i < named.size() && first + i < count; ++i) {
@@ -243,7 +237,8 @@ bool Signature::assign(PyObject* const* given, Py_ssize_t positional, PyObject* 
                        size_t count, handle* out, object* more) const {
   const size_t first = has_self ? 1 : 0;
   if (static_cast<size_t>(positional) > count - first) {
-    wrong_count(count, positional);
+    PyErr_Format(PyExc_TypeError, "%s() takes %zu arguments, but %zd were given", name,
+                 count - first, positional);
     return false;
   }
   for (Py_ssize_t i = 0; i < positional; ++i) out[first + static_cast<size_t>(i)] = given[i];

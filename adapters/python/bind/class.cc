@@ -58,45 +58,6 @@ struct View {
   Py_ssize_t count, stride;
 };
 
-// The function of the class is stored under this name, because a slot is a plain function.
-constexpr const char* kMemory = "_memory";
-
-Memory memory_of(PyObject* self) {
-  const object held = handle(reinterpret_cast<PyObject*>(Py_TYPE(self))).attr(kMemory);
-  return reinterpret_cast<Memory (*)(handle)>(PyCapsule_GetPointer(held.ptr(), kMemory))(self);
-}
-
-int offer_memory(PyObject* self, Buffer* view, int flags) {
-  view->obj = nullptr;
-  try {
-    const Memory memory = memory_of(self);
-    if (memory.read_only && (flags & kBufferWritable) != 0) {
-      throw buffer_error("This memory is read-only.");
-    }
-    auto* const kept = new View{memory.count, memory.item_size};
-    *view = {memory.data,
-             nullptr,
-             memory.item_size * memory.count,
-             memory.item_size,
-             memory.read_only,
-             1,
-             nullptr,
-             nullptr,
-             nullptr,
-             nullptr,
-             kept};
-    if ((flags & kBufferFormat) != 0) view->format = const_cast<char*>(memory.format);
-    if ((flags & kBufferShape) != 0) view->shape = &kept->count;
-    if ((flags & kBufferStrides) == kBufferStrides) view->strides = &kept->stride;
-    Py_INCREF(self);
-    view->obj = self;
-    return 0;
-  } catch (...) {
-    raise_current_exception();
-    return -1;
-  }
-}
-
 void forget_memory(PyObject*, Buffer* view) { delete static_cast<View*>(view->internal); }
 
 // A function of CPython's buffer protocol. Every version since 3.10 exports it with this layout of
@@ -127,6 +88,36 @@ bool is_contiguous(const Buffer& buffer) {
   return ask(&buffer, 'C') != 0;
 }
 
+int offer_memory(handle self, Memory (*memory_of)(handle self), Buffer* view, int flags) {
+  view->obj = nullptr;
+  try {
+    const Memory memory = memory_of(self);
+    if (memory.read_only && (flags & kBufferWritable) != 0) {
+      throw buffer_error("This memory is read-only.");
+    }
+    auto* const kept = new View{memory.count, memory.item_size};
+    *view = {memory.data,
+             nullptr,
+             memory.item_size * memory.count,
+             memory.item_size,
+             memory.read_only,
+             1,
+             nullptr,
+             nullptr,
+             nullptr,
+             nullptr,
+             kept};
+    if ((flags & kBufferFormat) != 0) view->format = const_cast<char*>(memory.format);
+    if ((flags & kBufferShape) != 0) view->shape = &kept->count;
+    if ((flags & kBufferStrides) == kBufferStrides) view->strides = &kept->stride;
+    view->obj = object::borrow(self).release();
+    return 0;
+  } catch (...) {
+    raise_current_exception();
+    return -1;
+  }
+}
+
 PyTypeObject* make_class(module_& m, const ClassRecord& record) {
   const bool collected =
       record.has_dict ||
@@ -151,8 +142,8 @@ PyTypeObject* make_class(module_& m, const ClassRecord& record) {
     slots.push_back({Py_tp_traverse, reinterpret_cast<void*>(&traverse)});
     slots.push_back({Py_tp_clear, reinterpret_cast<void*>(&clear)});
   }
-  if (record.memory != nullptr) {  // Py_bf_getbuffer and Py_bf_releasebuffer, see buffer_function()
-    slots.push_back({1, reinterpret_cast<void*>(&offer_memory)});
+  if (record.offer != nullptr) {  // Py_bf_getbuffer and Py_bf_releasebuffer, see buffer_function()
+    slots.push_back({1, reinterpret_cast<void*>(record.offer)});
     slots.push_back({2, reinterpret_cast<void*>(&forget_memory)});
   }
   slots.push_back({});
@@ -167,9 +158,6 @@ PyTypeObject* make_class(module_& m, const ClassRecord& record) {
   const object bases = base == nullptr ? object() : make_tuple(handle(base));
   object made = object::steal(PyType_FromSpecWithBases(&spec, bases.ptr()));
   auto* const type = reinterpret_cast<PyTypeObject*>(made.ptr());
-  if (record.memory != nullptr) {
-    add_attribute(type, kMemory, capsule(reinterpret_cast<void*>(record.memory), kMemory, nullptr));
-  }
   m.add(record.name, made);
   made.release();  // classes live as long as the process
   return type;
@@ -181,34 +169,18 @@ void add_attribute(PyTypeObject* type, const char* name, const object& value) {
   if (std::string(name) == "__eq__") check(PyObject_SetAttrString(of, "__hash__", Py_None));
 }
 
-namespace {
-
-PyObject* get_property(PyObject* self, void* closure) {
-  try {
-    return static_cast<const Property*>(closure)->get(self).release();
-  } catch (...) {
-    raise_current_exception();
-    return nullptr;
-  }
-}
-
-int set_property(PyObject* self, PyObject* value, void* closure) {
-  try {
-    if (value == nullptr) throw type_error("This attribute cannot be deleted.");
-    static_cast<const Property*>(closure)->set(self, value);
-    return 0;
-  } catch (...) {
-    raise_current_exception();
-    return -1;
-  }
-}
-
-}  // namespace
-
-void add_property(PyTypeObject* type, const char* name, const Property* property, const char* doc) {
+void add_property(PyTypeObject* type, const char* name, object (*get)(handle self),
+                  const char* doc) {
   static auto* const definitions = new std::deque<PyGetSetDef>();  // descriptors point to them
-  definitions->push_back({name, &get_property, property->set == nullptr ? nullptr : &set_property,
-                          doc, const_cast<Property*>(property)});
+  const auto call = [](PyObject* self, void* closure) -> PyObject* {
+    try {
+      return reinterpret_cast<object (*)(handle)>(closure)(self).release();
+    } catch (...) {
+      raise_current_exception();
+      return nullptr;
+    }
+  };
+  definitions->push_back({name, call, nullptr, doc, reinterpret_cast<void*>(get)});
   add_attribute(type, name, object::steal(PyDescr_NewGetSet(type, &definitions->back())));
 }
 

@@ -43,11 +43,18 @@ struct Memory {
   bool read_only;
 };
 
+/// For the buffer protocol.
+int offer_memory(handle self, Memory (*memory)(handle self), Buffer* view, int flags);
+
 /// A class has a __dict__, or offers its memory: class_<T>(m, "T", "doc", dynamic_attr()).
 struct dynamic_attr {};
 struct buffer {
-  Memory (*memory)(handle self);
+  int (*offer)(PyObject* self, Buffer* view, int flags);
 };
+template <Memory (*memory)(handle self)>
+inline constexpr buffer buffer_of{[](PyObject* self, Buffer* view, int flags) {
+  return offer_memory(self, memory, view, flags);
+}};
 
 /// What a class is made of.
 struct ClassRecord {
@@ -55,23 +62,20 @@ struct ClassRecord {
   const char* doc = nullptr;
   PyTypeObject* base = nullptr;
   bool has_dict = false;
-  Memory (*memory)(handle self) = nullptr;
+  int (*offer)(PyObject* self, Buffer* view, int flags) = nullptr;
 
   void add(const char* text) { doc = text; }
   void add(dynamic_attr) { has_dict = true; }
-  void add(buffer with) { memory = with.memory; }
+  void add(buffer with) { offer = with.offer; }
 };
 /// Creates the class and adds it to the module.
 PyTypeObject* make_class(module_& m, const ClassRecord& record);
 /// Adds an attribute of a class. A class with __eq__ loses its hash, as in Python.
 void add_attribute(PyTypeObject* type, const char* name, const object& value);
 
-/// A read-only or writable attribute.
-struct Property {
-  object (*get)(handle self);
-  void (*set)(handle self, handle value);
-};
-void add_property(PyTypeObject* type, const char* name, const Property* property, const char* doc);
+/// Adds a read-only attribute.
+void add_property(PyTypeObject* type, const char* name, object (*get)(handle self),
+                  const char* doc);
 
 /// A bound class under construction. `Base` is a bound class that T derives from.
 template <typename T, typename Base = void>
@@ -112,8 +116,7 @@ class class_ {
 
   template <typename F>
   class_& def_property_readonly(const char* name, F, const char* doc = nullptr) {
-    static constexpr Property property = {&get<F>, nullptr};
-    add_property(type_of<T>, name, &property, doc);
+    add_property(type_of<T>, name, &get<F>, doc);
     return *this;
   }
   /// A data member that Python reads: def_readonly<&T::member>("member").
@@ -121,14 +124,6 @@ class class_ {
   class_& def_readonly(const char* name, const char* doc = nullptr) {
     return def_property_readonly(name, fn<member>, doc);
   }
-  /// A data member that Python reads and writes; no pointer, because T may inherit it.
-  template <auto member>
-  class_& def_readwrite(const char* name, const char* doc = nullptr) {
-    static constexpr Property property = {&get<Function<member>>, &set<member>};
-    add_property(type_of<T>, name, &property, doc);
-    return *this;
-  }
-
   /// Pickles an instance as what `Save` returns, and makes one of it with `Load`.
   template <typename Save, typename Load>
   class_& def_pickle(Save save, Load) {
@@ -174,11 +169,6 @@ class class_ {
   static object get(handle self) {
     using Self = std::tuple_element_t<0, typename Traits<F>::Parameters>;
     return to_python(F{}(Converter<Self>::from(self)));
-  }
-  template <auto member>
-  static void set(handle self, handle value) {
-    T& object = Converter<T&>::from(self);
-    object.*member = Converter<std::decay_t<decltype(object.*member)>>::from(value);
   }
 };
 

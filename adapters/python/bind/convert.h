@@ -26,7 +26,8 @@ uint64_t unsigned_from(handle from);
 double double_from(handle from);
 bool bool_from(handle from);
 std::string string_from(handle from);
-sequence sequence_from(handle from);
+/// The items of anything with a length and items, but no text.
+tuple items_of(handle from);
 [[noreturn]] void refuse(const char* wanted, handle found);
 
 /// An instance of a bound class. `owner` is empty until __init__ has run.
@@ -134,16 +135,12 @@ struct Converter<object> {
 template <std::derived_from<object> T>
 struct Converter<T> {
   static T from(handle from) {
-    if constexpr (std::is_same_v<T, sequence>) {
-      return sequence_from(from);
-    } else {
-      if (std::is_same_v<T, tuple> && PyTuple_Check(from.ptr()) == 0) refuse("tuple", from);
-      if (std::is_same_v<T, list> && PyList_Check(from.ptr()) == 0) refuse("list", from);
-      if (std::is_base_of_v<dict, T> && PyDict_Check(from.ptr()) == 0) refuse("dict", from);
-      if (std::is_same_v<T, type> && PyType_Check(from.ptr()) == 0) refuse("type", from);
-      if (std::is_same_v<T, capsule> && !PyCapsule_CheckExact(from.ptr())) refuse("capsule", from);
-      return T(object::borrow(from));
-    }
+    if (std::is_same_v<T, tuple> && PyTuple_Check(from.ptr()) == 0) refuse("tuple", from);
+    if (std::is_same_v<T, list> && PyList_Check(from.ptr()) == 0) refuse("list", from);
+    if (std::is_base_of_v<dict, T> && PyDict_Check(from.ptr()) == 0) refuse("dict", from);
+    if (std::is_same_v<T, type> && PyType_Check(from.ptr()) == 0) refuse("type", from);
+    if (std::is_same_v<T, capsule> && !PyCapsule_CheckExact(from.ptr())) refuse("capsule", from);
+    return T(object::borrow(from));
   }
   static object to(const T& value) { return value; }
 };
@@ -169,10 +166,10 @@ struct Converter<std::optional<T>> {
 template <typename T>
 struct Converter<std::vector<T>> {
   static std::vector<T> from(handle from) {
-    const sequence items = sequence_from(from);
+    const tuple items = items_of(from);
     std::vector<T> values;
     values.reserve(items.size());
-    for (const handle item : items) values.push_back(Converter<T>::from(item));
+    for (size_t i = 0; i < items.size(); ++i) values.push_back(Converter<T>::from(items[i]));
     return values;
   }
   static object to(const std::vector<T>& values) {
@@ -184,7 +181,7 @@ struct Converter<std::vector<T>> {
 template <typename... T>
 struct Converter<std::tuple<T...>> {
   static std::tuple<T...> from(handle from) {
-    const sequence items = sequence_from(from);
+    const tuple items = items_of(from);
     if (items.size() != sizeof...(T)) refuse("tuple of this size", from);
     return fields(items, std::index_sequence_for<T...>());
   }
@@ -194,7 +191,7 @@ struct Converter<std::tuple<T...>> {
 
  private:
   template <size_t... I>
-  static std::tuple<T...> fields(const sequence& items, std::index_sequence<I...>) {
+  static std::tuple<T...> fields(const tuple& items, std::index_sequence<I...>) {
     return {Converter<T>::from(items[I])...};
   }
 };

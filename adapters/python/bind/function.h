@@ -23,8 +23,6 @@ template <auto f, typename R, typename... A>
 struct Function<f, R (*)(A...)> {
   R operator()(A... arguments) const { return f(std::forward<A>(arguments)...); }
 };
-template <auto f, typename R, typename... A>
-struct Function<f, R (*)(A...) noexcept> : Function<static_cast<R (*)(A...)>(f)> {};
 template <auto f, typename R, typename C, typename... A>
 struct Function<f, R (C::*)(A...)> {
   R operator()(C& self, A... arguments) const { return (self.*f)(std::forward<A>(arguments)...); }
@@ -34,9 +32,6 @@ struct Function<f, R (C::*)(A...) const> {
   R operator()(const C& self, A... arguments) const {
     return (self.*f)(std::forward<A>(arguments)...);
   }
-};
-template <auto f, typename R, typename C, typename... A>
-struct Function<f, R (C::*)(A...) const noexcept> : Function<static_cast<R (C::*)(A...) const>(f)> {
 };
 template <auto f, typename M, typename C>
 struct Function<f, M C::*> {
@@ -94,7 +89,6 @@ struct Signature {
 
  private:
   std::string parameter(size_t i) const;
-  void wrong_count(size_t count, Py_ssize_t positional) const;
   bool assign_keyword(PyObject* name, PyObject* value, size_t first, size_t count, handle* out,
                       object* more) const;
 };

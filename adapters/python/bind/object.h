@@ -241,45 +241,6 @@ class capsule : public object {
   }
 };
 
-/// Anything with a length and items, but no text. Iterate over it with a range-based for.
-class sequence : public object {
- public:
-  class iterator {
-   public:
-    iterator(const sequence* of, size_t place) : of_(of), place_(place) {}
-    handle operator*() {
-      item_ = (*of_)[place_];
-      return item_;
-    }
-    iterator& operator++() {
-      ++place_;
-      return *this;
-    }
-    bool operator!=(const iterator& other) const { return place_ != other.place_; }
-
-   private:
-    const sequence* of_;
-    size_t place_;
-    object item_;
-  };
-
-  explicit sequence(object from) : object(std::move(from)), size_(length(ptr())) {}
-  size_t size() const { return size_; }
-  object operator[](size_t i) const {
-    return steal(PySequence_GetItem(ptr(), static_cast<Py_ssize_t>(i)));
-  }
-  iterator begin() const { return {this, 0}; }
-  iterator end() const { return {this, size_}; }
-
- private:
-  static size_t length(PyObject* from) {
-    const Py_ssize_t length = PySequence_Size(from);
-    if (length < 0) throw error_already_set();
-    return static_cast<size_t>(length);
-  }
-  size_t size_;
-};
-
 }  // namespace headroom::python::bind
 
 #endif  // HEADROOM_ADAPTERS_PYTHON_BIND_OBJECT_H_

@@ -100,7 +100,6 @@ class Optimizer:
     def set_grad(self, index: int, grad: View) -> None: ...
 
 class FusedOptimizer(Optimizer):
-    on_refresh: Optional[Callable[[], None]]
     def __init__(
         self,
         master_weights: bool,
@@ -109,6 +108,7 @@ class FusedOptimizer(Optimizer):
         state: str,
         allocator: Optional[Callable[[int, int], Any]] = None,
     ) -> None: ...
+    def set_on_refresh(self, call: Optional[Callable[[], None]]) -> None: ...
     def add_group(
         self, parameters: Sequence[tuple[str, View, View]], options: dict[str, Any], stream: int
     ) -> int: ...

@@ -14,7 +14,6 @@ import pathlib
 import platform
 import shutil
 import struct
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -234,7 +233,3 @@ def _torch_text(torch: dict[str, Any]) -> str:
 
 def _nccl_library() -> str:
     return ctypes.util.find_library("nccl") or "not found"
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Optional
 
-_NAMES = ("libcuda.so.1",)
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_...
 
 
@@ -23,13 +22,15 @@ class Gpu:
     memory: int  # bytes
 
 
+def _open(name: str) -> Optional[ctypes.CDLL]:
+    try:
+        return ctypes.CDLL(name)
+    except OSError:
+        return None
+
+
 def _library() -> Optional[ctypes.CDLL]:
-    for name in _NAMES:
-        try:
-            return ctypes.CDLL(name)
-        except OSError:
-            pass
-    return None
+    return _open("libcuda.so.1")
 
 
 def _call(library: ctypes.CDLL, function: str, *arguments: Any) -> None:
@@ -79,10 +80,7 @@ def capabilities() -> list[tuple[int, int]]:
 
 
 def _management_library() -> Optional[ctypes.CDLL]:
-    try:
-        return ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return None
+    return _open("libnvidia-ml.so.1")
 
 
 def _gpu(library: ctypes.CDLL, index: int) -> Gpu:

@@ -149,7 +149,8 @@ def _read_keras(layout: Mapping[str, Any]) -> ScaleState:
     return _state(policy, layout["dynamic_scale"], growth_tracker=tracker)
 
 
-def _clean_steps(state: ScaleState) -> int:
+def clean_steps(state: ScaleState) -> int:
+    """Since the last overflow or growth, as torch's rule counts them."""
     return max(state.numbers.get("growth_tracker", 0), 0)
 
 
@@ -160,11 +161,11 @@ def _setting(state: ScaleState, name: str, otherwise: Any) -> Any:
 def _write_torch(state: ScaleState) -> dict[str, Any]:
     return {"scale": state.scale, "growth_factor": _setting(state, "growth_factor", 2.0),
             "backoff_factor": _setting(state, "backoff_factor", 0.5),
-            "growth_interval": _setting(state, "growth_interval", 2000), "_growth_tracker": _clean_steps(state)}
+            "growth_interval": _setting(state, "growth_interval", 2000), "_growth_tracker": clean_steps(state)}
 
 
 def _write_megatron(state: ScaleState) -> dict[str, Any]:
-    return {"scale": state.scale, "growth_tracker": _clean_steps(state),
+    return {"scale": state.scale, "growth_tracker": clean_steps(state),
             "hysteresis_tracker": state.numbers.get("delay_left", 1)}
 
 
@@ -180,7 +181,7 @@ def _write_deepspeed(state: ScaleState) -> dict[str, Any]:
 
 
 def _write_keras(state: ScaleState) -> dict[str, Any]:
-    return {"dynamic_scale": state.scale, "step_counter": _clean_steps(state)}
+    return {"dynamic_scale": state.scale, "step_counter": clean_steps(state)}
 
 
 _READERS: dict[str, Callable[[Mapping[str, Any]], ScaleState]] = {

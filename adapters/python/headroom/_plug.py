@@ -27,13 +27,26 @@ class HostScale:
     reports only whether a step overflowed; the ``headroom`` rule then works without the largest gradient."""
 
     def __init__(self, framework: str, policy: Union[ScalePolicy, str], on_alarm: Alarm) -> None:
-        self.state = ScaleState(policy_for(framework, policy))
-        self.on_alarm = on_alarm
+        self._state = ScaleState(policy_for(framework, policy))
+        self._on_alarm = on_alarm
 
-    def advance(self, overflow: bool) -> None:
+    @property
+    def state(self) -> ScaleState:
+        """Policy, scale and counts: ``scaler.state.skipped``."""
+        return self._state
+
+    @state.setter
+    def state(self, state: ScaleState) -> None:
+        self._state = state
+        self._set_scale(state.scale)
+
+    def _set_scale(self, scale: float) -> None:
+        """Uses the scale of a new state from now on."""
+
+    def _advance(self, overflow: bool) -> None:
         """One update. If it raises, the update has been made."""
-        alarm = self.state.advance(bool(overflow))
-        if alarm is not None and self.on_alarm is not None:
-            self.on_alarm(alarm)
+        alarm = self._state.advance(bool(overflow))
+        if alarm is not None and self._on_alarm is not None:
+            self._on_alarm(alarm)
         elif alarm is not None:
             raise make("scale collapsed", str(alarm))

@@ -6,7 +6,6 @@ import argparse
 import collections
 import io
 import json
-import os
 import sys
 import zipfile
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from typing import Any, Optional
 from headroom import _layouts, _pickles
 from headroom._core import ScalePolicy, ScaleState
 from headroom._errors import Error
+from headroom._files import replacing
 
 _MOST_OBJECTS = 10_000_000
 _MOST_JSON = 1 << 26
@@ -135,12 +135,13 @@ def _convert(found: list[tuple[str, Optional[str], ScaleState]], layout: str, pa
         places = ", ".join(place for place, _, _ in found)
         raise ValueError(f"it contains several scalers in different states ({places}); convert them one by one")
     written = _layouts.write(state, layout)
+    text = json.dumps(written, indent=2) + "\n"
     if path is None:
-        print(json.dumps(written, indent=2))
-    elif path.endswith(".json"):
-        _replace(path, (json.dumps(written, indent=2) + "\n").encode())
+        print(text, end="")
     else:
-        _replace(path, _torch_file(written))
+        content = text.encode() if path.endswith(".json") else _torch_file(written)
+        with replacing(path) as file:
+            file.write(content)
     lost = _lost(state, written)
     if lost:
         print(f"headroom: the layout {layout} does not contain {', '.join(lost)}", file=sys.stderr)
@@ -164,15 +165,3 @@ def _torch_file(written: dict[str, Any]) -> bytes:
     file = io.BytesIO()
     torch.save(written, file)
     return file.getvalue()
-
-
-def _replace(path: str, content: bytes) -> None:
-    """Writes a file whole or not at all."""
-    temporary = f"{path}.{os.getpid()}"
-    try:
-        with open(temporary, "xb") as file:
-            file.write(content)
-        os.replace(temporary, path)
-    finally:
-        if os.path.exists(temporary):
-            os.remove(temporary)

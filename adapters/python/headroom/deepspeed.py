@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Union
 
-from headroom._core import ScalePolicy, ScaleState
+from headroom._core import ScalePolicy
 from headroom._layouts import WRITERS, layout_of, read, under
 from headroom._plug import Alarm, HostScale
 
@@ -34,7 +34,7 @@ def plug(engine: Any, policy: Union[ScalePolicy, str, None] = None, *, on_alarm:
     return scaler
 
 
-class LossScaler:
+class LossScaler(HostScale):
     """The interface of DeepSpeed's scalers over any policy without retry.
 
     A new scale is used from the next loss on. With DeepSpeed's own scaler, gradients of the step in which the
@@ -43,18 +43,11 @@ class LossScaler:
     dynamic = True
 
     def __init__(self, policy: Union[ScalePolicy, str] = "deepspeed", *, on_alarm: Alarm = None) -> None:
-        self._host = HostScale("DeepSpeed", policy, on_alarm)
+        super().__init__("DeepSpeed", policy, on_alarm)
         self._used = self.state.scale  # by the last loss
 
-    @property
-    def state(self) -> ScaleState:
-        """Policy, scale and counts: ``scaler.state.skipped``."""
-        return self._host.state
-
-    @state.setter
-    def state(self, state: ScaleState) -> None:
-        self._host.state = state
-        self._used = state.scale
+    def _set_scale(self, scale: float) -> None:
+        self._used = scale
 
     @property
     def cur_scale(self) -> float:
@@ -69,7 +62,7 @@ class LossScaler:
 
     def update_scale(self, overflow: bool) -> None:
         """Moves the scale. Raises headroom.Error, after the update, if scaling cannot help."""
-        self._host.advance(overflow)
+        self._advance(overflow)
 
     def scale_loss(self, loss: Any) -> Any:
         """loss x scale; FP16 and BF16 losses become FP32."""

@@ -17,7 +17,7 @@ from keras import ops
 
 from headroom._core import ScalePolicy, ScaleState
 from headroom._errors import Error, make
-from headroom._layouts import pack, unpack
+from headroom._layouts import clean_steps, pack, unpack
 from headroom._plug import policy_for
 from headroom._scaler import measure
 
@@ -67,8 +67,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         alarm = state.advance(not applies, float(amax))
         if alarm is not None:
             warnings.warn(str(alarm), RuntimeWarning, stacklevel=2)
-        clean = max(state.numbers.get("growth_tracker", 0), 0)
-        return np.bool_(applies), np.float32(state.scale), np.int32(clean), np.array(pack(state), np.int32)
+        return np.bool_(applies), np.float32(state.scale), np.int32(clean_steps(state)), np.array(pack(state), np.int32)
 
     def _advance(self, grads: Any) -> tuple[Any, ...]:
         """What _decide() says about these gradients. On JAX they may be those of a compiled step."""
@@ -125,7 +124,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         except Error:
             self._assign(self._start.scale, 0, pack(self._start))
             raise
-        self._assign(state.scale, max(state.numbers.get("growth_tracker", 0), 0), pack(state))
+        self._assign(state.scale, clean_steps(state), pack(state))
 
     def get_config(self) -> dict[str, Any]:
         inner = keras.saving.serialize_keras_object(self.inner_optimizer)

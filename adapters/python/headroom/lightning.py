@@ -20,15 +20,13 @@ from headroom.torch import GradScaler
 from headroom.torch._binding import takes_scale
 
 
-class MixedPrecision(TrainerPlugin):
-    """FP16 autocast with ``headroom.torch.GradScaler(device, **options)``, as ``plugins=[...]`` of a Trainer.
+class _Scaled:
+    """The constructor of both plugins, and what they add to Lightning's."""
 
-    With fused optimizers, torch's or ours, ``gradient_clip_val`` clips in the step, and gradients are still scaled
-    in ``on_before_optimizer_step``. For others they are unscaled there, as with Lightning's own plugin. The
-    class has the name of Lightning's, under which checkpoints keep the scaler's state."""
+    scaler: GradScaler
 
     def __init__(self, device: str = "cuda", *, scaler: Optional[GradScaler] = None, **options: Any) -> None:
-        super().__init__("16-mixed", device, scaler or GradScaler(device, **options))
+        super().__init__("16-mixed", device, scaler or GradScaler(device, **options))  # type: ignore[call-arg]
         self._max_norms: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()  # of the next step
         self._named: Optional[weakref.ref[Any]] = None
 
@@ -36,6 +34,14 @@ class MixedPrecision(TrainerPlugin):
     def last_step_applied(self) -> bool:
         """Whether the last step ran. Waits for a CUDA device."""
         return self.scaler.last_step_applied
+
+
+class MixedPrecision(_Scaled, TrainerPlugin):
+    """FP16 autocast with ``headroom.torch.GradScaler(device, **options)``, as ``plugins=[...]`` of a Trainer.
+
+    With fused optimizers, torch's or ours, ``gradient_clip_val`` clips in the step, and gradients are still scaled
+    in ``on_before_optimizer_step``. For others they are unscaled there, as with Lightning's own plugin. The
+    class has the name of Lightning's, under which checkpoints keep the scaler's state."""
 
     def optimizer_step(  # type: ignore[override]
         self, optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any
@@ -83,16 +89,8 @@ def _unwrapped(optimizer: Any) -> Any:
     return optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
 
 
-class FabricMixedPrecision(FabricPlugin):
+class FabricMixedPrecision(_Scaled, FabricPlugin):
     """As MixedPrecision, for ``Fabric(plugins=[...])``. ``fabric.clip_gradients()`` takes fused optimizers."""
-
-    def __init__(self, device: str = "cuda", *, scaler: Optional[GradScaler] = None, **options: Any) -> None:
-        super().__init__("16-mixed", device, scaler or GradScaler(device, **options))
-
-    @property
-    def last_step_applied(self) -> bool:
-        """Whether the last step ran. Waits for a CUDA device."""
-        return self.scaler.last_step_applied
 
     def optimizer_step(self, optimizer: Any, **kwargs: Any) -> Any:
         if isinstance(optimizer, torch.optim.LBFGS):

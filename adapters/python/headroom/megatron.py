@@ -10,7 +10,7 @@ from typing import Any, Union
 
 import torch
 
-from headroom._core import ScalePolicy, ScaleState
+from headroom._core import ScalePolicy
 from headroom._layouts import WRITERS, read
 from headroom._plug import Alarm, HostScale
 
@@ -44,7 +44,7 @@ def plug(optimizer: Any, policy: Union[ScalePolicy, str, None] = None, *, on_ala
     return scaler
 
 
-class GradScaler:
+class GradScaler(HostScale):
     """The interface of Megatron's ``MegatronGradScaler`` over any policy without retry.
 
     Each of ``optimizers`` optimizers calls ``update()`` once in every step. The scale moves with the last call, so
@@ -58,20 +58,13 @@ class GradScaler:
         optimizers: int = 1,
         on_alarm: Alarm = None,
     ) -> None:
-        self._host = HostScale("Megatron", policy, on_alarm)
+        super().__init__("Megatron", policy, on_alarm)
         self._found: list[bool] = []  # by the optimizers that have called update() in this step
         self._optimizers = optimizers
         self._scale = torch.tensor([self.state.scale], dtype=torch.float32, device=device)
 
-    @property
-    def state(self) -> ScaleState:
-        """Policy, scale and counts: ``scaler.state.skipped``."""
-        return self._host.state
-
-    @state.setter
-    def state(self, state: ScaleState) -> None:
-        self._host.state = state
-        self._scale = torch.full_like(self._scale, state.scale)
+    def _set_scale(self, scale: float) -> None:
+        self._scale = torch.full_like(self._scale, scale)
 
     @property
     def scale(self) -> torch.Tensor:
@@ -89,10 +82,10 @@ class GradScaler:
         overflow, before = any(self._found), self.state.scale
         self._found.clear()
         try:
-            self._host.advance(overflow)
+            self._advance(overflow)
         finally:
             if self.state.scale != before:
-                self._scale = torch.full_like(self._scale, self.state.scale)
+                self._set_scale(self.state.scale)
 
     def state_dict(self) -> dict[str, Any]:
         """Megatron's three keys, and all of the state under ``"headroom"``, which Megatron's scaler ignores."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import weakref
 from collections.abc import Callable, Iterator
@@ -72,25 +73,19 @@ def check_fp16(optimizer: torch.optim.Optimizer, policy: _core.ScalePolicy, call
                f"where small ones become 0: {change}.")
 
 
+@dataclasses.dataclass
 class Call:
     """The arguments of one GradScaler.step(), and what came of it."""
 
-    def __init__(
-        self,
-        scaler: _core.GradScaler,
-        stream: int,
-        limits: tuple[float, float],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> None:
-        self.scaler = scaler
-        self.stream = stream
-        self.max_norm, self.skip_above_norm = limits
-        self.args = args
-        self.kwargs = kwargs
-        self.numbers: Callable[[], list[torch.Tensor]] = list  # found_inf, divisor and norm; set by the scaler
-        self.result: Any = None  # of the optimizer's step()
-        self.counted = False  # the core has decided on it
+    scaler: _core.GradScaler
+    stream: int
+    max_norm: float
+    skip_above_norm: float
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    numbers: Callable[[], list[torch.Tensor]]  # found_inf, divisor and norm
+    result: Any = None  # of the optimizer's step()
+    counted: bool = False  # the core has decided on it
 
     def run(self, optimizer: torch.optim.Optimizer) -> None:
         self.result = optimizer.step(*self.args, **self.kwargs)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import secrets
 from typing import Any, Union
 
 import torch
 
 from headroom._errors import make
+from headroom._files import replacing
 
 _MARK = b"headroom"
 _DIGEST_SIZE = 32
@@ -34,26 +34,10 @@ def save(state: Any, path: Union[str, os.PathLike[str]], **options: Any) -> None
     """``torch.save`` to a file that is complete or not there: it is written beside ``path``, synced, and put in its
     place. An error, a full disk or a killed process leaves the old file as it was. Any version of ``torch.load``
     reads the file; ``load`` below also notices changed bits."""
-    path = os.path.abspath(path)
-    folder = os.path.dirname(path)
-    temporary = f"{path}.{secrets.token_hex(8)}.tmp"
-    file = open(temporary, "xb")  # with the permissions of any new file; those of mkstemp() exclude other users
-    try:
-        with file:
-            hashed = _Hashed(file)
-            torch.save(state, hashed, **options)
-            file.write(_MARK + hashed.digest.digest())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-    directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    with replacing(path) as file:
+        hashed = _Hashed(file)
+        torch.save(state, hashed, **options)
+        file.write(_MARK + hashed.digest.digest())
 
 
 def load(path: Union[str, os.PathLike[str]], **options: Any) -> Any:

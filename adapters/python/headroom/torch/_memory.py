@@ -23,7 +23,6 @@ _CODES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float64: 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _STRIDED = torch.strided
 _EMPTY = 64
-_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # ten times as fast as current_stream()
 
 
 @functools.cache
@@ -227,13 +226,10 @@ def _current_stream(device: int) -> int:
     return torch.cuda.current_stream(device).cuda_stream
 
 
-_core.set_stream_getter(_raw_stream or _current_stream)
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", _current_stream)  # ten times as fast
+_core.set_stream_getter(_raw_stream)
 
 
 def stream_of(device: torch.device) -> int:
     """Torch's current cudaStream_t on a device as a number; 0 for the CPU."""
-    if device.type != "cuda":
-        return 0
-    if _raw_stream is not None:
-        return _raw_stream(device.index)
-    return torch.cuda.current_stream(device).cuda_stream
+    return _raw_stream(device.index) if device.type == "cuda" else 0

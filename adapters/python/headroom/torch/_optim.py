@@ -84,7 +84,7 @@ class FusedOptimizer(TorchState):
         self._call: Optional[Call] = None  # of our scaler, while its step runs
         self._names_revision = -1
         refresh = weakref.WeakMethod(self._refresh)
-        self._core.on_refresh = lambda: (refresh() or (lambda: None))()
+        self._core.set_on_refresh(lambda: (refresh() or (lambda: None))())
         self._start_state()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -164,10 +164,6 @@ class FusedOptimizer(TorchState):
             return call.result
         finally:
             self._call = None
-
-    @property
-    def core(self) -> _core.FusedOptimizer:
-        return self._core
 
     @property
     def device(self) -> Optional[torch.device]:

@@ -240,9 +240,8 @@ class GradScaler(ScalerSettings):
                 return optimizer.step(*args, **kwargs)
             if not self._per_optimizer_states[id(optimizer)]["found_inf_per_device"]:  # set by unscale_()
                 raise AssertionError("No inf checks were recorded for this optimizer.")
-        limits = (max_norm or 0.0, skip_above_norm)
-        call = Call(self._core, self._stream, limits, args, kwargs)
-        call.numbers = functools.partial(self._numbers, optimizer, core)
+        numbers = functools.partial(self._numbers, optimizer, core)
+        call = Call(self._core, self._stream, max_norm or 0.0, skip_above_norm, args, kwargs, numbers)
         try:
             if isinstance(optimizer, FusedOptimizer):
                 result = optimizer.step_under(call)
@@ -416,7 +415,7 @@ class GradScaler(ScalerSettings):
         """False if the last step of this optimizer was skipped. Waits for a CUDA device."""
         while optimizer not in self._bindings and hasattr(optimizer, "optimizer"):
             optimizer = optimizer.optimizer  # a framework's wrapper
-        core: Any = optimizer.core if isinstance(optimizer, FusedOptimizer) else self._bindings.get(optimizer)
+        core: Any = optimizer._core if isinstance(optimizer, FusedOptimizer) else self._bindings.get(optimizer)
         known = core is not None and self._core.numbers_of(core)
         return not (known and self._numbers(optimizer, core)[0].item())
 
