@@ -47,15 +47,15 @@ class CallbackOptimizer : public Optimizer {
   hr_optimizer_callbacks callbacks_;
 };
 
-// Adam and AdamW have options of the same members. Momentum and the rest of SGD's are 0.
-template <typename Adam>
-hr_fused_options c_options(const Adam& options) {
+// Of Adam, AdamW and Lion, which has no eps. Momentum and the rest of SGD's are 0.
+template <typename Options>
+hr_fused_options c_options(const Options& options) {
   hr_fused_options out = {};
   out.lr = options.lr;
   out.weight_decay = options.weight_decay;
   out.beta1 = options.beta1;
   out.beta2 = options.beta2;
-  out.eps = options.eps;
+  if constexpr (requires { options.eps; }) out.eps = options.eps;
   return out;
 }
 
@@ -66,15 +66,6 @@ hr_fused_options c_options(const SGDOptions& options) {
   out.momentum = options.momentum;
   out.dampening = options.dampening;
   out.nesterov = options.nesterov;
-  return out;
-}
-
-hr_fused_options c_options(const LionOptions& options) {
-  hr_fused_options out = {};
-  out.lr = options.lr;
-  out.weight_decay = options.weight_decay;
-  out.beta1 = options.beta1;
-  out.beta2 = options.beta2;
   return out;
 }
 

@@ -204,7 +204,7 @@ torch::Tensor GradScaler::scale_on_device(const torch::Tensor& loss) {
   }
   const torch::Tensor factor = torch::empty_like(bindings_->one);
   ScalerAccess::begin_loss(*core_, view_of(bindings_->one, "The loss"),
-                           view_of(factor, "The scaled loss"), {});
+                           view_of(factor, "The scaled loss"));
   return factor;
 }
 

@@ -7,7 +7,6 @@
 
 #include <map>
 #include <sstream>
-#include <utility>
 
 #ifdef HEADROOM_TORCH_CUDA
 #include <c10/cuda/CUDAFunctions.h>

@@ -3,7 +3,6 @@
 #include <headroom/error.h>
 #include <headroom/nccl.h>
 
-#include <algorithm>
 #include <string>
 #include <thread>
 

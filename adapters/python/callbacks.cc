@@ -4,7 +4,6 @@
 #include <headroom/agree.h>
 #include <headroom/optimizer.h>
 
-#include <memory>
 #include <utility>
 
 #include "tensors.h"

@@ -8,9 +8,7 @@
 namespace headroom::python {
 namespace {
 
-py::object to_python(OnOverflow value) {
-  return py::to_python(value == OnOverflow::kThrow ? "throw" : "skip");
-}
+py::object to_python(OnOverflow value) { return py::to_python(word_of(value)); }
 template <typename T>
 py::object to_python(const T& value) {
   return py::to_python(value);

@@ -1,8 +1,6 @@
 // RangeTable and RangeReport. Enumerators become words. trace.cc fills them.
 #include <headroom/ranges.h>
 
-#include <string>
-
 #include "tensors.h"
 
 namespace headroom::python {

@@ -1,7 +1,6 @@
 // RangeTrace follows one forward and backward pass of torch operation by operation, and measures
 // every result and gradient into a RangeTable. It runs for every operation of a watched step, so it
 // must be fast. headroom/torch/_trace.py decides what it sees.
-#include <headroom/error.h>
 #include <headroom/ranges.h>
 
 #include <algorithm>

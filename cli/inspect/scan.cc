@@ -65,21 +65,14 @@ class Scanner {
     file.read(tensor, first, count, [&](const void* data, int64_t elements) {
       counter.add(data, elements);
       if (exact_) {
-        add(outcome_at(view(data, tensor.dtype, elements), out_->format, *out_->options.scale),
-            &exact);
+        exact += outcome_at(view(data, tensor.dtype, elements), out_->format, *out_->options.scale);
       }
       const auto bytes = static_cast<uint64_t>(stored_per_element * static_cast<double>(elements));
       bar_.show(read_ += bytes, bytes_);
     });
     const std::lock_guard lock(mutex_);
     counter.finish(&row->magnitudes);
-    add(exact, &row->exact);
-  }
-
-  static void add(const Outcome& part, Outcome* whole) {
-    whole->flushed += part.flushed;
-    whole->subnormal += part.subnormal;
-    whole->overflow += part.overflow;
+    row->exact += exact;
   }
 
   Inspection* out_;

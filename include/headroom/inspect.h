@@ -36,6 +36,13 @@ struct Outcome {
   int64_t flushed = 0;    // become zero
   int64_t subnormal = 0;  // lose some of their bits
   int64_t overflow = 0;   // become inf or NaN
+
+  Outcome& operator+=(const Outcome& other) {
+    flushed += other.flushed;
+    subnormal += other.subnormal;
+    overflow += other.overflow;
+    return *this;
+  }
 };
 
 /// A histogram of magnitudes, just fine enough to compute the exact Outcome for any format and any

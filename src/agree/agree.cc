@@ -4,8 +4,6 @@
 
 #include <headroom/error.h>
 
-#include <cmath>
-
 #include "core/check.h"
 
 namespace headroom {

@@ -3,7 +3,6 @@
 #define HEADROOM_SRC_APPLY_ARENA_H_
 
 #include <cstddef>
-#include <cstdint>
 
 namespace headroom::internal {
 

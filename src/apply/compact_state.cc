@@ -3,8 +3,6 @@
 #include "apply/compact_state.h"
 
 #include <algorithm>
-#include <cstdlib>
-#include <cstring>
 
 #include "apply/formats.h"
 #include "core/parallel.h"
@@ -15,23 +13,13 @@ namespace {
 template <typename T>
 std::vector<T> fetch(const void* from, size_t count, const Device& device) {
   std::vector<T> values(count);
-  if (count == 0) return values;
-  if (device.type == DeviceType::kCUDA) {
-    cuda_copy(device.index, values.data(), from, count * sizeof(T));
-  } else {
-    std::memcpy(static_cast<void*>(values.data()), from, count * sizeof(T));
-  }
+  if (count > 0) copy_memory(device, values.data(), from, count * sizeof(T));
   return values;
 }
 
 template <typename T>
 void put(void* to, const std::vector<T>& values, const Device& device) {
-  if (values.empty()) return;
-  if (device.type == DeviceType::kCUDA) {
-    cuda_copy(device.index, to, values.data(), values.size() * sizeof(T));
-  } else {
-    std::memcpy(to, values.data(), values.size() * sizeof(T));
-  }
+  if (!values.empty()) copy_memory(device, to, values.data(), values.size() * sizeof(T));
 }
 
 // Calls f(begin, end) for parts of [0, count) that begin at whole groups, on all threads.

@@ -2,7 +2,6 @@
 #include "apply/fused.h"
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 
 #include "apply/checks.h"

@@ -1,7 +1,6 @@
 // Allocates masters and moments, with the library's own memory or a framework's allocator.
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <map>
 
 #include "apply/arena.h"
@@ -32,11 +31,7 @@ std::shared_ptr<void> new_block(const Device& device, size_t bytes,
   require(block != nullptr && reinterpret_cast<uintptr_t>(block.get()) % 64 == 0,
           ErrorCode::kInvalidArgument,
           "The optimizer's allocator returned memory that is not aligned to 64 bytes.");
-  if (cuda) {
-    cuda_zero(view(block.get(), DType::kF32, static_cast<int64_t>(bytes / 4), device));
-  } else {
-    std::memset(block.get(), 0, bytes);
-  }
+  zero_memory(device, block.get(), bytes);
   return block;
 }
 
@@ -81,12 +76,7 @@ void copy_to_master(const TensorView& weight, const Slot& slot) {
   }
   // The weight is the master if nothing is below it.
   const size_t bytes = static_cast<size_t>(weight.count) * state_bytes(slot.format);
-  if (weight.device.type == DeviceType::kCUDA) {
-    const auto words = static_cast<int64_t>((bytes + 3) / 4);  // arrays take whole cache lines
-    cuda_zero(view(slot.arrays.master, DType::kF32, words, weight.device));
-  } else {
-    std::memset(slot.arrays.master, 0, bytes);
-  }
+  zero_memory(weight.device, slot.arrays.master, bytes);
 }
 
 void allocate_slots(const std::vector<Parameter>& parameters, FusedState* state) {

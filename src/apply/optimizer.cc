@@ -193,7 +193,9 @@ void Optimizer::zero_grad() {
   size_t bytes = 0;
   for (const Parameter& parameter : parameters()) {
     const TensorView& grad = parameter.grad;
-    if (grad.device.type == DeviceType::kCUDA && grad.count > 0) internal::cuda_zero(grad);
+    if (grad.device.type == DeviceType::kCUDA && grad.count > 0) {
+      internal::cuda_zero(grad.device.index, grad.data, grad.bytes());
+    }
     bytes += grad.bytes();
   }
   internal::parallel_for(parameters().size(), bytes, [&](size_t i) {

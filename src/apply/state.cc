@@ -48,11 +48,7 @@ TensorView full_array(const Parameter& parameter, const Slot& slot, size_t momen
 void copy_bytes(const TensorView& to, const TensorView& from) {
   if (from.count == 0) return;
   const bool from_cuda = from.device.type == DeviceType::kCUDA;
-  if (from_cuda || to.device.type == DeviceType::kCUDA) {
-    cuda_copy((from_cuda ? from : to).device.index, to.data, from.data, from.bytes());
-  } else {
-    std::memmove(to.data, from.data, from.bytes());
-  }
+  copy_memory(from_cuda ? from.device : to.device, to.data, from.data, from.bytes());
 }
 
 std::vector<float> host_copy(const TensorView& from) {

@@ -1,6 +1,5 @@
 #include <headroom/checkpoint.h>
 
-#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <optional>

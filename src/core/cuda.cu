@@ -174,9 +174,9 @@ void cuda_copy(int device, void* to, const void* from, size_t bytes) {
   HEADROOM_CUDA(cudaStreamSynchronize(current_stream()));
 }
 
-void cuda_zero(const TensorView& view) {
-  const DeviceScope scope(view.device.index);
-  HEADROOM_CUDA(cudaMemsetAsync(view.data, 0, view.bytes(), current_stream()));
+void cuda_zero(int device, void* data, size_t bytes) {
+  const DeviceScope scope(device);
+  HEADROOM_CUDA(cudaMemsetAsync(data, 0, bytes, current_stream()));
 }
 
 namespace {

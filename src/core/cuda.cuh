@@ -9,7 +9,6 @@
 #include <headroom/float16.h>
 
 #include <cstdint>
-#include <string>
 #include <type_traits>
 
 namespace headroom::internal {

@@ -11,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 
 namespace headroom::internal {
@@ -127,8 +128,20 @@ void cuda_settle(int device);
 /// the device, which then compiles it from PTX.
 int cuda_code_version(int device);
 
-/// Enqueues zeros for the whole view.
-void cuda_zero(const TensorView& view);
+/// Enqueues zeros.
+void cuda_zero(int device, void* data, size_t bytes);
+
+/// cuda_copy() if `device` is a CUDA device, else a copy in host memory.
+inline void copy_memory(const Device& device, void* to, const void* from, size_t bytes) {
+  if (device.type == DeviceType::kCUDA) return cuda_copy(device.index, to, from, bytes);
+  std::memmove(to, from, bytes);
+}
+
+/// Zeros in memory of a device. Enqueues on CUDA devices.
+inline void zero_memory(const Device& device, void* data, size_t bytes) {
+  if (device.type == DeviceType::kCUDA) return cuda_zero(device.index, data, bytes);
+  std::memset(data, 0, bytes);
+}
 
 /// convert() between views on the same device; enqueues.
 void cuda_convert(const TensorView& from, const TensorView& to);

@@ -36,7 +36,7 @@ int cuda_code_version(int) { no_cuda(); }
 void cuda_settle(int) { no_cuda(); }
 void cuda_refuse_capture(int) { no_cuda(); }
 void cuda_copy(int, void*, const void*, size_t) { no_cuda(); }
-void cuda_zero(const TensorView&) { no_cuda(); }
+void cuda_zero(int, void*, size_t) { no_cuda(); }
 void cuda_convert(const TensorView&, const TensorView&) { no_cuda(); }
 GradStats cuda_measure(const std::vector<TensorView>&, const MeasureJob&, GradDetail*) {
   no_cuda();

@@ -66,7 +66,7 @@ std::string value_text(const Member& member) {
   if constexpr (std::is_same_v<Member, bool>) {
     return member ? "true" : "false";
   } else if constexpr (std::is_same_v<Member, OnOverflow>) {
-    return member == OnOverflow::kThrow ? "throw" : "skip";
+    return word_of(member);
   } else {
     return number(static_cast<double>(member));
   }

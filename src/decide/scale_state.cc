@@ -30,9 +30,7 @@ class Writer {
   void operator()(const char* key, const T& value) const {
     object_[key] = value;
   }
-  void operator()(const char* key, OnOverflow value) const {
-    object_[key] = value == OnOverflow::kThrow ? "throw" : "skip";
-  }
+  void operator()(const char* key, OnOverflow value) const { object_[key] = word_of(value); }
   template <typename T>
   void operator()(const Setting& setting, const T& value) const {
     (*this)(setting.name, value);

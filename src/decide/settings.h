@@ -18,6 +18,10 @@ struct Setting {
   const char* allowed = "";  // the bounds in words, as the end of "it has to be ..."
 };
 
+inline const char* word_of(OnOverflow value) {
+  return value == OnOverflow::kThrow ? "throw" : "skip";
+}
+
 /// Calls visit(Setting, member) for every setting of the policy's rule.
 struct PolicySettings {
   template <typename Policy, typename Visit>

@@ -3,7 +3,6 @@
 #include <headroom/inject.h>
 
 #include <algorithm>
-#include <cstring>
 #include <set>
 #include <utility>
 
@@ -49,11 +48,6 @@ uint64_t nan_bits(DType dtype) {  // quiet NaN
 void corrupt(FaultKind kind, const TensorView& grad, int64_t index, RandomNumbers* random) {
   const size_t size = size_of(grad.dtype);
   char* const at = static_cast<char*>(grad.data) + static_cast<size_t>(index) * size;
-  const bool on_host = grad.device.type == DeviceType::kCPU;
-  const auto copy = [&](void* to, const void* from) {
-    on_host ? static_cast<void>(std::memcpy(to, from, size))
-            : internal::cuda_copy(grad.device.index, to, from, size);
-  };
   const uint64_t number = random->next();
   uint64_t bits = 0;  // little-endian: the low bytes are the element's
   switch (kind) {
@@ -64,11 +58,11 @@ void corrupt(FaultKind kind, const TensorView& grad, int64_t index, RandomNumber
       bits = nan_bits(grad.dtype);
       break;
     case FaultKind::kFlip:
-      copy(&bits, at);
+      internal::copy_memory(grad.device, &bits, at, size);
       bits ^= uint64_t{1} << number % (8 * size);
       break;
   }
-  copy(at, &bits);
+  internal::copy_memory(grad.device, at, &bits, size);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// measure() and unscale_() without the checks, for views that were checked when they were bound to
+// unscale_() without its checks, for views that were checked when they were bound to
 // an optimizer: a step does not repeat the queries of CUDA's driver.
 #ifndef HEADROOM_SRC_MEASURE_BOUND_H_
 #define HEADROOM_SRC_MEASURE_BOUND_H_
@@ -9,9 +9,7 @@
 
 namespace headroom::internal {
 
-std::vector<TensorView> grads_of(const std::vector<Parameter>& parameters);
-
-GradStats measure_bound(const std::vector<TensorView>& grads);
+/// An inverse scale of 1 measures only.
 GradStats unscale_bound(const std::vector<TensorView>& grads, float inverse_scale);
 
 }  // namespace headroom::internal

@@ -3,7 +3,6 @@
 // the order of atomic operations, so that the result is reproducible.
 #include <algorithm>
 #include <array>
-#include <utility>
 
 #include "core/cuda.cuh"
 #include "core/element.h"

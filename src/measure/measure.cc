@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <utility>
 
 #include "core/check.h"
 #include "core/float_environment.h"
@@ -131,15 +130,6 @@ void check_apart(const std::vector<TensorView>& grads) {
 
 }  // namespace
 
-std::vector<TensorView> grads_of(const std::vector<Parameter>& parameters) {
-  std::vector<TensorView> grads;
-  grads.reserve(parameters.size());
-  for (const Parameter& parameter : parameters) grads.push_back(parameter.grad);
-  return grads;
-}
-
-GradStats measure_bound(const std::vector<TensorView>& grads) { return run(grads, {}, nullptr); }
-
 GradStats unscale_bound(const std::vector<TensorView>& grads, float inverse_scale) {
   return run(grads, {.unscale = inverse_scale != 1.0f, .inverse_scale = inverse_scale}, nullptr);
 }
@@ -154,7 +144,10 @@ GradStats measure(const std::vector<TensorView>& grads, GradDetail* detail) {
 }
 
 GradStats measure(const std::vector<Parameter>& parameters, GradDetail* detail) {
-  return measure(internal::grads_of(parameters), detail);
+  std::vector<TensorView> grads;
+  grads.reserve(parameters.size());
+  for (const Parameter& parameter : parameters) grads.push_back(parameter.grad);
+  return measure(grads, detail);
 }
 
 GradStats unscale_(const std::vector<TensorView>& grads, float inverse_scale) {

@@ -61,9 +61,9 @@ std::string utc_time() {
   return text;
 }
 
-// The policy as GradScaler::save() writes it.
+// The policy as ScaleState::save() writes it.
 ordered_json policy_json(const ScalePolicy& policy) {
-  return ordered_json::parse(GradScaler(policy).save())["policy"];
+  return ordered_json::parse(ScaleState(policy).save())["policy"];
 }
 
 // The largest unscaled gradient. stats.amax is scaled if the gradients in memory are; grad_norm is

@@ -21,13 +21,7 @@ constexpr int kDepth = 12;  // of nested folders that are searched for runs
 std::string for_script(const std::string& json) {
   std::string safe;
   safe.reserve(json.size());
-  for (const char c : json) {
-    if (c == '<') {
-      safe += "\\u003c";
-    } else {
-      safe += c;
-    }
-  }
+  for (const char& c : json) safe += c == '<' ? "\\u003c" : std::string_view(&c, 1);
   return safe;
 }
 

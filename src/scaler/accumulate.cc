@@ -2,7 +2,6 @@
 #include <headroom/accumulate.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <unordered_set>
 

@@ -4,7 +4,6 @@
 
 #include "core/check.h"
 #include "core/float_environment.h"
-#include "measure/bound.h"
 #include "scaler/scaler.h"
 
 namespace headroom {
@@ -53,10 +52,8 @@ const float* GradScaler::device_scale() {
 namespace internal {
 
 // The binding multiplies the loss by `factor`, which becomes 1 x scale on the device.
-void ScalerAccess::begin_loss(GradScaler& scaler, const TensorView& one, const TensorView& factor,
-                              Stream stream) {
+void ScalerAccess::begin_loss(GradScaler& scaler, const TensorView& one, const TensorView& factor) {
   scaler.impl_->check_on_device(one);
-  const StreamScope scope(stream);
   scaler.impl_->cuda->scale(one, factor);
   scaler.impl_->order.loss_scaled();
 }

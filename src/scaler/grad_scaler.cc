@@ -1,10 +1,8 @@
 // The public class GradScaler, and the access of the bindings to it.
 #include <algorithm>
-#include <cstring>
 
 #include "core/check.h"
 #include "core/float_environment.h"
-#include "measure/bound.h"
 #include "scaler/scaler.h"
 
 namespace headroom {

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <set>
 
 #include "apply/checks.h"
@@ -47,7 +46,7 @@ bool share_memory(const std::vector<TensorView>& a, const std::vector<TensorView
 // Reads the gradients again, but only for a step that is skipped for this reason.
 std::string unscale_culprit(const Optimizer& optimizer, float scale) {
   for (const Parameter& parameter : optimizer.parameters()) {
-    const double amax = measure_bound({parameter.grad}).amax;
+    const double amax = unscale_bound({parameter.grad}, 1.0f).amax;
     if (decide(true, amax, amax, scale, {}).apply()) continue;
     return parameter.name + ": " + describe_unscaling(amax, scale);
   }

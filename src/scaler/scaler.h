@@ -157,8 +157,7 @@ struct HEADROOM_API ScalerAccess {
   /// The factor for a loss that the binding multiplies itself. gradients_added() has to be called
   /// once its backward has run. The second form writes the factor to a tensor on the device.
   static float begin_loss(GradScaler& scaler);
-  static void begin_loss(GradScaler& scaler, const TensorView& one, const TensorView& factor,
-                         Stream stream);
+  static void begin_loss(GradScaler& scaler, const TensorView& one, const TensorView& factor);
   /// The same, for a binding that reads the factor at scale_address().
   static void loss_scaled(GradScaler& scaler);
   /// From now on a loss is assumed in every round: scale() was captured in a CUDA graph, whose

@@ -53,9 +53,7 @@ void add_counts(const WeightTensor& from, WeightTensor* to) {
   to->zeros += from.zeros;
   to->infs += from.infs;
   to->nans += from.nans;
-  to->fp16.flushed += from.fp16.flushed;
-  to->fp16.subnormal += from.fp16.subnormal;
-  to->fp16.overflow += from.fp16.overflow;
+  to->fp16 += from.fp16;
 }
 
 // PyTorch's own formats are often given the name of a safetensors file. They are not read, because

@@ -1,5 +1,4 @@
 // Conversions, calls and exceptions.
-#include <cstring>
 #include <exception>
 #include <new>
 

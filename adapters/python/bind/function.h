@@ -5,7 +5,6 @@
 #define HEADROOM_ADAPTERS_PYTHON_BIND_FUNCTION_H_
 
 #include <array>
-#include <memory>
 #include <string>
 #include <tuple>
 #include <utility>
