@@ -160,6 +160,38 @@ __host__ __device__ inline bool aligned_16(const void* p) {
   return reinterpret_cast<uintptr_t>(p) % 16 == 0;
 }
 
+/// Calls visit(pack) for packs `first`, `first` + `stride`, ... of 16 bytes, of which kTurns are
+/// loaded at a time. Single elements, at the end or at unaligned addresses, are passed in a pack
+/// padded with zeros. kKeep: loads keep the data in the L2 cache.
+template <int kTurns, bool kKeep, typename T, typename Index, typename Visit>
+__device__ inline void for_packs(const T* data, Index count, Index first, Index stride,
+                                 const Visit& visit) {
+  constexpr int kPack = 16 / sizeof(T);
+  const auto load = [&](Index pack) {
+    if constexpr (kKeep) return load_and_keep<kPack>(data + pack * kPack);
+    if constexpr (!kKeep) return load_pack<kPack>(data + pack * kPack);
+  };
+  Index i = 0;
+  if (aligned_16(data)) {
+    const Index whole = count / kPack;
+    Index p = first;
+    for (; p + (kTurns - 1) * stride < whole; p += kTurns * stride) {
+      Pack<T, kPack> packs[kTurns];
+#pragma unroll
+      for (int turn = 0; turn < kTurns; ++turn) packs[turn] = load(p + turn * stride);
+#pragma unroll
+      for (int turn = 0; turn < kTurns; ++turn) visit(packs[turn]);
+    }
+    for (; p < whole; p += stride) visit(load(p));
+    i = whole * kPack;
+  }
+  for (i += first; i < count; i += stride) {
+    Pack<T, kPack> pack{};
+    pack.at[0] = data[i];
+    visit(pack);
+  }
+}
+
 }  // namespace headroom::internal
 
 #endif  // HEADROOM_SRC_CORE_CUDA_CUH_

@@ -120,39 +120,11 @@ struct Squares {
   }
 };
 
-// Calls visit(pack) for the elements of a piece that belong to this thread. Single elements, at the
-// end or at unaligned addresses, are passed in a pack padded with zeros. kKeep: loads keep the data
-// in the L2 cache.
+// Calls visit(pack) for the elements of a piece that belong to this thread.
 template <bool kKeep, typename T, typename Visit>
 __device__ void for_elements(const T* data, int count, const Visit& visit) {
-  constexpr int kPack = 16 / sizeof(T);
-  const auto load = [&](int pack) {
-    if constexpr (kKeep) return load_and_keep<kPack>(data + pack * kPack);
-    if constexpr (!kKeep) return load_pack<kPack>(data + pack * kPack);
-  };
-  const auto thread = static_cast<int>(threadIdx.x);
-  int i = 0;
-  if (aligned_16(data)) {
-    constexpr int kTurns = 8;  // outstanding loads per thread
-    const int whole = count / kPack;
-    int p = thread;
-    for (; p + (kTurns - 1) * kThreads < whole; p += kTurns * kThreads) {
-      Pack<T, kPack> packs[kTurns];
-#pragma unroll
-      for (int turn = 0; turn < kTurns; ++turn) {
-        packs[turn] = load(p + turn * kThreads);
-      }
-#pragma unroll
-      for (int turn = 0; turn < kTurns; ++turn) visit(packs[turn]);
-    }
-    for (; p < whole; p += kThreads) visit(load(p));
-    i = whole * kPack;
-  }
-  for (i += thread; i < count; i += kThreads) {
-    Pack<T, kPack> pack{};
-    pack.at[0] = data[i];
-    visit(pack);
-  }
+  constexpr int kTurns = 8;  // outstanding loads per thread
+  for_packs<kTurns, kKeep>(data, count, static_cast<int>(threadIdx.x), kThreads, visit);
 }
 
 // Adds this thread's elements of one piece to its `partial`. They are first summed without checks;

@@ -124,35 +124,15 @@ __device__ void count_pack(const Pack<T, kCount>& pack, Counts<T>* counts, Speci
   }
 }
 
-// Every one of `blocks` takes packs at the same stride. Single elements, at the end or at unaligned
-// addresses, are padded with zeros, which no counter counts.
+// Every one of `blocks` takes packs at the same stride. No counter counts the zeros of a padded
+// pack.
 template <typename T>
 __device__ void count_elements(const T* data, int64_t count, int64_t blocks, Counts<T>* counts,
                                Special* special) {
-  constexpr int kPack = 16 / sizeof(T);
   const int64_t stride = blocks * kThreads;
   const int64_t thread = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  int64_t i = 0;
-  if (aligned_16(data)) {
-    const int64_t whole = count / kPack;
-    int64_t p = thread;
-    for (; p + (kTurns - 1) * stride < whole; p += kTurns * stride) {
-      Pack<T, kPack> packs[kTurns];
-#pragma unroll
-      for (int turn = 0; turn < kTurns; ++turn) {
-        packs[turn] = load_pack<kPack>(data + (p + turn * stride) * kPack);
-      }
-#pragma unroll
-      for (int turn = 0; turn < kTurns; ++turn) count_pack(packs[turn], counts, special);
-    }
-    for (; p < whole; p += stride) count_pack(load_pack<kPack>(data + p * kPack), counts, special);
-    i = whole * kPack;
-  }
-  for (i += thread; i < count; i += stride) {
-    Pack<T, kPack> pack{};
-    pack.at[0] = data[i];
-    count_pack(pack, counts, special);
-  }
+  for_packs<kTurns, false>(data, count, thread, stride,
+                           [&](const auto& pack) { count_pack(pack, counts, special); });
   counts->flush();
 }
 
