@@ -87,8 +87,8 @@ std::pair<TracedPass::Index, bool> TracedPass::time_of(Index index) const {
   if (op.users.empty()) return {index, true};
   Index last = -1;
   for (const Index user : op.users) last = std::max(last, this->op(user).grad_place);
-  return {last < 0 ? index : last,
-          true};  // none is measured where reentrant checkpointing hides them
+  const bool hidden = last < 0;  // by reentrant checkpointing: none of them is measured
+  return {hidden ? index : last, true};
 }
 
 RangeRow TracedPass::describe(Index index, const std::vector<int64_t>& rows) const {

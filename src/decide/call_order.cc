@@ -8,24 +8,24 @@ namespace headroom::internal {
 using Refusal = CallOrder::Refusal;
 
 // An optimizer that was never stepped or unscaled is in its initial state.
-CallOrder::OptimizerRecord CallOrder::record_of(uint64_t optimizer) const {
+CallOrder::Progress CallOrder::progress_of(uint64_t optimizer) const {
   const auto found = optimizers_.find(optimizer);
-  return found != optimizers_.end() ? found->second : OptimizerRecord{};
+  return found != optimizers_.end() ? found->second : Progress{};
 }
 
 bool CallOrder::is_unscaled(uint64_t optimizer) const {
-  return record_of(optimizer).stage == Stage::kUnscaled;
+  return progress_of(optimizer).stage == Stage::kUnscaled;
 }
 
 bool CallOrder::is_used(uint64_t optimizer) const {
-  return record_of(optimizer).stage != Stage::kReady;
+  return progress_of(optimizer).stage != Stage::kReady;
 }
 
 // A loss may add to the gradients of every optimizer.
 void CallOrder::gradients_added() {
   loss_scaled_ = true;
   gradients_unused_ = true;
-  for (auto& [id, record] : optimizers_) record.waiting = true;
+  for (auto& [id, progress] : optimizers_) progress.waiting = true;
 }
 
 // Gradients that were unscaled are dropped as well and may be unscaled again.
@@ -33,29 +33,29 @@ void CallOrder::discard() {
   loss_scaled_ = false;
   loss_assumed_ = false;
   gradients_unused_ = false;
-  for (auto& [id, record] : optimizers_) {
-    record.waiting = false;
-    if (record.stage == Stage::kUnscaled) record.stage = Stage::kReady;
+  for (auto& [id, progress] : optimizers_) {
+    progress.waiting = false;
+    if (progress.stage == Stage::kUnscaled) progress.stage = Stage::kReady;
   }
 }
 
-bool CallOrder::has_loss(const OptimizerRecord& record) const {
-  return loss_scaled_ || record.waiting || assumes_losses_;
+bool CallOrder::has_loss(const Progress& progress) const {
+  return loss_scaled_ || progress.waiting || assumes_losses_;
 }
 
 Refusal CallOrder::may_unscale(uint64_t optimizer) const {
-  const OptimizerRecord record = record_of(optimizer);
-  if (record.stage == Stage::kStepped) return Refusal::kAlreadyStepped;
-  if (record.stage == Stage::kUnscaled) return Refusal::kAlreadyUnscaled;
-  return has_loss(record) ? Refusal::kNone : Refusal::kNothingScaled;
+  const Progress progress = progress_of(optimizer);
+  if (progress.stage == Stage::kStepped) return Refusal::kAlreadyStepped;
+  if (progress.stage == Stage::kUnscaled) return Refusal::kAlreadyUnscaled;
+  return has_loss(progress) ? Refusal::kNone : Refusal::kNothingScaled;
 }
 
 // Under a policy that retries batches a second optimizer is refused: if one overflows and the other
 // does not, the retried batch would step the other one twice.
 Refusal CallOrder::may_step(uint64_t optimizer, bool one_optimizer_only) const {
-  const OptimizerRecord record = record_of(optimizer);
-  if (record.stage == Stage::kStepped) return Refusal::kAlreadyStepped;
-  if (record.stage == Stage::kReady && !has_loss(record)) return Refusal::kNothingScaled;
+  const Progress progress = progress_of(optimizer);
+  if (progress.stage == Stage::kStepped) return Refusal::kAlreadyStepped;
+  if (progress.stage == Stage::kReady && !has_loss(progress)) return Refusal::kNothingScaled;
   const bool another = std::any_of(optimizers_.begin(), optimizers_.end(), [](const auto& other) {
     return other.second.stage == Stage::kStepped;
   });
@@ -99,9 +99,9 @@ void CallOrder::stepped(uint64_t optimizer) {
 // Optimizers that were stepped have consumed their gradients, unless more were added since.
 std::vector<CallOrder::Rescale> CallOrder::rescales() const {
   std::vector<Rescale> list;
-  for (const auto& [id, record] : optimizers_) {
-    const bool unscaled = record.stage == Stage::kUnscaled;
-    if (unscaled || record.waiting) list.push_back({id, unscaled});
+  for (const auto& [id, progress] : optimizers_) {
+    const bool unscaled = progress.stage == Stage::kUnscaled;
+    if (unscaled || progress.waiting) list.push_back({id, unscaled});
   }
   std::stable_partition(list.begin(), list.end(),
                         [](const Rescale& rescale) { return rescale.unscaled; });
@@ -110,9 +110,9 @@ std::vector<CallOrder::Rescale> CallOrder::rescales() const {
 
 // Gradients that were unscaled but not stepped are rescaled by the caller and wait again.
 void CallOrder::end_round() {
-  for (auto& [id, record] : optimizers_) {
-    record.waiting = record.waiting || record.stage == Stage::kUnscaled;
-    record.stage = Stage::kReady;
+  for (auto& [id, progress] : optimizers_) {
+    progress.waiting = progress.waiting || progress.stage == Stage::kUnscaled;
+    progress.stage = Stage::kReady;
   }
   ++round_;
   loss_scaled_ = false;

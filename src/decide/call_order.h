@@ -73,15 +73,15 @@ class CallOrder {
 
  private:
   enum class Stage : uint8_t { kReady, kUnscaled, kStepped };
-  struct OptimizerRecord {
+  struct Progress {
     Stage stage = Stage::kReady;  // in this round
     bool waiting = false;         // gradients were added since its last step or unscale_
   };
-  OptimizerRecord record_of(uint64_t optimizer) const;
-  bool has_loss(const OptimizerRecord& record) const;
+  Progress progress_of(uint64_t optimizer) const;
+  bool has_loss(const Progress& progress) const;
   void use(uint64_t optimizer, Stage stage);
 
-  std::map<uint64_t, OptimizerRecord> optimizers_;
+  std::map<uint64_t, Progress> optimizers_;
   int64_t round_ = 0;
   bool assumes_losses_ = false;
   bool loss_assumed_ = false;      // in this round

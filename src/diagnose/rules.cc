@@ -106,8 +106,8 @@ std::optional<Finding> forward_overflow(const RunFacts& run) {
   if (run.narrow()) {
     finding.change =
         "Find the first operation that leaves FP16's range with the range watch, and keep its "
-        "module "
-        "in FP32, or train in BF16; if the loss had been rising, lower the learning rate first.";
+        "module in FP32, or train in BF16; if the loss had been rising, lower the learning rate "
+        "first.";
     finding.command = "--precision bf16";
     finding.code = "watch = headroom.torch.watch(model)  # later: print(watch.report())";
   } else {

@@ -243,8 +243,7 @@ std::string RangeReport::advice_for(int64_t index) const {
     }
     const std::string pole =
         "No loss scale cures the derivative of sqrt, log or division at 0: add an epsilon or clamp "
-        "the "
-        "argument.";
+        "the argument.";
     if (row.stats.inf() == 0) return what + ": finite gradients became NaN. " + pole;
     return what +
            ": finite gradients became inf. If they overflow FP16, a lower loss scale cures it. " +

@@ -21,17 +21,18 @@ struct Accumulator {
 
   FloatBuffer memory;  // of the sums
   std::vector<Parameter> summed;
-  std::unordered_set<const void*> sums;                                // their addresses
-  GradScaler unit{StaticScale{.scale = 1.0f, .max_skips_in_row = 0}};  // steps the real optimizers
-  bool added = false;    // gradients were added in this round
-  bool stepped = false;  // the next gradient begins a new round
-  bool bad = false;      // a gradient of this round was not finite
+  std::unordered_set<const void*> sums;  // their addresses
+  GradScaler unit_scaler{
+      StaticScale{.scale = 1.0f, .max_skips_in_row = 0}};  // steps the real optimizers
+  bool added = false;                                      // gradients were added in this round
+  bool stepped = false;                                    // the next gradient begins a new round
+  bool bad = false;  // a gradient of this round was not finite
   std::string culprit;
 
   // Called for every gradient, good or bad, before it is added.
   void begin() {
     if (stepped) {
-      unit.update();
+      unit_scaler.update();
       // Optimizers that were not stepped have left their part of a bad sum.
       for (const Parameter& sum : summed) {
         if (bad && sum.grad.count > 0) std::memset(sum.grad.data, 0, sum.grad.bytes());
@@ -137,12 +138,12 @@ StepReport GradAccumulator::step(Optimizer& optimizer, const StepOptions& option
   internal::require(
       impl_->added, ErrorCode::kWrongOrder,
       "step() was called before any gradient was added; step a scaler on the accumulator first.");
-  if (!impl_->stepped) impl_->unit.scale(1.0f);
+  if (!impl_->stepped) impl_->unit_scaler.scale(1.0f);
   StepOptions clearing = options;
   clearing.clear_grads = ClearGrads::kAlways;  // the next round begins with sums of zero
-  StepReport report =
-      impl_->bad ? internal::ScalerAccess::skip(impl_->unit, optimizer, clearing, impl_->culprit)
-                 : impl_->unit.step(optimizer, clearing);
+  StepReport report = impl_->bad ? internal::ScalerAccess::skip(impl_->unit_scaler, optimizer,
+                                                                clearing, impl_->culprit)
+                                 : impl_->unit_scaler.step(optimizer, clearing);
   impl_->stepped = true;
   return report;
 }

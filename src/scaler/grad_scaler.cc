@@ -82,7 +82,7 @@ GradStats GradScaler::unscale_(Optimizer& optimizer, Stream stream) {
   entry.unscaled = mine;  // valid if agree() throws: the gradients are unscaled already
   entry.numbers.found_inf = mine.ok() ? 0.0f : 1.0f;
   entry.unscaled_culprit.clear();
-  const internal::Finding found = scaler.agree(optimizer, &entry, nullptr, mine);
+  const internal::CombinedStats found = scaler.agree(optimizer, &entry, nullptr, mine);
   entry.unscaled = found.stats;
   entry.unscaled_culprit = found.culprit;
   entry.numbers.found_inf = found.stats.ok() ? 0.0f : 1.0f;

@@ -96,8 +96,8 @@ std::string Scaler::culprit_text(const GradStats& stats, bool same_names,
 }
 
 // Replicated gradients: all ranks have the same ones, so it is enough to look at this rank's.
-Finding Scaler::agree(const Optimizer& optimizer, OptimizerEntry* entry, const StepOptions* step,
-                      const GradStats& mine) {
+CombinedStats Scaler::agree(const Optimizer& optimizer, OptimizerEntry* entry,
+                            const StepOptions* step, const GradStats& mine) {
   const std::vector<Parameter>& parameters = optimizer.parameters();
   if (options.ranks == nullptr) return {mine, culprit_text(mine, true, parameters)};
   const RankStatus status = rank_status(optimizer, entry, step);

@@ -263,7 +263,7 @@ StepReport Scaler::step(Optimizer& optimizer, const StepOptions& given,
   // new_inf carries the local check to the other ranks: if one rank cannot unscale, all skip.
   GradStats mine = measure_gradients(optimizer);
   mine.new_inf = overflows_in_place(optimizer, given, scale) ? 1 : 0;
-  Finding found = agree(optimizer, &entry, &given, mine);
+  CombinedStats found = agree(optimizer, &entry, &given, mine);
   const GradStats& stats = found.stats;
   require(options.ranks == nullptr || found.any, ErrorCode::kWrongOrder,
           "step() was called for an optimizer none of whose parameters has a gradient on any "
@@ -310,7 +310,7 @@ StepReport Scaler::skip(Optimizer& optimizer, const StepOptions& given,
 // Applies or skips the step, counts it and reports it. With OnOverflow::kThrow the report is thrown
 // as an error, after everything is done.
 StepReport Scaler::finish_step(Optimizer& optimizer, const StepOptions& given,
-                               const Verdict& verdict, float scale, Finding found,
+                               const Verdict& verdict, float scale, CombinedStats found,
                                OptimizerEntry* entry) {
   const bool unscaled = order.is_unscaled(id_of(optimizer));
   entry->numbers = step_numbers(verdict, unscaled ? 1.0f : scale);

@@ -46,7 +46,7 @@ struct WaitingGradients {
 };
 
 /// What was measured in the gradients of an optimizer, over all ranks.
-struct Finding {
+struct CombinedStats {
   GradStats stats;
   std::string culprit;
   bool any = true;  // there are gradients
@@ -102,8 +102,8 @@ class Scaler {
 
   /// Combines this rank's result with those of the other ranks; waits for them (ranks.cc). `step`
   /// is null in unscale_().
-  Finding agree(const Optimizer& optimizer, OptimizerEntry* entry, const StepOptions* step,
-                const GradStats& mine);
+  CombinedStats agree(const Optimizer& optimizer, OptimizerEntry* entry, const StepOptions* step,
+                      const GradStats& mine);
 
   /// Adds the result of one optimizer to the input of the next update().
   void see(bool overflow, double amax, const std::string& culprit);
@@ -122,7 +122,7 @@ class Scaler {
 
  private:
   StepReport finish_step(Optimizer& optimizer, const StepOptions& options, const Verdict& verdict,
-                         float scale, Finding found, OptimizerEntry* entry);
+                         float scale, CombinedStats found, OptimizerEntry* entry);
   static bool overflows_in_place(const Optimizer& optimizer, const StepOptions& options,
                                  float scale);
   std::vector<WaitingGradients> waiting_gradients();

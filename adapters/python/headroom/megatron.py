@@ -22,7 +22,8 @@ def plug(optimizer: Any, policy: Union[ScalePolicy, str, None] = None, *, on_ala
 
     Without ``policy`` it has the settings of Megatron's scaler. The optimizers of a ChainedOptimizer (dense and
     expert parameters) share one scaler: an overflow in any of them lowers the one scale that the loss has. With
-    Megatron's scalers, the scales part, and later gradients are divided by the wrong one."""
+    Megatron's scalers, the scales differ from then on, and later gradients are divided by the wrong one."""
+
     def is_dynamic(scaler: Any) -> bool:
         return isinstance(scaler, GradScaler) or hasattr(scaler, "hysteresis")
 
