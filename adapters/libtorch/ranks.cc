@@ -7,6 +7,8 @@
 #include <string>
 #include <utility>
 
+#include "tensors.h"
+
 namespace headroom::libtorch {
 
 ProcessGroupRanks::ProcessGroupRanks(Group group, std::chrono::milliseconds time_limit,

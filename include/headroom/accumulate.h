@@ -5,9 +5,9 @@
 
 #include <headroom/export.h>
 #include <headroom/optimizer.h>
+#include <headroom/owned.h>
 #include <headroom/scaler.h>
 
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -58,7 +58,7 @@ class HEADROOM_API GradAccumulator : public FusedOptimizer {
   void skipped(const std::string& culprit) override;
 
  private:
-  std::unique_ptr<internal::Accumulator> impl_;
+  internal::Owned<internal::Accumulator> impl_;
 };
 
 }  // namespace headroom

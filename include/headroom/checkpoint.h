@@ -3,6 +3,7 @@
 #define HEADROOM_CHECKPOINT_H_
 
 #include <headroom/export.h>
+#include <headroom/owned.h>
 #include <headroom/tensor.h>
 
 #include <cstdint>
@@ -94,7 +95,7 @@ class HEADROOM_API CheckpointFolder {
 
  private:
   struct Place;
-  std::unique_ptr<Place> place_;
+  internal::Owned<Place> place_;
 };
 
 }  // namespace headroom

@@ -5,11 +5,11 @@
 #define HEADROOM_RANGES_H_
 
 #include <headroom/export.h>
+#include <headroom/owned.h>
 #include <headroom/runtime.h>
 #include <headroom/tensor.h>
 
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -74,7 +74,7 @@ class HEADROOM_API RangeTable {
 
  private:
   friend struct internal::RangesAccess;
-  std::unique_ptr<internal::Ranges> impl_;
+  internal::Owned<internal::Ranges> impl_;
 };
 
 /// Whether a tensor is a result of forward or a gradient of backward.

@@ -6,6 +6,7 @@
 #include <headroom/export.h>
 #include <headroom/measure.h>
 #include <headroom/optimizer.h>
+#include <headroom/owned.h>
 #include <headroom/policy.h>
 #include <headroom/runtime.h>
 
@@ -192,7 +193,7 @@ class HEADROOM_API GradScaler {
 
  private:
   friend struct internal::ScalerAccess;
-  std::unique_ptr<internal::Scaler> impl_;
+  internal::Owned<internal::Scaler> impl_;
 };
 
 }  // namespace headroom

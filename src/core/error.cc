@@ -1,5 +1,6 @@
-// Names of error codes.
+// Names of error codes, and an error of many classes.
 #include <headroom/error.h>
+#include <headroom/owned.h>
 
 #include <cstddef>
 #include <iterator>
@@ -14,6 +15,11 @@ const char* to_string(ErrorCode code) {
                                            "rank lost",        "ranks differ"};
   const auto index = static_cast<size_t>(code);
   return index < std::size(kNames) ? kNames[index] : "unknown";
+}
+
+void internal::throw_moved_from() {
+  throw Error(ErrorCode::kInvalidArgument,
+              "This object was moved from and is empty; use the one it was moved to.");
 }
 
 }  // namespace headroom

@@ -59,6 +59,9 @@ std::string unusable(const TensorView& view, Access access) {
     return " has null data but a count of " + std::to_string(view.count) +
            "; pass its memory, or a count of 0.";
   }
+  if (view.device.type != DeviceType::kCPU && view.device.type != DeviceType::kCUDA) {
+    return " is on a device of an unknown type; use kCPU or kCUDA.";
+  }
   if (view.device.type != DeviceType::kCPU && !built_with_cuda()) {
     return " is on a CUDA device, but this build of Headroom supports the CPU only; copy it to "
            "host memory.";

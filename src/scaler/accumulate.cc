@@ -91,19 +91,14 @@ GradAccumulator::~GradAccumulator() = default;
 GradAccumulator::GradAccumulator(GradAccumulator&&) noexcept = default;
 GradAccumulator& GradAccumulator::operator=(GradAccumulator&&) noexcept = default;
 
-const std::vector<Parameter>& GradAccumulator::summed() const {
-  internal::check_not_moved_from(impl_ != nullptr);
-  return impl_->summed;
-}
+const std::vector<Parameter>& GradAccumulator::summed() const { return impl_->summed; }
 
 void GradAccumulator::apply(float multiplier, bool clear_grads) {
-  internal::check_not_moved_from(impl_ != nullptr);
   impl_->begin();
   FusedOptimizer::apply(multiplier, clear_grads);
 }
 
 void GradAccumulator::set_grad(size_t index, const TensorView& grad) {
-  internal::check_not_moved_from(impl_ != nullptr);
   impl_->check_sum(index, grad);
   FusedOptimizer::set_grad(index, grad);
 }
@@ -119,7 +114,6 @@ void GradAccumulator::rebind(std::vector<Parameter> changed) {
 }
 
 void GradAccumulator::skipped(const std::string& culprit) {
-  internal::check_not_moved_from(impl_ != nullptr);
   impl_->begin();
   impl_->bad = true;
   impl_->culprit = culprit;
@@ -127,7 +121,6 @@ void GradAccumulator::skipped(const std::string& culprit) {
 
 // The sums are unscaled, so they are stepped by a scaler with a constant scale of 1.
 StepReport GradAccumulator::step(Optimizer& optimizer, const StepOptions& options) {
-  internal::check_not_moved_from(impl_ != nullptr);
   for (const Parameter& parameter : optimizer.parameters()) {
     const bool ours = parameter.grad.count == 0 || impl_->sums.contains(parameter.grad.data);
     internal::require(ours, ErrorCode::kInvalidArgument, [&] {

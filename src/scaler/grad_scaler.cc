@@ -64,6 +64,7 @@ GradStats GradScaler::unscale_(Optimizer& optimizer, Stream stream) {
   internal::Scaler& scaler = *impl_;
   const uint64_t id = internal::Scaler::id_of(optimizer);
   internal::Scaler::allow(scaler.order.may_unscale(id), "unscale_()");
+  optimizer.refresh();
   internal::OptimizerEntry& entry = scaler.find_or_add(optimizer);
   // Without gradients, this call gives update() nothing to decide by.
   const bool checked = internal::Scaler::has_gradient(optimizer) || scaler.options.ranks != nullptr;

@@ -183,7 +183,6 @@ bool Scaler::has_gradient(const Optimizer& optimizer) {
 // its entry in the call order and is compared again before its next use.
 OptimizerEntry& Scaler::find_or_add(Optimizer& optimizer) {
   const uint64_t id = id_of(optimizer);
-  optimizer.refresh();
   const uint64_t revision = optimizer.record_->revision;
   const auto found = optimizers.find(id);
   if (found != optimizers.end() && found->second.checked_revision == revision) {
@@ -227,20 +226,20 @@ OptimizerEntry& Scaler::find_or_add(Optimizer& optimizer) {
 OptimizerEntry& Scaler::begin_step(Optimizer& optimizer, const StepOptions& given) {
   check_norm("max_norm", given.max_norm);
   check_norm("skip_above_norm", given.skip_above_norm);
-  OptimizerEntry& entry = find_or_add(optimizer);
+  optimizer.refresh();
+  const uint64_t id = id_of(optimizer);
   // unscale_() may have seen gradients that are cleared now: its verdict counts, and nothing moves.
-  const bool seen = order.is_unscaled(id_of(optimizer)) && entry.had_gradients;
+  const bool seen = order.is_unscaled(id) && optimizers.at(id).had_gradients;
   require(has_gradient(optimizer) || seen || options.ranks != nullptr, ErrorCode::kWrongOrder,
           "step() was called for an optimizer none of whose parameters has a gradient; run "
           "backward first, or do not step this optimizer in this round.");
-  if (!options.enabled) return entry;
-  const bool retries = record.policy.retries();
-  allow(order.may_step(id_of(optimizer), retries), "step()");
+  const bool retries = options.enabled && record.policy.retries();
+  if (options.enabled) allow(order.may_step(id, retries), "step()");
   require(!retries || dynamic_cast<const GradAccumulator*>(&optimizer) == nullptr,
           ErrorCode::kUnsupported,
           "A GradAccumulator was stepped under a policy that retries batches, but a pass that "
           "overflows makes its sums unusable; use the preset 'headroom'.");
-  return entry;
+  return find_or_add(optimizer);  // last, because a refused optimizer must not keep its parameters
 }
 
 // The culprit is kept for the alarm that update() may raise.

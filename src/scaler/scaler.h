@@ -69,14 +69,15 @@ class Scaler {
   /// Throws Error(kWrongOrder) for a refusal.
   static void allow(CallOrder::Refusal refusal, const char* call);
 
-  /// Refreshes the optimizer's parameters and returns its entry, which is added if it is new.
+  /// The entry of an optimizer whose parameters were refreshed, which is added if it is new.
   /// Throws if another optimizer under this scaler shares memory with them.
   OptimizerEntry& find_or_add(Optimizer& optimizer);
 
   static uint64_t id_of(const Optimizer& optimizer);
   static bool has_gradient(const Optimizer& optimizer);
 
-  /// find_or_add(), after checking that step() may be called with these options now.
+  /// Refreshes the optimizer's parameters, checks that step() may be called with these options now,
+  /// and returns the optimizer's entry.
   OptimizerEntry& begin_step(Optimizer& optimizer, const StepOptions& options);
   StepReport step(Optimizer& optimizer, const StepOptions& options, const ExternalScale& external);
 

@@ -76,6 +76,18 @@ TEST(CheckpointFolder, FilesAreValidSafetensors) {
   EXPECT_EQ(file.tensors()[0].offset % 64, 0u);
 }
 
+TEST(CheckpointFolder, MovedFromFolderRejectsEveryCall) {
+  const Folder temporary;
+  CheckpointFolder moved_from(temporary.path("run"));
+  const CheckpointFolder moved_to = std::move(moved_from);
+  // NOLINTBEGIN(bugprone-use-after-move)
+  for (const std::function<void()>& call : std::initializer_list<std::function<void()>>{
+           [&] { moved_from.load(); }, [&] { moved_from.save(1, {}, ""); },
+           [&] { moved_from.clear(); }, [&] { moved_from.folder(); }}) {
+    expect_error(ErrorCode::kInvalidArgument, "was moved from", call);
+  }  // NOLINTEND(bugprone-use-after-move)
+}
+
 TEST(CheckpointFolder, KeepsTheLastTwoCheckpoints) {
   const Folder folder;
   Model model;

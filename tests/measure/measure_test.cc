@@ -232,6 +232,9 @@ TEST(Measure, RejectsInvalidViews) {
   bad.dtype = static_cast<DType>(9);
   expect_error(ErrorCode::kInvalidArgument, "unknown element type", [&] { measure({bad}); });
   bad = view(values);
+  bad.device.type = static_cast<DeviceType>(9);
+  expect_error(ErrorCode::kInvalidArgument, "device of an unknown type", [&] { measure({bad}); });
+  bad = view(values);
   bad.device = {DeviceType::kCUDA, 99};
   expect_error(ErrorCode::kUnsupported, "CUDA", [&] { measure({bad}); });
 }

@@ -16,6 +16,40 @@ TEST(Order, CallsBeforeTheFirstScaleAreRejected) {
   EXPECT_EQ(loop.weight[0], 1.0f);
 }
 
+TEST(Order, RefusedOptimizerDoesNotKeepItsParameters) {
+  OneWeight loop;
+  SGD other({{"w", view(loop.weight), view(loop.grad)}});
+  SGD without_gradient({{"w", view(loop.weight), {}}});
+  GradScaler scaler, retries(HeadroomScale{.retry = true});
+  GradAccumulator sums({{"w", view(loop.weight), view(loop.grad)}});
+  for (GradScaler* each : {&scaler, &retries}) {
+    expect_wrong_order("before any scale()", [&] { each->step(loop.optimizer); });
+    expect_wrong_order("before any scale()", [&] { each->unscale_(loop.optimizer); });
+    expect_wrong_order("has a gradient", [&] { each->step(without_gradient); });
+    each->scale(1.0f);
+  }
+  expect_error(ErrorCode::kUnsupported, "retries batches", [&] { retries.step(sums); });
+  EXPECT_TRUE(scaler.step(other).applied);
+  EXPECT_TRUE(retries.step(other).applied);
+}
+
+TEST(Order, MovedFromScalerRejectsEveryCall) {
+  OneWeight loop;
+  GradScaler moved_from;
+  GradScaler moved_to = std::move(moved_from);
+  const std::function<void()> calls[] = {
+      // NOLINTBEGIN(bugprone-use-after-move)
+      [&] { moved_from.scale(1.0f); }, [&] { moved_from.step(loop.optimizer); },
+      [&] { moved_from.update(); },    [&] { moved_from.unscale_(loop.optimizer); },
+      [&] { moved_from.save(); },      [&] { moved_from.load(moved_to.save()); },
+      [&] { moved_from.get_scale(); }, [&] { moved_from.policy(); },
+      [&] { moved_from.report(); },    [&] { moved_from.discard(); },
+      [&] { moved_from.retry(); }};  // NOLINTEND(bugprone-use-after-move)
+  for (const auto& call : calls) {
+    expect_error(ErrorCode::kInvalidArgument, "was moved from", call);
+  }
+}
+
 TEST(Order, AssumedLossesLeaveTheGradientsOfSteppedOptimizersAlone) {
   OneWeight first, second;
   GradScaler scaler(DynamicScale{.growth_interval = 1});
