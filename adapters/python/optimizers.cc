@@ -43,7 +43,7 @@ Options options_of(const py::dict& from, const Options&) {
 }
 
 /// A fused optimizer over a framework's tensors, which may move: before it uses them the core calls
-/// `on_refresh`, which calls rebind().
+/// `on_refresh`, which calls rebind(), or returns False if the tensors cannot be used any more.
 template <typename Core>
 class Refreshed : public Core {
  public:
@@ -56,7 +56,7 @@ class Refreshed : public Core {
   Refreshed& operator=(const Refreshed&) = delete;
   void refresh() override {
     const py::gil_scoped_acquire lock;
-    if (!on_refresh.is_none()) on_refresh();
+    if (!on_refresh.is_none() && !on_refresh().template cast<bool>()) this->drop_gradients();
   }
   bool follows_weights() const override { return !on_refresh.is_none(); }
   py::object on_refresh = py::none();

@@ -94,6 +94,9 @@ class HEADROOM_API Optimizer {
   /// Adds parameters; throws as the constructor does, having added nothing.
   void append(std::vector<Parameter> parameters);
 
+  /// Leaves all parameters without a gradient: the memory of the gradients is gone.
+  void drop_gradients();
+
  private:
   friend class internal::Scaler;
 

@@ -188,6 +188,12 @@ void Optimizer::rebind(std::vector<Parameter> parameters) {
   ++record_->revision;
 }
 
+void Optimizer::drop_gradients() {
+  internal::check_not_moved_from(record_ != nullptr);
+  for (Parameter& parameter : record_->parameters) parameter.grad = {};
+  ++record_->revision;
+}
+
 // Enqueues for gradients on CUDA devices, while threads clear those in host memory.
 void Optimizer::zero_grad() {
   size_t bytes = 0;

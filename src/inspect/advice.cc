@@ -92,9 +92,7 @@ std::string none_fits(const Magnitudes& gradients, const AdviceOptions& options,
          " is the largest power of two with that distance" + there;
 }
 
-}  // namespace
-
-ScaleAdvice advise(const Magnitudes& gradients, const AdviceOptions& options) {
+ScaleAdvice choose(const Magnitudes& gradients, const AdviceOptions& options) {
   internal::require(options.lose >= 0.0 && options.lose <= 1.0, ErrorCode::kInvalidArgument, [&] {
     return "The share that may be lost is " + internal::number(options.lose) +
            "; pass one from 0 to 1.";
@@ -149,6 +147,18 @@ ScaleAdvice advise(const Magnitudes& gradients, const AdviceOptions& options) {
                                                    : " is the largest power of two that keeps ";
   advice.reason = power_text(power) + place + largest + " " + margin + " times below overflow in " +
                   format + "; at that scale " + losses(advice.outcome, nonzero) + ".";
+  return advice;
+}
+
+}  // namespace
+
+ScaleAdvice advise(const Magnitudes& gradients, const AdviceOptions& options) {
+  ScaleAdvice advice = choose(gradients, options);
+  const int64_t bad = gradients.infs() + gradients.nans();
+  if (bad > 0) {
+    advice.reason += " " + std::to_string(bad) + (bad == 1 ? " gradient is" : " gradients are") +
+                     " inf or NaN, and not counted.";
+  }
   return advice;
 }
 

@@ -176,6 +176,18 @@ def test_entries_of_state_that_others_replace_are_taken_over():
     torch.testing.assert_close(first.detach(), before - 0.1 * 1.8)
 
 
+@pytest.mark.parametrize("state", ["half", "byte"])
+def test_state_can_be_saved_after_the_weights_have_changed_their_type(state):
+    model = model_of(torch.bfloat16)
+    optimizer = headroom.torch.AdamW(model.parameters(), lr=0.1, state=state)
+    train(model, optimizer, headroom.torch.GradScaler(DEVICE), 2, dtype=torch.bfloat16)
+    before = [entries["master"].clone() for entries in optimizer.state_dict()["state"].values()]
+    model.float()
+    others = [torch.full_like(master, 7.0, dtype=torch.bfloat16) for master in before for _ in range(20)]
+    after = [entries["master"] for entries in optimizer.state_dict()["state"].values()]
+    assert all(map(torch.equal, before, after)) and others
+
+
 def test_weights_written_through_data_are_kept():
     weight = torch.ones(10000, dtype=torch.bfloat16, device=DEVICE, requires_grad=True)
     optimizer = headroom.torch.AdamW([weight], state="byte", weight_decay=0.0)

@@ -101,6 +101,19 @@ def test_incomplete_state_is_refused_and_changes_nothing(missing):
     assert torch.equal(optimizer.state_dict()["state"][1]["exp_avg"], saved["state"][1]["exp_avg"])
 
 
+@pytest.mark.parametrize("step", [float("nan"), 1e30, -1, torch.ones(2), "three"])
+def test_a_damaged_number_of_steps_is_refused_and_changes_nothing(step):
+    model = torch.nn.Linear(3, 2)
+    optimizer = headroom.torch.AdamW(model.parameters(), lr=0.1)
+    run_step(model, optimizer)
+    saved = optimizer.state_dict()
+    damaged = copy.deepcopy(saved)
+    damaged["state"][1]["step"] = step
+    with pytest.raises(headroom.Error, match=r"number of steps of param_groups\[0\].params\[1\] is"):
+        optimizer.load_state_dict(damaged)
+    assert optimizer.state_dict()["state"][1]["step"] == 1
+
+
 def test_a_scale_of_the_users_own_is_refused():
     model = torch.nn.Linear(3, 2)
     optimizer = headroom.torch.AdamW(model.parameters(), lr=0.1)

@@ -105,6 +105,28 @@ def test_advice_follows_the_scale_of_the_gradients():
     assert scaler.get_scale() == advice.scale
 
 
+def test_advice_mentions_gradients_that_are_not_finite():
+    model = torch.nn.Linear(2, 2)
+    for param in model.parameters():
+        param.grad = torch.ones_like(param)
+    model.bias.grad[0] = math.inf
+    assert "1 gradient is inf or NaN" in str(headroom.torch.advise(model))
+    for scale in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(headroom.Error, match="finite number above 0"):
+            headroom.torch.advise(model, scale=scale)
+
+
+def test_a_step_that_is_refused_leaves_no_gap_in_the_history(tmp_path):
+    recorder, _ = train(tmp_path)
+    with pytest.raises(headroom.Error, match="reserved"):
+        recorder.step(1.0, scale=1.0)
+    with pytest.raises(RuntimeError):
+        recorder.step(torch.ones(2))
+    recorder.step(1.0)
+    recorder.finish()
+    assert [line["step"] for line in of_type(tmp_path, "loss")] == list(range(1, 22))
+
+
 def test_advice_without_gradients_says_so():
     assert headroom.torch.advise(torch.nn.Linear(2, 2)).verdict == "nothing"
     with pytest.raises(headroom.Error, match="no format"):

@@ -302,6 +302,57 @@ def test_training_goes_on_when_an_optimizer_was_deleted(make, same_model):
             model = nn.Linear(5, 4)
 
 
+def train_once(model, optimizer, scaler, factor=1.0):
+    optimizer.zero_grad()
+    scaler.scale((model(torch.ones(1, 5, dtype=model.weight.dtype)) * factor).float().sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+
+
+@pytest.mark.parametrize("kept", ["state_dict", "state", "deepcopy"])
+def test_gradients_of_a_deleted_optimizer_are_not_rescaled(kept):
+    model = nn.Linear(5, 4)
+    optimizer = headroom.torch.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    if kept == "deepcopy":
+        model, optimizer = copy.deepcopy((model, optimizer))
+    scaler = headroom.torch.GradScaler(model.weight.device.type)
+    train_once(model, optimizer, scaler)
+    grad = model.weight.grad  # which would be freed, and its memory used by others, without this reference
+    before = grad.clone()
+    state = optimizer.state if kept == "state" else optimizer.state_dict()
+    model = nn.Linear(5, 4)
+    optimizer = headroom.torch.SGD(model.parameters(), lr=0.5)
+    gc.collect()
+    train_once(model, optimizer, scaler, INF)
+    assert not scaler.last_step_applied and torch.equal(grad, before)
+    assert len(state) > 0
+
+
+@pytest.mark.parametrize("change", ["type", "size", "groups"])
+def test_an_old_optimizer_that_cannot_be_used_any_more_does_not_stop_the_others(change):
+    model = nn.Linear(5, 4).bfloat16()
+    old = headroom.torch.AdamW(model.parameters(), lr=0.1)
+    scaler = headroom.torch.GradScaler(model.weight.device.type)
+    train_once(model, old, scaler)
+    if change == "type":
+        model.float()
+    elif change == "size":
+        model.weight.data = model.weight.data[:2].clone()
+        model.bias.data = model.bias.data[:2].clone()
+    else:
+        old.param_groups.clear()
+    optimizer = headroom.torch.AdamW(model.parameters(), lr=0.1)
+    for factor in (1.0, INF, 1.0):
+        before = model.weight.detach().clone()
+        train_once(model, optimizer, scaler, factor)
+        assert scaler.last_step_applied == (factor == 1.0) and torch.equal(model.weight, before) == (factor != 1.0)
+    scaler.scale(model(torch.ones(1, 5, dtype=model.weight.dtype)).float().sum()).backward()
+    with pytest.raises(headroom.Error, match="make a new optimizer"):
+        scaler.step(old)
+    scaler.step(optimizer)
+    scaler.update()
+
+
 @REPLACED
 @pytest.mark.parametrize("scaler_first", [True, False])
 def test_nothing_keeps_parameters_alive(make, scaler_first):

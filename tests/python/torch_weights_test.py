@@ -294,6 +294,38 @@ def test_removed_entries_of_state_begin_anew():
     assert torch.equal(optimizer.state[weight]["exp_avg"], fresh.state[fresh_weight]["exp_avg"])
 
 
+@pytest.mark.usefixtures("move_detection")
+def test_a_removed_entry_and_a_change_of_memory_format_before_one_step():
+    def train(optimizer_class):
+        torch.manual_seed(1)
+        model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Conv2d(4, 2, 3))
+        optimizer = optimizer_class(model.parameters(), lr=1e-2)
+        for step in range(4):
+            optimizer.zero_grad()
+            model(torch.randn(2, 3, 8, 8)).square().mean().backward()
+            optimizer.step()
+            if step == 2:
+                del optimizer.state[model[1].bias]
+                model.to(memory_format=torch.channels_last)
+        return model[0].weight.detach(), optimizer.state[model[0].weight]["exp_avg"]
+
+    for ours, theirs in zip(train(headroom.torch.AdamW), train(torch.optim.AdamW)):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_state_that_was_read_before_a_change_of_memory_format_is_filled_again():
+    weight = torch.randn(3, 4, 5, 5, requires_grad=True)
+    optimizer, scaler = headroom.torch.AdamW([weight]), headroom.torch.GradScaler(DEVICE)
+    weight.grad = torch.randn_like(weight)
+    optimizer.step()
+    expected = optimizer.state[weight]["exp_avg"].clone()
+    weight.data = weight.data.contiguous(memory_format=torch.channels_last)
+    weight.grad = None
+    scaler.scale((weight * 1.0).sum()).backward()
+    scaler.unscale_(optimizer)
+    assert torch.equal(optimizer.state[weight]["exp_avg"], expected)
+
+
 def test_a_failed_load_leaves_state_that_others_have_seen():
     weight = make_bf16_weight()
     optimizer = make_stepped_optimizer(weight)

@@ -186,8 +186,8 @@ class Binding(_core.CallbackOptimizer):
         grad = local_grad(param, name)
         check_whole(name, local_of(param, name), grad)
         if grad.is_sparse:
-            if grad.dtype is torch.float16 and not grad.is_coalesced():
-                param.grad = grad = grad.coalesce()  # the sum of duplicates may overflow
+            if not grad.is_coalesced():
+                param.grad = grad = grad.coalesce()  # the sum of duplicates has another norm, and may overflow
             grad = grad._values()
         view = view_of(grad)
         if view is None:

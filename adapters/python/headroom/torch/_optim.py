@@ -71,7 +71,9 @@ class FusedOptimizer(TorchState):
         self._sharded = False  # this process has parts of parameters only
         self._counted: Optional[list[bool]] = None
         self._labels: list[str] = []
-        self._held: list[torch.Tensor] = []  # memory of weights that FP32 masters follow, so that it is not reused
+        # Memory of weights that have masters, so that after .data = other no new weight has the same address, and
+        # compact masters, whose upper bits are in it, can still be read.
+        self._held: list[torch.Tensor] = []
         self._layouts: list[tuple[Any, Any]] = []  # shapes and strides, which are the order of the core's memory
         self._places = places()
         self._written: list[int] = []  # parameters that others have written to
@@ -83,8 +85,9 @@ class FusedOptimizer(TorchState):
         self._scaler: Optional[_core.GradScaler] = None  # measures, decides and applies without ours
         self._call: Optional[Call] = None  # of our scaler, while its step runs
         self._names_revision = -1
-        refresh = weakref.WeakMethod(self._refresh)
-        self._core.set_on_refresh(lambda: (refresh() or (lambda: None))())
+        self._unusable: Optional[Error] = None  # why the parameters could not be used when a round ended
+        refresh = weakref.WeakMethod(self._refreshed)
+        self._core.set_on_refresh(lambda: (refresh() or (lambda: False))())
         self._start_state()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -119,7 +122,7 @@ class FusedOptimizer(TorchState):
         self._params += group["params"]
         self._layouts += [(param.shape, param.stride()) for param in map(local, group["params"])]
         self._sharded = self._sharded or any(map(is_sharded, group["params"]))
-        self._held += self._followed(group["params"])
+        self._held += self._with_masters(group["params"])
         self._look()
         self._prepared = False
         self._changes += 1
@@ -142,6 +145,8 @@ class FusedOptimizer(TorchState):
     def core_for(self, names: Names, counted: Optional[list[bool]]) -> _core.FusedOptimizer:
         """What our scaler steps. Reports use these names. ``counted``: which gradients this process counts in the norm,
         if several decide together."""
+        if self._unusable is not None:
+            raise self._unusable
         if not self._prepared:
             self._follow_groups()
         if counted is not self._counted:
@@ -180,9 +185,21 @@ class FusedOptimizer(TorchState):
         self._core.allocate(self._stream(self._params))
         self._prepared = True
 
+    def _refreshed(self) -> bool:
+        """The core calls this before it uses the parameters. At the end of a round, which may be that of another
+        optimizer, False: they cannot be used any more, and neither can this optimizer."""
+        if self._unusable is None:
+            try:
+                self._refresh()
+            except Error as error:
+                if self._call is not None:
+                    raise
+                self._unusable = error
+        return self._unusable is None
+
     def _refresh(self) -> None:
-        """The core calls this at the beginning of each step and unscale_, after hooks that may have replaced gradients or
-        changed options. What would need another core, or another state, is not followed here."""
+        """At the beginning of each step and unscale_, after hooks that may have replaced gradients or changed options.
+        What would need another core, or another state, is not followed here."""
         if not self._has_present_parameters():
             raise self._parameters_changed()
         self._look()
@@ -254,7 +271,7 @@ class FusedOptimizer(TorchState):
         self._settled = False
 
     def _look(self) -> None:
-        moved, weights_moved, written = self._places.look(self._params, bool(self._held))
+        moved, weights_moved, written = self._places.look(self._params, bool(self._held) and not self._is_compact)
         self._settled = self._settled and not moved
         self._weights_moved = self._weights_moved or weights_moved
         self._written += written
@@ -307,7 +324,7 @@ class FusedOptimizer(TorchState):
             self._reorder()
         self._core.rebind(bound, self._stream(self._params))
         if self._weights_moved:
-            self._held = self._followed(self._params)
+            self._held = self._with_masters(self._params)
         self._weights_moved = False
         self._settled = with_gradients and not replaced
         if with_gradients:
@@ -316,11 +333,6 @@ class FusedOptimizer(TorchState):
     def _with_masters(self, params: list[torch.Tensor]) -> list[torch.Tensor]:
         kept = params if self._precision[0] else []
         return [local(param).detach() for param in kept if param.dtype is not torch.float32]
-
-    def _followed(self, params: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The memory of weights whose masters are separate numbers. It is kept alive so that after ``.data = other`` no
-        new weight can have the same address."""
-        return [] if self._is_compact else self._with_masters(params)
 
     def _reorder(self) -> None:
         """Permutes masters and moments of weights whose strides have changed."""
@@ -346,6 +358,8 @@ class FusedOptimizer(TorchState):
             for flat, values in zip(buffers, fresh):  # cannot fail
                 flat.copy_(values.as_strided((flat.numel(),), (1,)))
             self._layouts[i] = (shape, now)
+        if changed:
+            self._changes += 1  # what `state` shows has the old strides
 
     @keep_eager
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:

@@ -9,7 +9,7 @@ from typing import Any, Optional, Union
 import torch
 
 from headroom import _core
-from headroom._errors import Error
+from headroom._errors import Error, make
 from headroom._tools import Path
 from headroom._tools import Recorder as ArrayRecorder
 from headroom.torch._memory import local, stream_of, view_of
@@ -100,7 +100,12 @@ class Recorder(ArrayRecorder):
             alarm, report = error, self._scaler.report()
         if copied is not None:
             copied.synchronize()
-        super().step(number, loss.item(), report, **more)
+        try:
+            super().step(number, loss.item(), report, **more)
+        except (TypeError, ValueError, RuntimeError):  # refused arguments, such as a loss of several elements
+            if self._next == number + 1:
+                self._next = number
+            raise
         if alarm is not None:
             raise alarm
 
@@ -144,6 +149,8 @@ def advise(
     >>> advice = headroom.torch.advise(layer)
     >>> scaler = headroom.torch.GradScaler("cpu", policy=f"static:scale={advice.scale}")
     """
+    if not 0.0 < scale < math.inf:
+        raise make("invalid argument", f"The scale of the loss is {scale:g}; pass a finite number above 0.")
     magnitudes = _core.Magnitudes()
     for param in model.parameters() if isinstance(model, torch.nn.Module) else model:
         if param.grad is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import defaultdict
 from typing import Any
 
@@ -168,6 +169,8 @@ class TorchState(torch.optim.Optimizer):
 
     def _take(self, saved: list[dict[str, Any]]) -> None:
         self._follow_groups()
+        if any(local(param).stride() != stride for param, (_, stride) in zip(self._params, self._layouts)):
+            saved = copy.deepcopy(saved)  # _show() permutes the core's memory, of which these may be views
         self._show()
         if not any(saved) and self._core.allocated() == 0:
             return  # there is no state yet, as Accelerate saves and loads it
@@ -181,7 +184,7 @@ class TorchState(torch.optim.Optimizer):
             if is_adam and missing and (len(missing) == 1 or state.get("step", 0) > 0):
                 raise make("bad state", f"The saved state has no {missing[0]} for {self._labels[len(steps)]}; it is damaged "
                            "or that of another kind of optimizer.")
-            steps.append(int(state.get("step", 0 if missing else 1)))
+            steps.append(_steps_in(state, 0 if missing else 1, self._labels[len(steps)]))
         for label, _, i in tensors:
             param, name = self._params[i], _torch_name(label)
             value = saved[i].get(name)
@@ -227,6 +230,16 @@ class TorchState(torch.optim.Optimizer):
                 self._add_to_core(group)
             with torch.no_grad():
                 self._take([dict(saved.get(param, {})) for param in self._params])
+
+
+def _steps_in(saved: dict[str, Any], otherwise: int, label: str) -> int:
+    try:
+        steps = int(saved.get("step", otherwise))
+        if 0 <= steps < 2**63:
+            return steps
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        pass
+    raise make("bad state", f"The saved number of steps of {label} is {saved['step']!r}; it has to be an integer from 0 up.")
 
 
 def _bare(name: str) -> str:
