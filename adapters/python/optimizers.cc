@@ -88,7 +88,8 @@ py::tuple state_of(const py::object& self, uintptr_t stream) {
 
 void load_state(FusedOptimizer& self, std::vector<int64_t> steps,
                 const std::vector<std::tuple<std::string, TensorView, size_t>>& tensors) {
-  OptimizerState state{.steps = std::move(steps)};
+  OptimizerState state;
+  state.steps = std::move(steps);
   for (const auto& [name, tensor, index] : tensors) state.tensors.push_back({name, tensor, index});
   self.load_state(state);
 }
