@@ -34,7 +34,9 @@ std::string healthy_summary(const RunFacts& run) {
                      " of " + steps + (skipped <= 1 ? " steps was skipped" : " steps were skipped");
   if (run.narrow() && run.scales()) {
     text += ", the scale ended at " + scale_text(run.last_scale());
-    if (run.room.has_value()) text += " with room for " + doublings_text(*run.room);
+    if (run.room.has_value() && run.failed_at_bound == 0) {
+      text += " with room for " + doublings_text(*run.room);
+    }
   }
   return text + ".";
 }

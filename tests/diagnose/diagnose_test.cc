@@ -17,6 +17,13 @@ TEST(Diagnose, HealthyRunGetsNoAdvice) {
       "doubling.");
 }
 
+TEST(Diagnose, RoomThatOneFailureBoundsIsNotPrinted) {
+  Recorded run("dynamic");
+  run.steps(90, 65536, 64.0).skip(65536).steps(50, 16, 64.0).skip(32).steps(5, 16, 64.0);
+  EXPECT_EQ(run.diagnosis().summary,
+            "Nothing is wrong: 2 of 147 steps were skipped, the scale ended at 2^4.");
+}
+
 TEST(Diagnose, ShortRunIsNotCalledHealthy) {
   EXPECT_NE(Recorded("dynamic").steps(3, 1024).diagnosis().summary.find("too short"),
             std::string::npos);
@@ -46,7 +53,8 @@ TEST(Diagnose, ScaleTooLowNeedsRoomAndUnderflow) {
 }
 
 TEST(Diagnose, ShortRunHasToBeginWithAHigherScale) {
-  // From 2^16 on the policy doubles the scale after 256, 512, 768 ... steps: it would need 91 * 256.
+  // From 2^16 on the policy doubles the scale after 256, 512, 768 ... steps: it would need 91 *
+  // 256.
   const double far = std::ldexp(65504.0, -16);
   const auto with = [&](const char* policy, int steps) {
     return Recorded(policy).steps(steps, 65536, far).layers(0.5, far).diagnosis();
