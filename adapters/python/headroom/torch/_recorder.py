@@ -51,8 +51,8 @@ class Recorder(ArrayRecorder):
         self._open()
         self._write()
         self._alarmed = False
-        number, self._next = self._next, self._next + 1
         value, copied = _to_host(loss)
+        number, self._next = self._next, self._next + 1
         self._waiting = (number, value, copied, more)
         if copied is None:
             self._write()
