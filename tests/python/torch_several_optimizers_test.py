@@ -328,6 +328,22 @@ def test_gradients_of_a_deleted_optimizer_are_not_rescaled(kept):
     assert len(state) > 0
 
 
+def test_unscaling_names_what_is_wrong_with_the_parameters():
+    model = nn.Linear(5, 4)
+    optimizer = headroom.torch.AdamW(model.parameters(), lr=0.1)
+    scaler = headroom.torch.GradScaler(model.weight.device.type)
+    train_once(model, optimizer, scaler)
+    scaler.scale(model(torch.ones(1, 5)).sum()).backward()
+    kept = optimizer.param_groups[0]["params"].pop()
+    with pytest.raises(headroom.Error, match="were changed after the first step"):
+        scaler.unscale_(optimizer)
+    optimizer.param_groups[0]["params"].append(kept)
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.last_step_applied
+
+
 @pytest.mark.parametrize("change", ["type", "size", "groups"])
 def test_an_old_optimizer_that_cannot_be_used_any_more_does_not_stop_the_others(change):
     model = nn.Linear(5, 4).bfloat16()
@@ -347,8 +363,9 @@ def test_an_old_optimizer_that_cannot_be_used_any_more_does_not_stop_the_others(
         train_once(model, optimizer, scaler, factor)
         assert scaler.last_step_applied == (factor == 1.0) and torch.equal(model.weight, before) == (factor != 1.0)
     scaler.scale(model(torch.ones(1, 5, dtype=model.weight.dtype)).float().sum()).backward()
-    with pytest.raises(headroom.Error, match="make a new optimizer"):
-        scaler.step(old)
+    for call in (scaler.step, scaler.unscale_):
+        with pytest.raises(headroom.Error, match="make a new optimizer"):
+            call(old)
     scaler.step(optimizer)
     scaler.update()
 

@@ -202,6 +202,8 @@ class GradScaler(ScalerSettings):
         check_fp16(optimizer, self.policy, "unscale_()")
         self._unscaled.check(optimizer)
         core = self._bound(optimizer)
+        if isinstance(optimizer, FusedOptimizer):
+            optimizer._refresh()  # which raises here, and not in what the core calls
         self._core.unscale_(core, self._stream)
         self._unscaled.add(optimizer, core)
         self._note(optimizer, core, OptState.UNSCALED)
