@@ -79,9 +79,9 @@ class HEADROOM_API CheckpointFolder {
   const std::string& folder() const;
 
   /// Writes a checkpoint and waits until it is synced to disk. Then deletes all others except the
-  /// one that was saved or loaded before it, and that one too if it is newer, because it then belongs
-  /// to an abandoned continuation. `state` is any UTF-8 text, such as JSON. Names are UTF-8 and
-  /// unique. If it throws, nothing has changed.
+  /// one that was saved or loaded before it, and that one too if it is newer, because it then
+  /// belongs to an abandoned continuation. `state` is any UTF-8 text, such as JSON. Names are UTF-8
+  /// and unique. If it throws, nothing has changed.
   void save(int64_t step, const std::vector<CheckpointTensor>& tensors, const std::string& state);
 
   /// The newest valid checkpoint. `take` may inspect and use it; if `take` throws Error(kBadState),

@@ -37,6 +37,7 @@ struct Outcome {
   int64_t subnormal = 0;  // lose some of their bits
   int64_t overflow = 0;   // become inf or NaN
 
+  /// Adds the counts of another part of the gradients.
   Outcome& operator+=(const Outcome& other) {
     flushed += other.flushed;
     subnormal += other.subnormal;
