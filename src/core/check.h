@@ -59,8 +59,24 @@ void check_value(bool ok, const Text& name, double value, const char* allowed) {
 
 enum class Access { kRead, kWrite };
 
-/// Checks count, type, data, device and read_only of a view for `access` in this build. Returns
-/// the problem as the end of a sentence, or an empty text.
+/// What makes a view unusable.
+enum class Flaw : uint8_t { kNone, kType, kNegative, kTooMany, kNull, kDevice, kNoCuda, kConst };
+
+/// Checks type, count, data, device and read_only of a view for `access` in this build. Inline,
+/// because in a list of small tensors it would take as long as the kernel.
+inline Flaw flaw_of(const TensorView& view, Access access) {
+  if (size_of(view.dtype) == 0) return Flaw::kType;
+  if (view.count < 0) return Flaw::kNegative;
+  if (view.count > kMaxCount) return Flaw::kTooMany;
+  if (view.data == nullptr && view.count > 0) return Flaw::kNull;
+  if (view.device.type != DeviceType::kCPU) {
+    if (view.device.type != DeviceType::kCUDA) return Flaw::kDevice;
+    if (!built_with_cuda()) return Flaw::kNoCuda;
+  }
+  return view.read_only && access == Access::kWrite ? Flaw::kConst : Flaw::kNone;
+}
+
+/// The flaw as the end of a sentence, or an empty text.
 HEADROOM_API std::string unusable(const TensorView& view, Access access);
 
 /// Checks that the view's memory can be used on the device that the view names. Returns the problem
@@ -72,14 +88,10 @@ HEADROOM_API std::string misplaced(const TensorView& view);
 /// Throws unless the view's fields can be used. `name` is the start of the sentence.
 template <typename Text>
 void check_form(const TensorView& view, Access access, const Text& name) {
-  const bool usual = size_of(view.dtype) != 0 && view.count > 0 && view.count <= kMaxCount &&
-                     view.data != nullptr && view.device.type == DeviceType::kCPU &&
-                     (!view.read_only || access == Access::kRead);
-  if (usual) return;  // in a list of small tensors the text below takes as long as the kernel
-  const std::string why = unusable(view, access);
-  const bool no_cuda = view.device.type != DeviceType::kCPU && !built_with_cuda();
-  require(why.empty(), no_cuda ? ErrorCode::kUnsupported : ErrorCode::kInvalidArgument,
-          [&] { return text_of(name) + why; });
+  const Flaw flaw = flaw_of(view, access);
+  require(flaw == Flaw::kNone,
+          flaw == Flaw::kNoCuda ? ErrorCode::kUnsupported : ErrorCode::kInvalidArgument,
+          [&] { return text_of(name) + unusable(view, access); });
 }
 
 /// Throws unless the view's memory is on the device that the view names.

@@ -44,31 +44,26 @@ std::string short_number(double value) {
 }
 
 std::string unusable(const TensorView& view, Access access) {
-  if (size_of(view.dtype) == 0) {
-    return " has an unknown element type; use kF16, kBF16, kF32 or kF64.";
-  }
-  if (view.count < 0) {
-    return " has a negative count of " + std::to_string(view.count) +
-           "; pass the number of elements.";
-  }
-  if (view.count > kMaxCount) {
-    return " claims " + std::to_string(view.count) +
-           " elements, more than any memory holds; check the count.";
-  }
-  if (view.data == nullptr && view.count > 0) {
-    return " has null data but a count of " + std::to_string(view.count) +
-           "; pass its memory, or a count of 0.";
-  }
-  if (view.device.type != DeviceType::kCPU && view.device.type != DeviceType::kCUDA) {
-    return " is on a device of an unknown type; use kCPU or kCUDA.";
-  }
-  if (view.device.type != DeviceType::kCPU && !built_with_cuda()) {
-    return " is on a CUDA device, but this build of Headroom supports the CPU only; copy it to "
-           "host memory.";
-  }
-  if (view.read_only && access == Access::kWrite) {
-    return " is a view of const data but has to be written; make the view from a non-const "
-           "pointer.";
+  const std::string count = std::to_string(view.count);
+  switch (flaw_of(view, access)) {
+    case Flaw::kNone:
+      break;
+    case Flaw::kType:
+      return " has an unknown element type; use kF16, kBF16, kF32 or kF64.";
+    case Flaw::kNegative:
+      return " has a negative count of " + count + "; pass the number of elements.";
+    case Flaw::kTooMany:
+      return " claims " + count + " elements, more than any memory holds; check the count.";
+    case Flaw::kNull:
+      return " has null data but a count of " + count + "; pass its memory, or a count of 0.";
+    case Flaw::kDevice:
+      return " is on a device of an unknown type; use kCPU or kCUDA.";
+    case Flaw::kNoCuda:
+      return " is on a CUDA device, but this build of Headroom supports the CPU only; copy it to "
+             "host memory.";
+    case Flaw::kConst:
+      return " is a view of const data but has to be written; make the view from a non-const "
+             "pointer.";
   }
   return "";
 }

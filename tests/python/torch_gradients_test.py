@@ -252,3 +252,14 @@ def test_hooks_of_the_step_may_replace_gradients_and_change_options(dtype, unsca
         scaler.step(optimizer)
         scaler.update()
     assert torch.equal(weight, torch.full_like(weight, -2.0)) and kept.tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("optimizer_class", [torch.optim.SGD, headroom.torch.SGD])
+def test_the_norm_counts_duplicate_sparse_entries_as_their_sum(optimizer_class):
+    weight = torch.nn.Parameter(torch.zeros(3, 2))
+    optimizer, scaler = optimizer_class([weight], lr=1.0), headroom.torch.GradScaler(DEVICE, init_scale=4.0)
+    scaler.scale(torch.nn.functional.embedding(torch.tensor([1, 1, 1, 2]), weight, sparse=True).sum()).backward()
+    norm = scaler.step(optimizer, max_norm=1.0)
+    scaler.update()
+    assert norm.item() == pytest.approx(20**0.5) and scaler.report().grad_norm == pytest.approx(20**0.5)
+    torch.testing.assert_close(weight.detach()[1], torch.full((2,), -3.0 / 20**0.5))

@@ -376,17 +376,6 @@ def test_duplicate_sparse_fp16_entries_are_summed_before_the_check():
     assert assert_same(script)[0][torch.ones(()).device] == 1.0
 
 
-@pytest.mark.parametrize("optimizer_class", [torch.optim.SGD, headroom.torch.SGD])
-def test_the_norm_counts_duplicate_sparse_entries_as_their_sum(optimizer_class):
-    weight = torch.nn.Parameter(torch.zeros(3, 2))
-    optimizer, scaler = optimizer_class([weight], lr=1.0), headroom.torch.GradScaler(DEVICE, init_scale=4.0)
-    scaler.scale(torch.nn.functional.embedding(torch.tensor([1, 1, 1, 2]), weight, sparse=True).sum()).backward()
-    norm = scaler.step(optimizer, max_norm=1.0)
-    scaler.update()
-    assert norm.item() == pytest.approx(20**0.5) and scaler.report().grad_norm == pytest.approx(20**0.5)
-    torch.testing.assert_close(weight.detach()[1], torch.full((2,), -3.0 / 20**0.5))
-
-
 def test_complex_gradients_are_refused():
     weight = torch.nn.Parameter(torch.zeros(2, dtype=torch.complex64))
     weight.grad = torch.ones(2, dtype=torch.complex64)

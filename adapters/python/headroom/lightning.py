@@ -21,14 +21,12 @@ from headroom.torch._binding import takes_scale
 
 
 class _Scaled:
-    """The constructor of both plugins, and what they add to Lightning's."""
+    """What both plugins have."""
 
     scaler: GradScaler
 
     def __init__(self, device: str = "cuda", *, scaler: Optional[GradScaler] = None, **options: Any) -> None:
         super().__init__("16-mixed", device, scaler or GradScaler(device, **options))  # type: ignore[call-arg]
-        self._max_norms: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()  # of the next step
-        self._named: Optional[weakref.ref[Any]] = None
 
     @property
     def last_step_applied(self) -> bool:
@@ -42,6 +40,11 @@ class MixedPrecision(_Scaled, TrainerPlugin):
     With fused optimizers, torch's or ours, ``gradient_clip_val`` clips in the step, and gradients are still scaled
     in ``on_before_optimizer_step``. For others they are unscaled there, as with Lightning's own plugin. The
     class has the name of Lightning's, under which checkpoints keep the scaler's state."""
+
+    def __init__(self, device: str = "cuda", *, scaler: Optional[GradScaler] = None, **options: Any) -> None:
+        super().__init__(device, scaler=scaler, **options)
+        self._max_norms: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()  # of the next step
+        self._named: Optional[weakref.ref[Any]] = None
 
     def optimizer_step(  # type: ignore[override]
         self, optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any
